@@ -12,6 +12,7 @@ ADDITIONS = {
     "lm_eval_check": "ropetool.lab.lm_eval",
     "lm_eval_lines": "ropetool.lab.lm_eval",
     "lm_eval_result": "ropetool.lab.lm_eval",
+    "lm_eval_section": "ropetool.lab.lm_eval",
     "yardstick_trials": "ropetool.lab.yardsticks.beside",
     "yardsticks_beside": "ropetool.lab.yardsticks.beside",
     "yardsticks_named": "ropetool.lab.yardsticks.named",

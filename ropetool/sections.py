@@ -1,6 +1,6 @@
-"""Sections of a report as plain data: tables of ready-made text, and how numbers become text.
+"""Sections of a report as plain data: tables of ready-made text, and numbers as text.
 
-Knows nothing of terminals, HTML or measurements, so that whatever is measured can state its own section.
+Knows nothing of terminals, HTML or measurements. Each measure defines its own section.
 """
 
 from __future__ import annotations
@@ -83,6 +83,11 @@ def number(value: float) -> str:
     if size >= 1e5 or size < 1e-3:
         return _short(f"{value:.1e}")
     return f"{value:.0f}" if size >= 99.95 else f"{value:#.3g}"
+
+
+def optional(value: float | None) -> str:
+    """Return a number as `number` does, or a dash for None."""
+    return NONE if value is None else number(value)
 
 
 def exact(value: float | None) -> str:

@@ -15,10 +15,10 @@ from ropetool.plans.plan import Plan
 from ropetool.verification.results import Estimate, LengthResult, VerifyResult, plain
 
 SCHEMA = 1
-# What a candidate has of a verification; the rest is the same for all of them, or of files.
+# What a candidate has of a verification, then newer measures, then its checks; the rest is the same for all, or of files.
 MEASURED = (
     "verdict", "lengths", "protocols", "position", "far", "retrieval", "key_tokens", "needle_answers", "long_pass",
-    "effective_length", "many_shot", "cache", "checks",
+    "effective_length", "many_shot", "cache",
 )  # fmt: skip
 
 
@@ -158,10 +158,11 @@ def _row(
 
 def _candidate_json(each: CandidateResult) -> dict[str, Any]:
     plan, found = each.plan, {} if each.found is None else each.found.to_json()
+    keys = dict.fromkeys([*MEASURED, *(each.found.measures if each.found is not None else ()), "checks"])
     return {
         "name": each.name, "method": plan.method if plan else None, "factor": plan.factor if plan else None,
         "params": dict(plan.params) if plan else None, "target_length": each.target_length,
-        "refusal": each.refusal or None, "note": each.note, **{key: found.get(key) for key in MEASURED},
+        "refusal": each.refusal or None, "note": each.note, **{key: found.get(key) for key in keys},
     }  # fmt: skip
 
 

@@ -23,26 +23,58 @@ from ropetool.files import hub
 from ropetool.files.regular import open_regular
 from ropetool.rope.tables import Array
 from ropetool.runtimes.inspection import inspect_checkpoint
+from ropetool.sections import Cell, Section, Table, number, row
 from ropetool.verification.gate import Grade
+from ropetool.verification.measure import TONES
 from ropetool.verification.results import (
-    EXACT,
     FAIL,
     NO_WORSE,
     NOT_JUDGED,
     NOT_RUN,
-    NUMERIC,
     PASS,
     UNDECIDED,
-    UNPAIRED,
     WORSE,
     Check,
-    HarnessResult,
-    HarnessScore,
 )
 from ropetool.verification.scoring import BASELINE, TARGET
 from ropetool.verification.session import lengths_of, unchanged_source
 from ropetool.verification.shares import ONE_SIDED, chance_of_so_few, paired_bounds
 from ropetool.verification.statistics import chance_of_more, clustered, lower_bound, rejected, upper_bound
+
+EXACT, NUMERIC, UNPAIRED = "exact", "numeric", "unpaired"
+
+
+@dataclass(frozen=True)
+class HarnessScore:
+    """One metric of a task of lm-evaluation-harness, for both models, as a part of a full score.
+
+    filter: how answers were taken out of what was generated. samples: the target's. own: the baseline's score. difference:
+    what the target gains, also where a lower score is better; lower, upper: what the true one is above, and below, with 95 %
+    confidence each. kind: of right and wrong paired, of numbers paired, or unpaired. verdict: `worse` where more than the
+    grade allows is surely lost, over all scores together; `no worse` where the lower bound is within it; else `undecided`,
+    and `not judged` of too few samples.
+    """
+
+    task: str
+    metric: str
+    filter: str
+    samples: int
+    own: float
+    score: float
+    difference: float
+    lower: float
+    upper: float
+    kind: str
+    verdict: str
+
+
+@dataclass(frozen=True)
+class HarnessResult:
+    """What other people's tasks gave. note: which metrics are left out."""
+
+    scores: tuple[HarnessScore, ...]
+    note: str
+
 
 WHERE = "--lm-eval"
 # Choices and an answer in words, within the trained length.
@@ -274,8 +306,8 @@ def _falling(folder: Path) -> dict[tuple[str, str], bool]:
 def _samples(log: _Log) -> dict[_Key, dict[str, _Sample]]:
     found: dict[_Key, dict[str, _Sample]] = {}
     seen: set[tuple[str, str]] = set()
-    for number, line in enumerate(_lines(log.path), 1):
-        sample = _sample(line, f"{log.path}:{number}")
+    for at_line, line in enumerate(_lines(log.path), 1):
+        sample = _sample(line, f"{log.path}:{at_line}")
         at, chosen = str(sample["doc_id"]), str(sample.get("filter", "none"))
         if (at, chosen) in seen:
             raise _refusal(log.path, f"sample {at} is there twice, so runs are mixed")
@@ -421,3 +453,23 @@ def lm_eval_check(found: HarnessResult, grade: Grade) -> Check:
         names = ", ".join(dict.fromkeys(score.task for score in unsure))
         return Check(name, at.lower, limit, UNDECIDED, f"{told}; more samples decide {names}")
     return Check(name, at.lower, limit, PASS, f"{told}; not surely worse" if unsure else told)
+
+
+def lm_eval_section(found: HarnessResult) -> Section:
+    """Return what lm-evaluation-harness logged of both models, task by task."""
+    rows = tuple(
+        row(
+            score.task, f"{score.metric}{'' if score.filter == 'none' else f', {score.filter}'}", str(score.samples),
+            number(score.own), number(score.score), f"{score.difference:+.3f}", f"{score.lower:+.3f}..{score.upper:+.3f}",
+            score.kind, Cell(score.verdict, TONES[score.verdict]),
+        )
+        for score in found.scores
+    )  # fmt: skip
+    legend = (
+        ("own", "the baseline's score, as a part of a full one; score: the target's"),
+        ("gain", "of the target over the baseline, sample by sample, also where lower is better; its 95 % bounds"),
+        ("kind", "exact: right or wrong; numeric: by documents; unpaired: beyond what the baseline was asked, against its own length"),
+    )  # fmt: skip
+    notes = (found.note,) if found.note else ()
+    head = ("task", "metric", "samples", "own", "score", "gain", "95 % bounds", "kind", "verdict")
+    return Section("lm-eval", "Tasks of lm-evaluation-harness", Table(head, rows, words=(0, 1, 7)), legend, notes)

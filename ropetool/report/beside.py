@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from ropetool.report.grids import share
 from ropetool.sections import NONE, Cell, Section, Table, change, number, perplexity, row
-from ropetool.verification.results import Estimate, RetrievalResult, VerifyResult
+from ropetool.verification.results import Estimate, VerifyResult
+
+if TYPE_CHECKING:
+    from ropetool.verification.measures.repeats import FarResult
+    from ropetool.verification.measures.retrieval import RetrievalResult
 
 TITLE = "Yardsticks, which no file can hold: what is reached without training"
 
@@ -15,9 +19,10 @@ def yardstick_sections(result: VerifyResult) -> Iterator[Section]:
     """Yield the losses of the yardsticks, and what they find again where that was measured."""
     if result.lengths:
         yield _losses(result)
-    if result.far is not None:
-        yield _far(result)
-    for index, grid in enumerate(result.retrieval):
+    far = result.measures.get("far")
+    if far is not None:
+        yield _far(result, far)
+    for index, grid in enumerate(result.measures.get("retrieval", ())):
         yield _retrieval(result, grid, index)
 
 
@@ -50,12 +55,12 @@ def _apart(difference: Estimate) -> Cell:
     return Cell(change(difference), tone)
 
 
-def _far(result: VerifyResult) -> Section:
-    assert result.far is not None
-    distances = [entry.distance for entry in result.far.distances]
-    rows = [row("target", *(change(entry.gain) for entry in result.far.distances))]
+def _far(result: VerifyResult, far: FarResult) -> Section:
+    distances = [entry.distance for entry in far.distances]
+    rows = [row("target", *(change(entry.gain) for entry in far.distances))]
     for found in result.yardsticks:
-        gains = {entry.distance: entry.gain for entry in found.far.distances} if found.far else {}
+        own: FarResult | None = found.measures.get("far")
+        gains = {entry.distance: entry.gain for entry in own.distances} if own else {}
         rows.append(row(found.name, *(change(gains.get(distance)) for distance in distances)))
     legend = (
         ("gain", "right next tokens of a second copy more than behind other text, by distance, ± its 95 % interval"),
@@ -65,8 +70,10 @@ def _far(result: VerifyResult) -> Section:
 
 
 def _retrieval(result: VerifyResult, grid: RetrievalResult, index: int) -> Section:
+    from ropetool.verification.measures.retrieval import share  # a report without a suite loads no measure
+
     lengths = sorted({cell.length for cell in grid.cells})
-    grids = [("target", grid), *((found.name, found.retrieval[index]) for found in result.yardsticks)]
+    grids = [("target", grid), *((found.name, found.measures["retrieval"][index]) for found in result.yardsticks)]
     rows = [row(name, *(share([cell for cell in of.cells if cell.length == n]) for n in lengths)) for name, of in grids]
     legend = (("cells", "right answers of all depths, of how many trials; columns: tokens of context"),)
     table = Table(("", *map(str, lengths)), tuple(rows), words=(0,))

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ropetool.report import drawing
-from ropetool.verification.results import DivergenceResult, FarResult, PositionResult, RetrievalResult, VerifyResult
+from ropetool.verification.results import DivergenceResult, VerifyResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from ropetool.verification.measures.position import PositionResult
+    from ropetool.verification.measures.repeats import FarResult
+    from ropetool.verification.measures.retrieval import RetrievalResult
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,12 @@ def charts(result: VerifyResult) -> Iterator[Chart]:
         yield yardsticks_chart(result)
     if result.bands is not None:
         yield bands_chart(result.bands, result.context_length)
-    if result.position is not None and result.position.offsets:
-        yield position_chart(result.position)
-    if result.far is not None and result.far.distances:
-        yield far_chart(result.far)
-    for grid in result.retrieval:
+    position, far = result.measures.get("position"), result.measures.get("far")
+    if position is not None and position.offsets:
+        yield position_chart(position)
+    if far is not None and far.distances:
+        yield far_chart(far)
+    for grid in result.measures.get("retrieval", ()):
         if grid.cells:
             yield retrieval_chart(grid, result.trained_length)
     if result.divergence is not None and result.divergence.by_position:

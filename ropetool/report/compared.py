@@ -12,11 +12,12 @@ from ropetool.choosing.results import CandidateResult, Comparison
 from ropetool.escaping import escaped
 from ropetool.report.layout import counted, wrapped
 from ropetool.report.plot import SEVERAL, TRAINED, perplexity_plot
-from ropetool.report.sections import JUDGED
 from ropetool.report.terminal import WIDTH, console_of, print_section, put, written
 from ropetool.sections import NONE, TONES, Cell, Section, Table, change, number, row
 from ropetool.verification.gate import GRADES
-from ropetool.verification.results import NOT_JUDGED, Estimate, LengthResult, RetrievalPair
+from ropetool.verification.measures.loss import JUDGED
+from ropetool.verification.measures.retrieval import RetrievalPair
+from ropetool.verification.results import NOT_JUDGED, Estimate, LengthResult
 
 BASELINE = "○"
 MOST_DRAWN = 6  # candidates in one plot, beyond which a terminal shows a thicket
@@ -192,7 +193,7 @@ def _answers(each: CandidateResult) -> str:
     """Return the right answers at the longest length and those of the same trials within the trained one, task by task."""
     assert each.found is not None
     told = []
-    for grid in each.found.retrieval:
+    for grid in each.found.measures["retrieval"]:
         pairs: list[RetrievalPair] = [pair for pair in grid.pairs if pair.depth is None and not pair.generated]
         if pairs:
             last = max(pairs, key=lambda pair: pair.length)
@@ -201,7 +202,8 @@ def _answers(each: CandidateResult) -> str:
 
 
 def _gain(each: CandidateResult, name: str) -> str:
-    tokens = getattr(each.found, name)
+    assert each.found is not None
+    tokens = each.found.measures.get(name)
     gain: Estimate | None = tokens.gain if tokens is not None and not tokens.note else None
     return change(gain)
 

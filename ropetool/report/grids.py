@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,87 +13,7 @@ from ropetool.sections import Cell, Section, Table, exact, half_width, number, r
 from ropetool.verification.results import (
     DivergenceResult,
     DivergenceSpan,
-    RetrievalCell,
-    RetrievalPair,
-    RetrievalResult,
 )
-
-EXPLAINED = (
-    ("depth", "where the key stands, 0.00 at the front and 1.00 at the end; columns: tokens of context"),
-    ("cells", "how often the right value was the likeliest of the candidates, of how many trials"),
-    ("written", "how often it was the likeliest token of all, which greedy generation writes; all depths"),
-)
-
-
-def retrieval_section(grid: RetrievalResult, trained_length: int, *, explained: bool = True) -> Section:
-    """Return the grid: depth by length, sums over the depths, and the baseline's; explained: what they mean, too."""
-    lengths = sorted({cell.length for cell in grid.cells})
-    place = {(cell.depth, cell.length): cell for cell in grid.cells}
-    depths = sorted({cell.depth for cell in grid.cells})
-    rows = [
-        row(f"{depth:.2f}", *(share([place[depth, n]] if (depth, n) in place else []) for n in lengths))
-        for depth in depths
-    ]
-    rows.append(row("all", *(share(_at(grid.cells, n)) for n in lengths)))
-    rows.append(row("written", *(share(_at(grid.cells, n), written=True) for n in lengths)))
-    differences = {pair.length: pair for pair in grid.pairs if pair.depth is None and not pair.generated}
-    if differences:
-        rows.append(row("difference", *(_difference(differences.get(n)) for n in lengths)))
-    if grid.baseline:
-        rows.append(row("baseline", *(share(_at(grid.baseline, n)) for n in lengths)))
-    legend = [*(EXPLAINED if explained else ()), *([("95 %", _wilson(grid))] if grid.cells else [])]
-    if grid.baseline:
-        within = [cell for cell in grid.baseline if cell.length <= trained_length]
-        legend.append(("baseline", f"all depths; within its trained length of {trained_length} tokens {share(within)}"))
-    legend += [
-        ("difference", "right answers at that length minus those of the same keys and values within the trained length, "
-         "as a part of all, and the 95 % bounds of its true value"),
-    ] if grid.pairs else []  # fmt: skip
-    legend.append(("chance", f"a blind guess is right in {number(grid.chance)} of the trials"))
-    title = f"Retrieval, {grid.task}: {grid.keys} in the context, one asked for"
-    table = Table(("depth", *map(str, lengths)), tuple(rows))
-    notes = (grid.note,) if grid.note else ()
-    return Section(f"retrieval-{grid.task}", title, table, tuple(legend), notes, (_every_cell(grid),))
-
-
-def _at(cells: Sequence[RetrievalCell], length: int) -> list[RetrievalCell]:
-    return [cell for cell in cells if cell.length == length]
-
-
-def share(cells: Sequence[RetrievalCell], written: bool = False) -> str:
-    """Return how many answers are right, of how many; written: of those that greedy generation writes."""
-    hits = sum(cell.generated if written else cell.hits for cell in cells)
-    return f"{hits}/{sum(cell.trials for cell in cells)}" if cells else "-"
-
-
-def _difference(pair: RetrievalPair | None) -> str:
-    return "-" if pair is None else f"{pair.difference:+.2f} ({pair.lower:+.2f}..{pair.upper:+.2f})"
-
-
-def _wilson(grid: RetrievalResult) -> str:
-    """Return the intervals of the lowest, a middle and the highest cell."""
-    cells = sorted(grid.cells, key=lambda cell: (cell.low, cell.high))
-    shown = dict.fromkeys(
-        f"{c.hits}/{c.trials} is {c.low:.2f}-{c.high:.2f}" for c in (cells[0], cells[len(cells) // 2], cells[-1])
-    )
-    return f"Wilson's interval of {', of '.join(shown)}"
-
-
-def _every_cell(grid: RetrievalResult) -> Table:
-    rows = [
-        row(
-            Cell(model),
-            str(cell.length),
-            f"{cell.depth:.2f}",
-            f"{cell.hits}/{cell.trials}",
-            f"{cell.low:.3f}-{cell.high:.3f}",
-            f"{cell.generated}/{cell.trials}",
-        )
-        for model, cells in (("target", grid.cells), ("baseline", grid.baseline))
-        for cell in cells
-    ]
-    head = ("model", "length", "depth", "hits", "Wilson 95 %", "written")
-    return Table(head, tuple(rows), words=(0,), title="Every cell with its interval")
 
 
 def divergence_section(found: DivergenceResult, trained_length: int) -> Section:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ropetool.report.answered import answers_sentence
 from ropetool.sections import exact
+from ropetool.verification import measures
 from ropetool.verification.gate import GRADES
+from ropetool.verification.measure import Words
 from ropetool.verification.results import (
     FAIL,
     INEXACT,
@@ -29,15 +30,7 @@ TEXTS = "--text with more documents"
 LARGER = {"quick": "--suite standard", "standard": "--suite full"}  # which has more passages; the full one has most
 
 
-@dataclass(frozen=True)
-class Words:
-    """What a verdict of a check says of the checkpoint, and the next step; {names} are those of `_values`."""
-
-    said: str
-    step: str = ""
-
-
-# By the name of the check up to its first comma, or up to a space; what is not here is told by its figures.
+# By the name of the check up to its first comma, or up to a space; measures add theirs. What has none is told by its figures.
 WORDS: Mapping[str, Mapping[str, Words]] = {
     "tables": {
         FAIL: Words("its positions are not what its record or its method gives ({detail})", "{mend}"),
@@ -72,25 +65,6 @@ WORDS: Mapping[str, Mapping[str, Words]] = {
         UNDECIDED: Words("these texts do not show that it uses what stands more than {trained} tokens back", TEXTS),
         NOT_RUN: Words("{detail}", "--lengths up to {context}"),
     },
-    "copies": {
-        FAIL: Words("a passage read before surely helps it less from afar than within {trained} tokens", "{milder}"),
-        UNDECIDED: Words(
-            "too few passages tell whether one read before helps it as much from afar as within {trained} tokens",
-            "{larger}",
-        ),
-        NOT_RUN: Words("whether it finds copies from afar was not measured ({detail})", "{larger}"),
-    },
-    "position": {
-        NOT_RUN: Words("what a far position costs was not measured ({detail})", "{larger}"),
-    },
-    "retrieval": {
-        FAIL: Words("it surely answers fewer questions from long text than from {trained} tokens", "{milder}"),
-        UNDECIDED: Words(
-            "too few trials tell whether it answers as well from long text as from {trained} tokens",
-            "--trials {trials}",
-        ),
-        NOT_RUN: Words("whether it finds answers in long text was not measured ({detail})"),
-    },
     "KL": {
         FAIL: Words("its predictions differ more from those of {against} than rounding explains", "{wider}"),
         UNDECIDED: Words("these texts do not tell whether it predicts as {against} does", TEXTS),
@@ -119,12 +93,6 @@ WORDS: Mapping[str, Mapping[str, Words]] = {
         UNDECIDED: Words("too few samples of lm-evaluation-harness tell how it does", "--lm-eval with more samples"),
         NOT_RUN: Words(
             "what lm-evaluation-harness found could not be judged ({detail})", "--lm-eval with more samples"
-        ),
-    },
-    "cache": {
-        FAIL: Words(
-            "generating token by token, it predicts otherwise than when it reads the text at once",
-            "another version of the program that runs it",
         ),
     },
 }
@@ -221,7 +189,7 @@ def _inexact(result: VerifyResult) -> str:
 
 
 def _reason(result: VerifyResult, check: Check) -> str:
-    words = _words(check)
+    words = _words(result, check)
     if words is not None:
         return words.said.format_map(_values(result, check))
     figures = (
@@ -232,14 +200,16 @@ def _reason(result: VerifyResult, check: Check) -> str:
 
 
 def _step(result: VerifyResult, check: Check) -> str:
-    words = _words(check)
+    words = _words(result, check)
     step = STEPS.get(check.verdict, "") if words is None else words.step
     return step.format_map(_values(result, check))
 
 
-def _words(check: Check) -> Words | None:
-    kind = check.name.partition(",")[0]
-    known = WORDS.get(kind) or WORDS.get(kind.partition(" ")[0]) or {}
+def _words(result: VerifyResult, check: Check) -> Words | None:
+    start = check.name.partition(",")[0]
+    made = measures.every() if result.measures else ()
+    by_check = {**WORDS, **{name: words for measure in made for name, words in measure.words.items()}}
+    known = by_check.get(start) or by_check.get(start.partition(" ")[0]) or {}
     return known.get(check.verdict)
 
 
@@ -276,7 +246,7 @@ def _trials(result: VerifyResult) -> int:
     """Return how many trials at each depth are likely to decide, in steps of twice as many; eight times as many at most."""
     allowed = GRADES[result.grade].max_lost if result.grade in GRADES else 1.0
     found = [SUITES["quick"].trials]
-    for grid in (grid for grid in result.retrieval if grid.cells):
+    for grid in (grid for grid in result.measures.get("retrieval", ()) if grid.cells):
         now, depths = grid.cells[0].trials, len({cell.depth for cell in grid.cells})
         apart = max(((pair.gained + pair.lost) / pair.trials for pair in grid.pairs if pair.depth is None), default=0.0)
         likely = (more for more in (2 * now, 4 * now) if attainable_loss(more * depths, apart) <= allowed)

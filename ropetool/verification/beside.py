@@ -65,8 +65,6 @@ def yardstick_result(
             for length in segments.asked
         )
     )  # fmt: skip
-    return YardstickResult(
-        name, beside.on, beside.served[name], found.lengths, differences, found.protocols, found.position,
-        found.far, found.retrieval, found.long_pass,
-        found.key_tokens, found.needle_answers, found.effective_length, found.many_shot,
-    )  # fmt: skip
+    of_variants = {measure.key for measure in measures.every() if measure.of_variants}
+    own = {key: value for key, value in found.measures.items() if key in of_variants}
+    return YardstickResult(name, beside.on, beside.served[name], found.lengths, differences, own)

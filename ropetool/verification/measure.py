@@ -1,7 +1,4 @@
-"""What a file of `measures/` states of its measure: how rows are chosen, what is checked, and what a report shows.
-
-Knows no measure.
-"""
+"""The contents of a measure file: how to choose rows, the checks, and the tables of a report. Names no measure."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ class Suite:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the rows of a run follow from.
+    """The input of `prepare`: all that the rows of a run depend on.
 
     corpus: the texts, as ids of the target's tokenizer.
     lengths: tokens, increasing.
@@ -66,11 +63,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Grading:
-    """What a check may know besides its own result.
+    """The input of `checks` and `evidence`, besides the result of the measure.
 
     results: of all measures, by name.
     context_length: tokens that the target has to reach.
-    evidence: what all measures found that shows the use of long-range context.
+    evidence: gains of all measures that show the use of long-range context; empty while it is collected.
     """
 
     limits: Limits
@@ -82,7 +79,7 @@ class Grading:
 
 @dataclass(frozen=True)
 class Words:
-    """What a verdict of a check says of the checkpoint, and the next step; {names} are those of report/verdict.py."""
+    """A sentence about a checkpoint for one verdict of a check, and the next step; report/verdict.py fills in {names}."""
 
     said: str
     step: str = ""
@@ -96,21 +93,22 @@ def _nothing(*_: Any) -> list[Any]:
 class Measure:
     """One measure. A file lists its measures, mostly one, in `MEASURES`.
 
-    name: for --measure and in suites. A measurement has it too, unless `measurement` is its name.
-    key: of the result, in `VerifyResult.measures` and in --json. Measures that share one are `several`: their results
-      are a list there.
-    order: among all measures.
-    prepare: returns the measurement with its rows, or None if there is nothing to measure. It gets the measurements that
-      are prepared already.
-    suites: the suites that contain it.
+    name: the name for --measure and in suites.
+    key: the key of the result in `VerifyResult.measures` and in --json.
+    order: the place among all measures.
+    prepare: returns the measurement with its rows, or None if there is nothing to measure. The second argument has the
+      measurements that are prepared already.
+    suites: the suites that contain the measure.
+    measurement: the name of the measurement, if it is not `name`.
+    several: other measures have the same key, so the result under the key is a tuple.
     part_of: the measure that it is prepared with. --measure does not offer it then.
-    by_tokens: it needs only probabilities of single tokens, as servers return them.
-    of_variants: it is made of reference attention variants too.
-    derive: makes the result from the results of other measures and the trained length, if there is no measurement.
-    evidence: what shows in its result that long-range context is used.
-    checks, checked: the lines of the gate, and their order, if it differs.
-    words: by check and verdict, the sentence of a verdict.
-    sections, shown: the tables of a report, from the result under the key, and their order, if it differs.
+    by_tokens: it needs only probabilities of single tokens, which servers return.
+    of_variants: reference attention variants are measured too.
+    derive: calculates the result from the results of other measures and the trained length, without a measurement.
+    evidence: returns gains that show the use of long-range context.
+    checks, checked: the lines of the gate, and their order if it differs.
+    words: sentences by check and verdict.
+    sections, shown: the tables of a report, from the result under the key, and their order if it differs.
     """
 
     name: str

@@ -292,23 +292,26 @@ def result_of(
         documents=segments.documents() if segments else setting.corpus.names,
         text_fingerprint="",
         lengths=by_length,
-        protocols=tuple(found[name] for name in ("yarn", "llama.cpp") if name in found),
-        position=found.get("position"),
-        far=found.get(suites.FAR),
-        retrieval=tuple(found[n] for n in ("retrieval", "many-keys", "variables", "needles") if n in found),
         divergence=None,
         bands=None,
         checks=tuple(checks),
         runtime="",
         notes=(warning,) if warning else (),
         grade=setting.limits.grade,
-        key_tokens=found.get(suites.KEY_TOKENS),
-        long_pass=found.get("by-position"),
-        needle_answers=found.get("needle-answers"),
-        effective_length=found.get("effective-length"),
-        many_shot=found.get("many-shot"),
-        cache=found.get("cache"),
+        measures=_by_key(found),
     )
+
+
+def _by_key(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the results of all measures but the losses by key, None or an empty tuple for what was not measured."""
+    made: dict[str, Any] = {}
+    for measure in measures.every():
+        result = results.get(measure.name)
+        if measure.several:
+            made[measure.key] = (*made.get(measure.key, ()), *([] if result is None else [result]))
+        elif measure.name != suites.LAST_SEGMENT:
+            made[measure.key] = result
+    return made
 
 
 def _check_judge(judge: Path, paths: Mapping[str, Path], suite: Suite) -> None:

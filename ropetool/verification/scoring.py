@@ -186,7 +186,7 @@ class Measurement(Protocol):
         """Return what `result` wants to know of this model."""
 
     def result(self, target: Any, baseline: Any | None) -> Any:
-        """Return the data of results.py."""
+        """Return the result as frozen data."""
 
 
 class Wrapped:

@@ -38,7 +38,7 @@ from ropetool.verification.opening import Open
 from ropetool.verification.options import VerifyOptions
 from ropetool.verification.readback.comparing import read_back, same_tables
 from ropetool.verification.remade import kl_to_claim
-from ropetool.verification.results import INEXACT, NOT_RUN, Check, HarnessResult, VerifyResult
+from ropetool.verification.results import INEXACT, NOT_RUN, Check, VerifyResult
 from ropetool.verification.run import AGAINST, Pair, default_lengths, verify
 from ropetool.verification.runners.llama_cache import BLOCK_TYPES, cache_ways
 from ropetool.verification.runners.vllm_engine import OPTION, Engine, VllmRunner, version
@@ -142,13 +142,12 @@ def _in_vllm(session: Session, options: VerifyOptions, lengths: Sequence[int]) -
     return OpenInVllm(options.engine, looks, lengths, session.trained)
 
 
-def _harness(session: Session, options: VerifyOptions) -> HarnessResult | None:
+def _harness(session: Session, options: VerifyOptions) -> Any:
     """Return what the logs of lm-evaluation-harness say, None where nobody asks for it."""
     if options.lm_eval is None:
         return None
     most = (options.limits or Limits()).asked.max_lost
-    found: HarnessResult = addition("lm_eval_result")(Path(options.lm_eval), session.target.path, session.source, most)
-    return found
+    return addition("lm_eval_result")(Path(options.lm_eval), session.target.path, session.source, most)
 
 
 def _chosen(options: VerifyOptions) -> Suite:

@@ -26,9 +26,9 @@ import numpy.typing as npt
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from ropetool.lab.measures.ruler import KEPT
 from ropetool.verification.gate import GRADES
 from ropetool.verification.measures.loss import verdicts
-from ropetool.verification.measures.ruler import KEPT
 from ropetool.verification.measures.segments import lacking
 from ropetool.verification.results import UNDECIDED, WORSE
 from ropetool.verification.shares import Pairs, ratio_bounds

@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from ropetool.verification.gate import GRADES
-from ropetool.verification.measures.retrieval import DEPTHS, retrieval_checks
-from ropetool.verification.results import FAIL, PASS, RetrievalPair, RetrievalResult
+from ropetool.verification.measures.retrieval import DEPTHS, RetrievalPair, RetrievalResult, retrieval_checks
+from ropetool.verification.results import FAIL, PASS
 from ropetool.verification.shares import paired_bounds
 from ropetool.verification.statistics import wilson
 from ropetool.verification.suites import SUITES

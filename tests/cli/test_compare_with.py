@@ -67,9 +67,9 @@ def test_the_target_is_held_against_each_of_them(measured: VerifyResult) -> None
             assert difference.mean == pytest.approx(entry.target.mean - own.target.mean, abs=1e-9)
             assert difference.half_width < entry.target.half_width  # paired: what makes a token hard drops out
             assert (own.segments, own.target.tokens) == (entry.segments, entry.target.tokens)
-        cells = found.retrieval[0].cells
+        cells = found.measures["retrieval"][0].cells
         assert [(cell.length, cell.depth, cell.trials) for cell in cells] == [
-            (cell.length, cell.depth, cell.trials) for cell in measured.retrieval[0].cells
+            (cell.length, cell.depth, cell.trials) for cell in measured.measures["retrieval"][0].cells
         ]
 
 

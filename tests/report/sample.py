@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
+from ropetool.lab.measures.protocols import ProtocolLength, ProtocolResult
+from ropetool.verification.measures.position import OffsetResult, PositionResult
+from ropetool.verification.measures.repeats import DistanceResult, FarResult
+from ropetool.verification.measures.retrieval import RetrievalCell, RetrievalResult
 from ropetool.verification.results import (
     Check,
-    DistanceResult,
     DivergenceResult,
     DivergenceSpan,
     Estimate,
-    FarResult,
     KindResult,
     LengthResult,
-    OffsetResult,
-    PositionResult,
-    ProtocolLength,
-    ProtocolResult,
-    RetrievalCell,
-    RetrievalResult,
     VerifyResult,
 )
 
@@ -181,10 +178,12 @@ def full() -> VerifyResult:
         documents=("a.txt", "b.txt", "letters/c.txt", "d.jsonl:17"),
         text_fingerprint="sha256:5f2c8b1e0d9a7c64",
         lengths=tuple(replace(entry, kinds=KINDS) if entry.length in (256, 2048) else entry for entry in lengths()),
-        protocols=tuple(protocol(name) for name in ("yarn", "llama.cpp")),
-        position=position(),
-        far=far(),
-        retrieval=(retrieval(lost=1), retrieval("many-keys", 32, lost=3)),
+        measures={
+            "protocols": tuple(protocol(name) for name in ("yarn", "llama.cpp")),
+            "position": position(),
+            "far": far(),
+            "retrieval": (retrieval(lost=1), retrieval("many-keys", 32, lost=3)),
+        },
         divergence=divergence(),
         bands=bands(),
         checks=CHECKS,
@@ -193,6 +192,14 @@ def full() -> VerifyResult:
         extension={"method": "yarn", "factor": 8.0, "params": {}},
         notes=("the baseline's loss of 0.4 nats a token is suspiciously low: it may know the text by heart",),
     )
+
+
+def without(name: str, nothing: Any) -> VerifyResult:
+    """Return the full result without one field or measure. nothing: what stands there then."""
+    result = full()
+    if name in result.measures:
+        return replace(result, measures={**result.measures, name: nothing})
+    return replace(result, **{name: nothing})
 
 
 def minimal() -> VerifyResult:
@@ -214,7 +221,7 @@ def minimal() -> VerifyResult:
     checks = (CHECKS[1], CHECKS[2])
     return replace(
         full(), baseline=None, against=None, suite="quick", lengths=(entries[0], replace(entries[1], baseline=None)),
-        protocols=(), position=None, far=None, retrieval=(), divergence=None, bands=None, checks=checks, notes=(),
+        measures={}, divergence=None, bands=None, checks=checks, notes=(),
     )  # fmt: skip
 
 
@@ -246,10 +253,11 @@ def failing() -> VerifyResult:
         full(),
         suite="standard",
         lengths=tuple(broken),
-        protocols=(),
-        position=position((2.71, 3.9, 76.0, 285.0, 285.3)),
-        far=far((0.1, 0.02, -0.003, 0.0)),
-        retrieval=(retrieval(lost=6),),
+        measures={
+            "position": position((2.71, 3.9, 76.0, 285.0, 285.3)),
+            "far": far((0.1, 0.02, -0.003, 0.0)),
+            "retrieval": (retrieval(lost=6),),
+        },
         divergence=divergence((0.0, 0.0, 0.009, 0.033, 0.217)),
         checks=checks,
     )

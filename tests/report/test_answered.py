@@ -36,9 +36,9 @@ def question(length: int, ratio: float, lower: float | None, upper: float | None
 def result(found: Answers) -> VerifyResult:
     checks = (Check("tables", 0.0, 1e-6, PASS, "llama.cpp: the plan's tables, context 16384"), *checks_of(found))
     return replace(
-        sample.full(), target="smol.gguf", baseline="small.gguf", against=None, lengths=(), protocols=(), position=None,
-        far=None, retrieval=(), divergence=None, bands=None, checks=checks, answers=found, suite="default", grade="research",
-        yardsticks=(), key_tokens=None, long_pass=None, needle_answers=None, effective_length=None, many_shot=None, cache=None,
+        sample.full(), target="smol.gguf", baseline="small.gguf", against=None, lengths=(), measures={},
+        divergence=None, bands=None, checks=checks, answers=found, suite="default", grade="research",
+        yardsticks=(),
     )  # fmt: skip
 
 

@@ -147,7 +147,7 @@ def expected(result: VerifyResult) -> dict[str, float]:
         gain = e.difference_to_truncation
         found |= {f"{at} length": e.length, f"{at} gain over truncation": gain and -gain.mean,
                   f"{at} gain of doubling": e.doubling and -e.doubling.mean, f"{at} regression": e.tax and e.tax.mean}  # fmt: skip
-    for p in result.protocols:
+    for p in result.measures.get("protocols", ()):
         for entry in p.lengths:
             at = f"protocols {p.protocol} {entry.length}"
             found |= {f"{at} window": entry.length, f"{at} tokens": entry.target.tokens,
@@ -155,16 +155,17 @@ def expected(result: VerifyResult) -> dict[str, float]:
                       f"{at} ppl baseline": entry.baseline and math.exp(entry.baseline.mean),
                       f"{at} bits baseline": entry.baseline_bits,
                       f"{at} change": entry.difference and entry.difference.mean}  # fmt: skip
-    for o in result.position.offsets if result.position else ():
+    position, far = result.measures.get("position"), result.measures.get("far")
+    for o in position.offsets if position else ():
         at = f"position {o.filler}"
         found |= {f"{at} filler": o.filler, f"{at} loss": o.loss.mean, f"{at} change": o.change and o.change.mean}
-    if result.position and result.position.baseline:
-        found["position baseline loss"] = result.position.baseline.mean
-    for d in result.far.distances if result.far else ():
+    if position and position.baseline:
+        found["position baseline loss"] = position.baseline.mean
+    for d in far.distances if far else ():
         at = f"far {d.distance}"
         found |= {f"{at} distance": d.distance, f"{at} repeated": d.repeated.mean, f"{at} unrelated": d.unrelated.mean,
                   f"{at} gain": d.gain.mean}  # fmt: skip
-    for grid in result.retrieval:
+    for grid in result.measures.get("retrieval", ()):
         at = f"retrieval-{grid.task}"
         for cell in grid.cells:
             found[f"{at} {cell.depth:.2f} {cell.length}"] = cell.hits
@@ -255,7 +256,7 @@ def test_every_measurement_has_its_section_and_plot(files: dict[str, bytes]) -> 
 @pytest.mark.usefixtures("sketched")
 def test_what_was_not_measured_has_none(name: str, files: dict[str, bytes]) -> None:
     absent, nothing = OF_FIELD[name]
-    fewer = render(replace(sample.full(), **{name: nothing}))
+    fewer = render(sample.without(name, nothing))
     assert set(parsed(files["index.html"].decode()).tables) - set(parsed(fewer["index.html"].decode()).tables) == set(
         absent
     )
@@ -574,9 +575,12 @@ def test_a_measurement_that_found_nothing_says_why() -> None:
     full = sample.full()
     reason = "the texts are too short"
     result = replace(
-        full, position=replace(full.position, offsets=(), note=reason), far=replace(full.far, distances=(), note=reason),
-        retrieval=(replace(full.retrieval[0], cells=(), baseline=(), note=reason),), lengths=full.lengths[-1:],
-        divergence=replace(full.divergence, by_position=(), beyond=None, note=reason), protocols=(),
+        full, lengths=full.lengths[-1:], divergence=replace(full.divergence, by_position=(), beyond=None, note=reason),
+        measures={
+            "position": replace(sample.position(), offsets=(), note=reason),
+            "far": replace(sample.far(), distances=(), note=reason),
+            "retrieval": (replace(sample.retrieval(), cells=(), baseline=(), note=reason),),
+        },
     )  # fmt: skip
     assert "".join(parsed(render(result)["index.html"].decode()).text).count(f"Note: {reason}") == 4
     assert verify_text(result).count(reason) == 4

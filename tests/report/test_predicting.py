@@ -4,29 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ropetool.report.predicting import (
-    cache_section,
-    effective_length_section,
-    harness_section,
-    many_shot_section,
-)
-from ropetool.report.terminal import section_text
-from ropetool.verification.results import (
-    BETTER,
-    EXACT,
-    NO_WORSE,
-    UNDECIDED,
-    CacheLength,
-    CacheResult,
+from ropetool.lab.lm_eval import EXACT, HarnessResult, HarnessScore, lm_eval_section
+from ropetool.lab.measures.many_shot import ManyShotLength, ManyShotResult, many_shot_section
+from ropetool.lab.measures.ruler import (
     EffectiveLengthResult,
     EffectiveLengthStep,
     EffectiveLengthTask,
-    Estimate,
-    HarnessResult,
-    HarnessScore,
-    ManyShotLength,
-    ManyShotResult,
+    effective_length_section,
 )
+from ropetool.report.terminal import section_text
+from ropetool.verification.measures.growing import CacheLength, CacheResult, cache_section
+from ropetool.verification.results import BETTER, NO_WORSE, UNDECIDED, Estimate
 
 FOUND = EffectiveLengthResult(
     kept=0.9,
@@ -93,7 +81,7 @@ def test_generation_stands_by_its_positions_and_says_where_tables_move() -> None
 
 def test_tasks_of_others_stand_with_filter_and_bounds() -> None:
     score = HarnessScore("gsm8k", "exact_match", "strict-match", 400, 0.6, 0.59, -0.01, -0.04, 0.02, EXACT, NO_WORSE)
-    text = section_text(harness_section(HarnessResult((score,), "no scores: perplexity")))
+    text = section_text(lm_eval_section(HarnessResult((score,), "no scores: perplexity")))
     assert "exact_match, strict-match" in text
     assert "-0.040..+0.020" in text
     assert "no scores: perplexity" in text

@@ -10,15 +10,17 @@ import pytest
 import sample
 
 from ropetool.report.verdict import WORDS, summary, verify_json
-from ropetool.verification import kl_gate
+from ropetool.verification import kl_gate, measures
 from ropetool.verification.gate import FAR_TEXT, RATIO
 from ropetool.verification.measures import growing
 from ropetool.verification.measures.repeats import COPIES
+from ropetool.verification.measures.retrieval import RetrievalPair
 from ropetool.verification.measures.rotary import ROTATION
 from ropetool.verification.readback.comparing import FILES, SAME_TABLES, TABLES, WEIGHTS
 from ropetool.verification.readback.terms import DRESS
-from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check, RetrievalPair, VerifyResult
+from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check, VerifyResult
 
+SENTENCES = {**WORDS, **{name: words for measure in measures.every() for name, words in measure.words.items()}}
 SUBJECT = "demo-yarn-8x (yarn, factor 8), measured up to 2048 tokens against demo and demo-yarn-8x.gguf,"
 
 
@@ -132,7 +134,7 @@ def test_the_trials_asked_for_are_as_many_as_are_likely_to_decide(disagreeing: i
         2048, None, False, 80, 60, 60, disagreeing // 2, disagreeing - disagreeing // 2, 0.0, -0.2, 0.2
     )
     grid = replace(sample.retrieval(), pairs=(pair,))  # 16 trials at each of 5 depths
-    text = said(("retrieval, keys", UNDECIDED), retrieval=(grid,), grade="usable")
+    text = said(("retrieval, keys", UNDECIDED), measures={"retrieval": (grid,)}, grade="usable")
     assert text.endswith(f"; next: --trials {trials}.")
     enough, fewer = (2.487 * (disagreeing / 80 / (5 * count)) ** 0.5 for count in (trials, trials / 2))
     assert enough <= 0.1
@@ -168,9 +170,9 @@ def test_a_long_detail_is_cut_to_a_sentence() -> None:
     assert "aaa ...)" in said(("files", FAIL, "a" * 500))
 
 
-@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("name", SENTENCES)
 def test_every_word_of_every_check_can_be_said(name: str) -> None:
-    for given, words in WORDS[name].items():
+    for given, words in SENTENCES[name].items():
         text = said((name, given, "the detail"))
         named = [field for _, field, _, _ in string.Formatter().parse(words.said + words.step) if field]
         assert "{" not in text
@@ -193,8 +195,8 @@ def test_every_check_that_can_fail_is_told_in_words() -> None:
         "lm-eval",
         *kl_gate.NAMES,
     ]
-    assert [name for name in makers if FAIL not in WORDS[name]] == []
-    assert {UNDECIDED, NOT_RUN} <= WORDS[FAR_TEXT].keys()
+    assert [name for name in makers if FAIL not in SENTENCES[name]] == []
+    assert {UNDECIDED, NOT_RUN} <= SENTENCES[FAR_TEXT].keys()
 
 
 def test_the_sentence_is_in_the_json_behind_the_verdict() -> None:

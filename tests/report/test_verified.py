@@ -93,7 +93,7 @@ HEADLINES = {
 def test_only_what_was_measured_is_shown(field: str) -> None:
     headline, nothing = HEADLINES[field]
     assert headline in verify_text(sample.full())
-    assert headline not in verify_text(replace(sample.full(), **{field: nothing}))
+    assert headline not in verify_text(sample.without(field, nothing))
 
 
 def test_a_result_without_any_measurement_still_has_its_checks() -> None:
@@ -116,9 +116,9 @@ def test_the_gains_have_the_sign_of_a_gain() -> None:
 
 
 def test_the_baseline_of_a_grid_counts_within_its_trained_length_alone() -> None:
-    (grid, *_) = sample.full().retrieval
+    (grid, *_) = sample.full().measures["retrieval"]
     more = replace(grid, baseline=(*grid.baseline, sample.cell(512, 0.5, 3)))
-    text = verify_text(replace(sample.full(), retrieval=(more,)), explained=True)
+    text = verify_text(replace(sample.full(), measures={"retrieval": (more,)}), explained=True)
     assert " baseline  75/80   3/16      -      -" in text.splitlines()
     assert "baseline  all depths; within its trained length of 256 tokens 75/80" in text
 
@@ -147,7 +147,7 @@ def test_a_hostile_name_neither_ends_a_line_nor_reaches_the_terminal(colour: boo
         extension={"method": HOSTILE, "factor": 2.0, "params": {}},
         checks=(replace(sample.CHECKS[0], name=HOSTILE, detail=HOSTILE, verdict="fail"),),
         divergence=replace(sample.divergence(), reference=HOSTILE, note=HOSTILE),
-        retrieval=(replace(full.retrieval[0], task=HOSTILE, note=HOSTILE),),
+        measures={**full.measures, "retrieval": (replace(sample.retrieval(lost=1), task=HOSTILE, note=HOSTILE),)},
         lengths=(replace(full.lengths[0], note=HOSTILE), *full.lengths[1:]),
     )  # fmt: skip
     for width in (None, 60):

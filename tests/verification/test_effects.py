@@ -21,8 +21,8 @@ import ropetool
 from ropetool.verification.corpus import read_corpus
 from ropetool.verification.measures.loss import prepare_last_segment
 from ropetool.verification.measures.position import prepare_position
-from ropetool.verification.measures.repeats import prepare_far
-from ropetool.verification.results import DistanceResult, Estimate
+from ropetool.verification.measures.repeats import DistanceResult, prepare_far
+from ropetool.verification.results import Estimate
 from ropetool.verification.scoring import TARGET, Corpus, ignore
 from ropetool.verification.statistics import clustered, paired_difference
 from ropetool.verification.texts import embedded_documents

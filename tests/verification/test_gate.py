@@ -12,17 +12,8 @@ from ropetool.errors import ConfigError
 from ropetool.verification import gate, measures
 from ropetool.verification.gate import Limits
 from ropetool.verification.measure import Grading
-from ropetool.verification.results import (
-    FAIL,
-    NOT_ASKED,
-    NOT_RUN,
-    PASS,
-    UNDECIDED,
-    DistanceResult,
-    Estimate,
-    FarResult,
-    LengthResult,
-)  # fmt: skip
+from ropetool.verification.measures.repeats import DistanceResult, FarResult
+from ropetool.verification.results import FAIL, NOT_ASKED, NOT_RUN, PASS, UNDECIDED, Estimate, LengthResult
 
 TRAINED = 256
 

@@ -15,8 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaForCausalLM
 
 from ropetool.verification.corpus import read_corpus
-from ropetool.verification.measures.growing import TOKENS, cache_check, prepare_cache
-from ropetool.verification.results import FAIL, NOT_ASKED, PASS, CacheResult, Check
+from ropetool.verification.measures.growing import TOKENS, CacheResult, cache_check, prepare_cache
+from ropetool.verification.results import FAIL, NOT_ASKED, PASS, Check
 from ropetool.verification.runners import llama_library
 from ropetool.verification.runners.llama_runner import LlamaRunner
 from ropetool.verification.runners.torch_runner import TorchRunner

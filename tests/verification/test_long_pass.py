@@ -12,11 +12,11 @@ from ropetool.verification.measures.long_pass import (
     JUDGE,
     LONG,
     SHORT,
+    KeyTokenResult,
     LongPass,
     key_tokens,
     prepare_long_pass,
 )
-from ropetool.verification.results import KeyTokenResult
 from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Done, Scores, ignore
 
 TRAINED, LENGTH, APART = 64, 512, 300

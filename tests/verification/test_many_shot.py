@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from word_reading import Blind, Reader, Vocabulary, make_corpus
 
-from ropetool.verification.measures.many_shot import LABELS, ManyShot, many_shot_check, prepare_many_shot
+from ropetool.lab.measures.many_shot import LABELS, ManyShot, ManyShotResult, many_shot_check, prepare_many_shot
 from ropetool.verification.measures.retrieval import WORDS
-from ropetool.verification.results import BETTER, NOT_ASKED, UNDECIDED, WORSE, ManyShotResult
+from ropetool.verification.results import BETTER, NOT_ASKED, UNDECIDED, WORSE
 from ropetool.verification.scoring import BASELINE, TARGET, Done, Predictions, ignore
 
 TRAINED, LENGTHS = 256, [64, 256, 512, 1024]

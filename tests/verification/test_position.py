@@ -15,8 +15,7 @@ import pytest
 from ropetool.errors import ConfigError
 from ropetool.verification.measures import fillers
 from ropetool.verification.measures.fillers import passage_length, passages, text_of_others
-from ropetool.verification.measures.position import PositionProbe, prepare_position
-from ropetool.verification.results import PositionResult
+from ropetool.verification.measures.position import PositionProbe, PositionResult, prepare_position
 from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Done, Scores, ignore
 
 TRAINED = 256

@@ -15,9 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ropetool.errors import ConfigError, UnknownName
-from ropetool.verification.measures import protocols
-from ropetool.verification.measures.protocols import MAX_WINDOWS, PROTOCOLS, YARN_STRIDE, prepare
-from ropetool.verification.results import ProtocolResult
+from ropetool.lab.measures import protocols
+from ropetool.lab.measures.protocols import MAX_WINDOWS, PROTOCOLS, YARN_STRIDE, ProtocolResult, prepare
 from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Done, Scores
 
 BOS = 0

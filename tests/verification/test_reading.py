@@ -10,23 +10,10 @@ import numpy as np
 import pytest
 
 from ropetool.verification.gate import GRADES, Grade
-from ropetool.verification.measures.position import position_check
-from ropetool.verification.measures.repeats import copies_check
-from ropetool.verification.measures.retrieval import DEPTHS, retrieval_checks
-from ropetool.verification.results import (
-    FAIL,
-    NOT_ASKED,
-    NOT_RUN,
-    PASS,
-    UNDECIDED,
-    DistanceResult,
-    Estimate,
-    FarResult,
-    OffsetResult,
-    PositionResult,
-    RetrievalPair,
-    RetrievalResult,
-)
+from ropetool.verification.measures.position import OffsetResult, PositionResult, position_check
+from ropetool.verification.measures.repeats import DistanceResult, FarResult, copies_check
+from ropetool.verification.measures.retrieval import DEPTHS, RetrievalPair, RetrievalResult, retrieval_checks
+from ropetool.verification.results import FAIL, NOT_ASKED, NOT_RUN, PASS, UNDECIDED, Estimate
 from ropetool.verification.shares import paired_bounds
 from ropetool.verification.statistics import t_quantile
 

@@ -14,8 +14,7 @@ import pytest
 from ropetool.errors import ConfigError
 from ropetool.verification.measures import fillers
 from ropetool.verification.measures.fillers import Passage, text_of_others
-from ropetool.verification.measures.repeats import FarDependence, prepare_far
-from ropetool.verification.results import FarResult
+from ropetool.verification.measures.repeats import FarDependence, FarResult, prepare_far
 from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Done, Scores, ignore
 
 TRAINED, SIZE = 256, 128

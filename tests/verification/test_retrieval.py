@@ -20,10 +20,10 @@ from ropetool.verification.measures.retrieval import (
     WORDS,
     Context,
     Retrieval,
+    RetrievalResult,
     prepare_retrieval,
     single_tokens,
 )
-from ropetool.verification.results import RetrievalResult
 from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Done, Predictions, Scores, ignore
 from ropetool.verification.shares import paired_bounds
 from ropetool.verification.statistics import wilson

@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 from word_reading import Blind, Reader, Vocabulary, make_corpus
 
-from ropetool.verification.measures import ruler
-from ropetool.verification.measures.retrieval import WORDS, Context
-from ropetool.verification.measures.ruler import (
+from ropetool.lab.measures import ruler
+from ropetool.lab.measures.ruler import (
     TASKS,
     EffectiveLength,
+    EffectiveLengthResult,
     effective_length_check,
     prepare_effective_length,
     single_tokens,
 )
-from ropetool.verification.results import NO_WORSE, NOT_ASKED, WORSE, EffectiveLengthResult
+from ropetool.verification.measures.retrieval import WORDS, Context
+from ropetool.verification.results import NO_WORSE, NOT_ASKED, WORSE
 from ropetool.verification.scoring import BASELINE, TARGET, Done, Predictions, ignore
 from ropetool.verification.shares import Pairs, chance_of_so_low, paired_ratio, ratio_bounds
 

@@ -56,10 +56,14 @@ def test_a_model_that_never_looks_back_is_neither_publishable_nor_usable(extende
     assert blind["retrieval, keys"].verdict == blind["copies"].verdict == FAIL
     assert reads["retrieval, keys"].verdict != FAIL
     front = next(
-        p for p in found[windowed].retrieval[0].pairs if (p.length, p.depth, p.generated) == (CONTEXT, 0.0, False)
+        p
+        for p in found[windowed].measures["retrieval"][0].pairs
+        if (p.length, p.depth, p.generated) == (CONTEXT, 0.0, False)
     )
     end = next(
-        p for p in found[windowed].retrieval[0].pairs if (p.length, p.depth, p.generated) == (CONTEXT, 1.0, False)
+        p
+        for p in found[windowed].measures["retrieval"][0].pairs
+        if (p.length, p.depth, p.generated) == (CONTEXT, 1.0, False)
     )
     assert front.hits < end.hits
     for grade in GRADES.values():
@@ -72,10 +76,9 @@ def verified_again(found: VerifyResult, grade: str) -> str:
     from ropetool.verification.measures.repeats import copies_check
     from ropetool.verification.measures.retrieval import retrieval_checks
 
-    assert found.far is not None
     checks = [
-        copies_check(found.far, GRADES[grade]),
-        *retrieval_checks(found.retrieval[0], GRADES[grade], TRAINED, True),
+        copies_check(found.measures["far"], GRADES[grade]),
+        *retrieval_checks(found.measures["retrieval"][0], GRADES[grade], TRAINED, True),
     ]
     verdicts = {check.verdict for check in checks}
     return PASS if verdicts <= {PASS, NOT_ASKED} else FAIL

@@ -1,7 +1,6 @@
 """The measures, found by discovery: rows chosen beforehand, a runner asked, raw figures turned into results.
 
-A file in this folder or in `ropetool/lab/measures/` that defines `MEASURES` adds measures. The other files are parts that
-measures share.
+A file in this folder or in `ropetool/lab/measures/` that defines `MEASURES` adds measures. Measures share the other files.
 """
 
 from __future__ import annotations

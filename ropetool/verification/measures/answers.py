@@ -1,7 +1,7 @@
 """Needle answers as key tokens, where no judge chooses any: what an answer costs behind the whole context, and behind its end.
 
 The sentence that tells it stands farther back than the trained length reaches, so the text cut to that does not have it. Knows
-nothing of files or verdicts.
+nothing of files.
 """
 
 from __future__ import annotations
@@ -12,10 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from ropetool.rope.tables import Array
+from ropetool.sections import NONE, Section, Table, change, row, with_interval
 from ropetool.verification.measure import Grading, Measure, Setting
-from ropetool.verification.measures.long_pass import FEWEST, LONG, SHORT, key_tokens_check, token_evidence
+from ropetool.verification.measures.long_pass import (
+    FEWEST,
+    LONG,
+    SHORT,
+    KeyTokenResult,
+    key_tokens_check,
+    token_evidence,
+)
 from ropetool.verification.measures.retrieval import Context, Retrieval
-from ropetool.verification.results import Check, KeyTokenResult
+from ropetool.verification.results import Check
 from ropetool.verification.scoring import TARGET, Done, Measurement, Runner
 from ropetool.verification.statistics import clustered, paired_difference
 from ropetool.verification.suites import KEY_TOKENS
@@ -82,6 +90,19 @@ def needle_answers(tasks: Sequence[Retrieval], prefix: tuple[int, ...], trained_
     )
 
 
+def _needle_answers(found: KeyTokenResult, trained: int) -> Section:
+    cells = [NONE if value is None else with_interval(value) for value in (found.truncated, found.loss)]
+    legend = (
+        ("answers", f"of the trials of retrieval whose sentence stands more than {trained} tokens before the question"),
+        ("truncated", f"nats an answer behind the last {trained} tokens; long: behind {found.length}"),
+        ("gain", "truncated minus long, paired by trial, ± its 95 % interval; above 0: far text is read"),
+    )
+    notes = (found.note,) if found.note else ()
+    head = ("answers", "truncated", "long", "gain")
+    rows = (row(str(found.tokens), *cells, change(found.gain)),)
+    return Section("needle-answers", "Needle answers: as key tokens, without a judge", Table(head, rows), legend, notes)
+
+
 def _prepare(setting: Setting, made: Sequence[Measurement]) -> NeedleAnswers | None:
     tasks = [m for m in made if isinstance(m, Retrieval)]
     if setting.judged or not tasks:
@@ -96,6 +117,6 @@ def _checks(answers: KeyTokenResult, grading: Grading) -> list[Check]:
 MEASURES = (
     Measure(
         NAME, "needle_answers", 900, _prepare, part_of=KEY_TOKENS, evidence=token_evidence("needle answers"), checks=_checks,
-        checked=12, shown=65,
+        checked=12, sections=lambda answers, result: [_needle_answers(answers, result.trained_length)], shown=65,
     ),
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """Cached generation: the logits that generation has token after token, by keys of earlier calls, beside those of whole passes.
 
 Losses are measured in whole passes, and answers are written with a cache. Where a table changes with the length, keys in a cache
-keep the rotation of their own time. Knows nothing of files or verdicts.
+keep the rotation of their own time. Knows nothing of files.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ropetool.rope.tables import Array
-from ropetool.verification.measure import Grading, Measure, Setting
+from ropetool.sections import Section, Table, number, row
+from ropetool.verification.measure import Grading, Measure, Setting, Words
 from ropetool.verification.measures.divergence import divergence_rows
-from ropetool.verification.results import FAIL, NOT_ASKED, PASS, CacheLength, CacheResult, Check
+from ropetool.verification.results import FAIL, NOT_ASKED, PASS, Check
 from ropetool.verification.scoring import TARGET, Corpus, Done, Generated, Logits, Measurement, Runner
 
 NAME = "cache"
@@ -26,6 +27,32 @@ ROWS = 2  # of each length, of documents of their own
 # in torch and in llama.cpp; other types, ggml's, round the inputs too.
 ROUNDING = {"float64": 1e-8, "float32": 1e-8, "F32": 1e-8, "float16": 1e-4, "F16": 1e-4}
 COARSE = 2e-3
+
+
+@dataclass(frozen=True)
+class CacheLength:
+    """Generation of the last tokens of rows of `length` behind a prompt, against whole passes over all before each token.
+
+    mean, maximum: of KL(whole pass || generation), in nats a token. same: how often both have the same likeliest token.
+    crosses: whether generation goes from within the trained length beyond it.
+    """
+
+    length: int
+    prompt: int
+    tokens: int
+    crosses: bool
+    mean: float
+    maximum: float
+    same: float
+
+
+@dataclass(frozen=True)
+class CacheResult:
+    """Cached generation by length. rounding: the type computed in. moving: whether the table follows the length."""
+
+    lengths: tuple[CacheLength, ...]
+    rounding: str
+    moving: bool
 
 
 @dataclass(frozen=True)
@@ -116,6 +143,30 @@ def cache_check(found: CacheResult) -> Check:
     return Check("cache", worst.mean, limit, FAIL, told)
 
 
+def cache_section(found: CacheResult) -> Section:
+    """Return how far generation with a growing cache is from whole passes, by length."""
+    rows = tuple(
+        row(
+            f"{entry.prompt}-{entry.length - 1}", "crosses the trained length" if entry.crosses else "",
+            str(entry.tokens), number(entry.mean), number(entry.maximum), f"{entry.same:.3f}",
+        )
+        for entry in found.lengths
+    )  # fmt: skip
+    legend = (
+        ("positions", "of the tokens generated one after the other, behind a prompt of all before them"),
+        ("KL", f"KL(whole pass || generation), nats a token, computed in {found.rounding}"),
+        ("same", "how often both have the same likeliest token"),
+    )
+    moving = (
+        "the table follows the length: the whole pass rotates all keys by the table of its length, a cache keeps those of "
+        "earlier ones, so generation is not what losses are measured of"
+    )
+    head = ("positions", "", "tokens", "mean KL", "maximum", "same")
+    notes = (moving,) if found.moving else ()
+    title = "Cached generation: does a growing cache give what a whole pass gives?"
+    return Section("cache", title, Table(head, rows, words=(0, 1)), legend, notes)
+
+
 def _prepare(setting: Setting, made: Sequence[Measurement]) -> Cache:
     return prepare_cache(setting.corpus, setting.lengths, setting.trained_length, seed=setting.seed)
 
@@ -124,4 +175,19 @@ def _checks(generated: CacheResult, grading: Grading) -> list[Check]:
     return [cache_check(generated)]
 
 
-MEASURES = (Measure(NAME, "cache", 90, _prepare, of_variants=False, checks=_checks, checked=75),)
+SENTENCES = {
+    "cache": {
+        FAIL: Words(
+            "generating token by token, it predicts otherwise than when it reads the text at once",
+            "another version of the program that runs it",
+        ),
+    },
+}
+
+
+MEASURES = (
+    Measure(
+        NAME, "cache", 90, _prepare, of_variants=False, checks=_checks, checked=75, words=SENTENCES,
+        sections=lambda generated, result: [cache_section(generated)],
+    ),
+)  # fmt: skip

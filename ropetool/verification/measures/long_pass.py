@@ -2,7 +2,7 @@
 
 Each is scored a second time in a window of the trained length, so that what a place has of easy or hard tokens drops out.
 Most tokens follow from the last few hundred, and a mean over all of them hardly shows whether far text is read. A judge, a
-model that reads the whole length, says which ones do not. Knows nothing of files or verdicts.
+model that reads the whole length, says which ones do not. Knows nothing of files.
 Source: Fang et al., What is wrong with perplexity for long-context language modeling?, arXiv 2410.23771, section 3.
 """
 
@@ -16,11 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ropetool.rope.tables import Array
+from ropetool.sections import NONE, Section, Table, change, with_interval
+from ropetool.sections import row as cells_of
 from ropetool.verification.gate import Evidence
 from ropetool.verification.measure import Grading, Measure, Setting
 from ropetool.verification.measures.loss import row
+from ropetool.verification.measures.repeats import FarResult
 from ropetool.verification.measures.segments import Segment, choose_segments, lacking
-from ropetool.verification.results import NOT_ASKED, Check, FarResult, KeyTokenResult, LongPassResult, PassSpan
+from ropetool.verification.results import NOT_ASKED, Check, Estimate
 from ropetool.verification.scoring import TARGET, Corpus, Done, Measurement, Runner
 from ropetool.verification.statistics import clustered, clustered_sums, lower_bound, paired_difference
 from ropetool.verification.suites import FAR, KEY_TOKENS
@@ -31,6 +34,51 @@ MOST_SPANS = 16  # of positions
 FEWEST = 300  # key tokens, below which nothing is judged
 LONG, SHORT = "long", "short"
 JUDGE = "judge"
+
+
+@dataclass(frozen=True)
+class PassSpan:
+    """What the tokens at the positions from `start` up to but not including `end` cost in one long pass, in nats.
+
+    truncated: what the baseline makes of the same tokens in windows of its trained length. difference: paired.
+    """
+
+    start: int
+    end: int
+    loss: Estimate
+    truncated: Estimate
+    difference: Estimate
+
+
+@dataclass(frozen=True)
+class LongPassResult:
+    """The loss by position in passes of `length` tokens, beyond the trained length. note: why it decides little."""
+
+    length: int
+    places: int
+    documents: int
+    spans: tuple[PassSpan, ...]
+    note: str
+
+
+@dataclass(frozen=True)
+class KeyTokenResult:
+    """What the tokens cost that a judge predicts from far text alone: `tokens` of `scored`, in nats.
+
+    loss: of the target behind `length` tokens. truncated: of the baseline behind those that fit its trained length. gain:
+    the second minus the first, paired. All None where the judge chose none. Without a judge the tokens are those of the
+    farthest copies, and the gain is from the copy. note: why nothing is judged.
+    """
+
+    length: int
+    tokens: int
+    scored: int
+    places: int
+    documents: int
+    loss: Estimate | None
+    truncated: Estimate | None
+    gain: Estimate | None
+    note: str
 
 
 @dataclass(frozen=True)
@@ -171,6 +219,48 @@ def token_evidence(name: str) -> Callable[[KeyTokenResult, Grading], list[Eviden
     return evidence
 
 
+def _long_pass(found: LongPassResult) -> Section:
+    rows = tuple(
+        cells_of(
+            f"{span.start}-{span.end - 1}",
+            with_interval(span.truncated),
+            with_interval(span.loss),
+            change(span.difference),
+        )
+        for span in found.spans
+    )
+    legend = (
+        ("position", f"of the tokens in rows of {found.length}"),
+        (
+            "truncated",
+            "nats a token, of the baseline behind text of its trained length; loss: of the target in one pass",
+        ),
+        ("difference", "loss minus truncated, same tokens, ± its 95 % interval; above 0: the pass does harm there"),
+    )
+    notes = (found.note,) if found.note else ()
+    head = ("position", "truncated", "loss", "difference")
+    title = f"Loss by position: {found.places} passes of {found.documents} documents"
+    return Section("by-position", title, Table(head, rows), legend, notes)
+
+
+def _key_tokens(found: KeyTokenResult, judge: str | None) -> Section:
+    values = (found.truncated, found.loss)
+    cells = [NONE if value is None else with_interval(value) for value in values]
+    rows = (cells_of(f"{found.tokens} of {found.scored}", *cells, change(found.gain)),)
+    by = f"chosen by {judge}" if judge else "of the farthest copies, without a judge"
+    legend = (
+        ("tokens", f"{by}, in {found.places} places of {found.documents} documents"),
+        ("truncated", f"nats a token behind the text that fits the trained length; long: behind {found.length} tokens"),
+        (
+            "gain",
+            "truncated minus long, or what the copy gives, paired, ± its 95 % interval; above 0: far text is read",
+        ),
+    )
+    notes = (found.note,) if found.note else ()
+    head = ("tokens", "truncated", "long", "gain")
+    return Section("key-tokens", "Key tokens: those that far text alone tells", Table(head, rows), legend, notes)
+
+
 def _prepare(setting: Setting, made: Sequence[Measurement]) -> LongPass | None:
     longest = setting.lengths[-1]
     if longest <= setting.trained_length or any(isinstance(m, LongPass) for m in made):
@@ -193,9 +283,9 @@ def _key_token_checks(tokens: KeyTokenResult, grading: Grading) -> list[Check]:
 
 
 MEASURES = (
-    Measure("by-position", "long_pass", 50, _prepare, measurement=LongPass.name),
+    Measure("by-position", "long_pass", 50, _prepare, measurement=LongPass.name, sections=lambda passed, result: [_long_pass(passed)]),
     Measure(
         KEY_TOKENS, "key_tokens", 60, _prepare_judged, derive=_of_copies, evidence=token_evidence("key tokens"),
-        checks=_key_token_checks, checked=11,
+        checks=_key_token_checks, checked=11, sections=lambda tokens, result: [_key_tokens(tokens, result.judge)],
     ),
 )  # fmt: skip

@@ -1,18 +1,21 @@
 """Last segment: the loss of the same last tokens behind ever longer context, and what it says of target and baseline.
 
-Works on any `Runner`; knows nothing of torch, files or how results are shown.
+Works on any `Runner`; knows nothing of torch or files.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ropetool.rope.tables import Array
+from ropetool.sections import NONE, WARN, Cell, Section, Table, change, number, optional, yes_no
+from ropetool.sections import perplexity as perplexity_text
+from ropetool.sections import row as cells
 from ropetool.verification.gate import Evidence, loss_checks, reading_check
-from ropetool.verification.measure import Grading, Measure, Setting
+from ropetool.verification.measure import TONES, Grading, Measure, Setting
 from ropetool.verification.measures.segments import Segment, choose_segments, lacking, scored_tokens
 from ropetool.verification.results import (
     BETTER,
@@ -24,6 +27,7 @@ from ropetool.verification.results import (
     Estimate,
     KindResult,
     LengthResult,
+    VerifyResult,
 )
 from ropetool.verification.scoring import BASELINE, Corpus, Done, Measurement, Runner
 from ropetool.verification.statistics import (
@@ -38,6 +42,7 @@ from ropetool.verification.statistics import (
     upper_bound,
 )
 
+JUDGED = {**TONES, NOT_JUDGED: WARN}
 OTHER = "other"  # texts of no kind that is known, beside such of a known one
 Losses = Mapping[int, Array]
 """By length. Shapes: (segments of that length, scored). Units: nats."""
@@ -212,6 +217,123 @@ def row(corpus: Corpus, segment: Segment, length: int) -> list[int]:
     return [*corpus.prefix, *tokens[segment.end - length + len(corpus.prefix) : segment.end].tolist()]
 
 
+def _loss(result: VerifyResult) -> Section:
+    trained, limit = result.trained_length, asked(result)
+    shown = {
+        NOT_JUDGED: NONE,
+        NO_WORSE: f"within {limit}",
+    }  # beside a ratio above 1, "no worse" would read as a contradiction
+    rows = tuple(
+        cells(
+            str(entry.length),
+            Cell(shown.get(entry.verdict, entry.verdict), JUDGED[entry.verdict]),
+            number(entry.ratio),
+            NONE if entry.upper is None else number(entry.upper),
+            perplexity_text(entry.target),
+            perplexity_text(entry.baseline),
+            Cell(f"{entry.segments} in {texts_of(entry)}{'!' if entry.partial else ''}", WARN if entry.partial else ""),
+            optional(entry.target_bits),
+            optional(entry.baseline_bits),
+        )
+        for entry in result.lengths
+    )
+    legend = (
+        ("length", "tokens of model input, always ending on the same tokens"),
+        (
+            "verdict",
+            f"better: the ratio is surely below 1; within {limit}: surely not above it, which the grade "
+            "allows; worse: surely above it; undecided: "
+            "too little text to tell; -: none is given",
+        ),
+        ("ratio", f"ppl of the target over that of the baseline at min(length, {trained})"),
+        ("at most", "what the true ratio is below, with 95 % confidence"),
+        ("ppl", "exp(loss) of the scored tokens (95 % interval over documents; none for a single document)"),
+        ("segments", f"places of {result.scored} scored tokens, and in how many texts they lie; ! too few"),
+        ("bits", "per byte of the scored text: loss x tokens / (ln 2 x bytes)"),
+    )
+    head = (
+        "length",
+        "verdict",
+        "ratio",
+        "at most",
+        "ppl target",
+        "ppl baseline",
+        "segments",
+        "bits target",
+        "bits baseline",
+    )
+    notes = tuple(f"{entry.length}: {entry.note}" for entry in result.lengths if entry.note)
+    return Section("loss", "Last segment: does quality hold?", Table(head, rows, words=(1,)), legend, notes)
+
+
+def _worth(result: VerifyResult) -> Section:
+    trained = result.trained_length
+    rows = tuple(
+        cells(
+            str(entry.length),
+            change(entry.difference_to_truncation, -1),
+            yes_no(entry.useful, WARN),
+            change(entry.doubling, -1),
+            change(entry.tax),
+        )
+        for entry in result.lengths
+    )
+    legend = (
+        (
+            "gain",
+            f"nats a token saved on the baseline that reads only the last min(length, {trained}) tokens (± 95 %, paired)",
+        ),
+        ("useful", "the verdict is better: the gain is surely above 0 over all lengths together"),
+        ("doubling", "nats a token that the target saves on itself at the length before"),
+        (
+            "regression",
+            f"short-context regression: nats a token that the target costs more than the baseline at the same length, up to {trained}",
+        ),
+    )
+    head = ("length", "gain over truncation", "useful", "gain of doubling", "regression")
+    return Section(
+        "worth", "Last segment: does the longer context help, and what does it cost?", Table(head, rows), legend
+    )
+
+
+def _kinds(result: VerifyResult) -> Section:
+    """Return the differences by kind of text, at the trained length and at the longest one."""
+    trained = [entry for entry in result.lengths if entry.length <= result.trained_length]
+    shown = {entry.length: entry for entry in (*trained[-1:], result.lengths[-1])}
+    rows = tuple(
+        cells(
+            str(length),
+            of.kind,
+            str(of.difference.documents),
+            number(math.exp(of.difference.mean)),
+            change(of.difference),
+        )
+        for length, entry in shown.items()
+        for of in entry.kinds
+    )
+    legend = (("change", "nats a token, target minus baseline, as for the ratio above, paired, ± its 95 % interval"),)
+    head = ("length", "kind of text", "documents", "ratio", "change")
+    return Section("kinds", "Last segment: by kind of text", Table(head, rows, words=(1,)), legend)
+
+
+def texts_of(entry: LengthResult) -> str:
+    """Return in how many texts the segments of a length lie."""
+    return f"{entry.documents} text{'' if entry.documents == 1 else 's'}"
+
+
+def asked(result: VerifyResult) -> str:
+    """Return the limit of the ratio, as the gate states it."""
+    limits = [check.limit for check in result.checks if check.name == "ratio" and check.limit is not None]
+    return f"{limits[0]:g}" if limits else "the limit"
+
+
+def _sections(lengths: Sequence[LengthResult], result: VerifyResult) -> Iterator[Section]:
+    yield _loss(result)
+    yield _worth(result)
+    if any(entry.kinds for entry in lengths):
+        yield _kinds(result)
+
+
 def _prepare(setting: Setting, made: Sequence[Measurement]) -> LastSegment:
     return prepare_last_segment(
         setting.corpus, setting.lengths, setting.trained_length, context_length=setting.context_length,
@@ -244,5 +366,6 @@ MEASURES = (
     Measure(
         "last-segment", "lengths", 10, _prepare, suites=("quick", "standard", "full"), by_tokens=True,
         evidence=_evidence, checks=_checks,
+        sections=_sections,
     ),
 )  # fmt: skip

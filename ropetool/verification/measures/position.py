@@ -1,6 +1,6 @@
 """Position probe: fixed passages behind a growing length of other text, whose loss should not move.
 
-Shifting position_ids alone would show nothing, because RoPE is relative. Knows nothing of files or verdicts.
+Shifting position_ids alone would show nothing, because RoPE is relative. Knows nothing of files.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ropetool.rope.tables import Array
+from ropetool.sections import NONE, Section, Table, change, row, with_interval
 from ropetool.verification.gate import NOTHING_BEYOND, Grade
-from ropetool.verification.measure import Grading, Measure, Setting
+from ropetool.verification.measure import Grading, Measure, Setting, Words
 from ropetool.verification.measures.fillers import Passage, passage_length, passages
 from ropetool.verification.measures.segments import lacking
-from ropetool.verification.results import NOT_ASKED, NOT_RUN, PASS, Check, OffsetResult, PositionResult
+from ropetool.verification.results import NOT_ASKED, NOT_RUN, PASS, Check, Estimate
 from ropetool.verification.scoring import TARGET, Corpus, Done, Measurement, Runner
 from ropetool.verification.statistics import (
     chance_of_less,
@@ -25,6 +26,36 @@ from ropetool.verification.statistics import (
 )
 
 POSITION = "position"  # the check
+
+
+@dataclass(frozen=True)
+class OffsetResult:
+    """The loss of the fixed passages behind `filler` tokens of other documents; `change` from no filler, paired.
+
+    difference: from the baseline's behind as much of it as fits the trained length, paired; None without a baseline there.
+    """
+
+    filler: int
+    loss: Estimate
+    change: Estimate | None
+    difference: Estimate | None = None
+
+
+@dataclass(frozen=True)
+class PositionResult:
+    """The position probe: passages of `passage` tokens whose last `scored` are scored. baseline: without filler.
+
+    within: the filler of which a row is as long as the trained length.
+    """
+
+    passage: int
+    scored: int
+    passages: int
+    documents: int
+    offsets: tuple[OffsetResult, ...]
+    baseline: Estimate | None
+    note: str
+    within: int = 0
 
 
 @dataclass(frozen=True)
@@ -134,6 +165,29 @@ def position_check(found: PositionResult, grade: Grade) -> Check:
     return Check(POSITION, uppers[at], grade.margin, verdict, f"95 % upper bound, the largest: {where}")
 
 
+def _position(found: PositionResult) -> Section:
+    rows = tuple(
+        row(str(entry.filler), with_interval(entry.loss), change(entry.change), change(entry.difference))
+        for entry in found.offsets
+    )
+    if found.baseline is not None:
+        rows = (*rows, row("baseline", with_interval(found.baseline), NONE, NONE))
+    legend = [
+        ("filler", "tokens of other documents in front of the passage"),
+        ("loss", f"nats a token of the last {found.scored} of {found.passage} tokens (95 % interval over documents)"),
+        ("change", "from no filler, paired, ± its 95 % interval; above 0: the position alone does harm"),
+    ]
+    if any(entry.difference for entry in found.offsets):
+        legend.append(
+            ("difference", "from the baseline's behind the part of the filler that fits its trained length, paired")
+        )
+    if found.baseline is not None:
+        legend.append(("baseline", "without filler"))
+    title = f"Position probe: {found.passages} passages of {found.documents} documents behind filler"
+    notes = (found.note,) if found.note else ()
+    return Section("position", title, Table(("filler", "loss", "change", "difference"), rows), tuple(legend), notes)
+
+
 def _prepare(setting: Setting, made: Sequence[Measurement]) -> PositionProbe:
     count, seed = setting.suite.passages, setting.seed
     return prepare_position(setting.corpus, setting.lengths, setting.trained_length, count=count, seed=seed)
@@ -143,8 +197,12 @@ def _checks(probed: PositionResult, grading: Grading) -> list[Check]:
     return [position_check(probed, grading.limits.asked)]
 
 
+SENTENCES = {POSITION: {NOT_RUN: Words("what a far position costs was not measured ({detail})", "{larger}")}}
+
+
 MEASURES = (
     Measure(
-        "position", "position", 20, _prepare, suites=("standard", "full"), by_tokens=True, checks=_checks,
+        "position", "position", 20, _prepare, suites=("standard", "full"), by_tokens=True, checks=_checks, words=SENTENCES,
+        sections=lambda probed, result: [_position(probed)],
     ),
 )  # fmt: skip

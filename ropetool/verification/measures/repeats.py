@@ -1,6 +1,6 @@
 """Far dependence: how much better a passage is predicted when its own copy stands far in front of it.
 
-The scored tokens and the text between are the same with and without the copy. Knows nothing of files or verdicts.
+The scored tokens and the text between are the same with and without the copy. Knows nothing of files.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import numpy as np
 
 from ropetool.errors import ConfigError
 from ropetool.rope.tables import Array
+from ropetool.sections import Section, Table, change, row, with_interval
 from ropetool.verification.gate import NOTHING_BEYOND, Evidence, Grade
-from ropetool.verification.measure import Grading, Measure, Setting
+from ropetool.verification.measure import Grading, Measure, Setting, Words
 from ropetool.verification.measures.fillers import Passage, passage_length, passages
 from ropetool.verification.measures.loss import reaching
 from ropetool.verification.measures.segments import lacking
-from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check, DistanceResult, FarResult
+from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check, Estimate
 from ropetool.verification.scoring import TARGET, Corpus, Done, Measurement, Runner
 from ropetool.verification.statistics import (
     chance_of_more,
@@ -30,6 +31,41 @@ from ropetool.verification.statistics import (
 from ropetool.verification.suites import FAR, LAST_SEGMENT
 
 COPIES = "copies"  # the check
+
+
+@dataclass(frozen=True)
+class DistanceResult:
+    """Next-token accuracy on a passage whose own copy (`repeated`) or another text (`unrelated`) stands `distance` before.
+
+    The scored tokens are the same; `gain` is the paired difference, repeated minus unrelated. change: the gain minus that
+    within the trained length, paired; None there. All are parts of 1, but for `nats`: by how much the copy lowers the loss
+    of a token, paired.
+    """
+
+    distance: int
+    repeated: Estimate
+    unrelated: Estimate
+    gain: Estimate
+    change: Estimate | None = None
+    nats: Estimate | None = None
+
+
+@dataclass(frozen=True)
+class FarResult:
+    """Far dependence by distance, in tokens from a token to its copy.
+
+    within: the largest distance within the trained length, 0 without one. own: the baseline's gain there, or the target's
+    own without a baseline.
+    """
+
+    passage: int
+    scored: int
+    passages: int
+    documents: int
+    distances: tuple[DistanceResult, ...]
+    note: str
+    within: int = 0
+    own: Estimate | None = None
 
 
 @dataclass(frozen=True)
@@ -161,6 +197,33 @@ def copies_check(found: FarResult, grade: Grade) -> Check:
     return Check(COPIES, entry.gain.mean, limit, PASS if lower_bound(change) >= -grade.max_lost else UNDECIDED, told)
 
 
+def _far(found: FarResult) -> Section:
+    rows = tuple(
+        row(
+            str(entry.distance),
+            change(entry.gain),
+            change(entry.change),
+            with_interval(entry.repeated),
+            with_interval(entry.unrelated),
+        )
+        for entry in found.distances
+    )
+    legend = (
+        ("distance", "tokens from a token to its copy"),
+        ("gain", "repeated minus unrelated, paired, ± its 95 % interval; above 0: it is read from that far"),
+        ("change", "the gain minus the baseline's within its trained length, paired"),
+        (
+            "repeated",
+            f"share of the last {found.scored} tokens of {found.passage} predicted behind their own copy",
+        ),
+        ("unrelated", "the same behind another text (95 % intervals over documents)"),
+    )
+    head = ("distance", "gain", "change", "repeated", "unrelated")
+    title = f"Far dependence: {found.passages} passages of {found.documents} documents"
+    notes = (found.note,) if found.note else ()
+    return Section("far", title, Table(head, rows), legend, notes)
+
+
 def _prepare(setting: Setting, made: Sequence[Measurement]) -> FarDependence:
     suite = setting.suite
     return prepare_far(
@@ -186,8 +249,21 @@ def _checks(far: FarResult, grading: Grading) -> list[Check]:
     return [copies_check(far, grading.limits.asked)]
 
 
+SENTENCES = {
+    COPIES: {
+        FAIL: Words("a passage read before surely helps it less from afar than within {trained} tokens", "{milder}"),
+        UNDECIDED: Words(
+            "too few passages tell whether one read before helps it as much from afar as within {trained} tokens",
+            "{larger}",
+        ),
+        NOT_RUN: Words("whether it finds copies from afar was not measured ({detail})", "{larger}"),
+    },
+}
+
+
 MEASURES = (
     Measure(
         FAR, "far", 30, _prepare, suites=("standard", "full"), by_tokens=True, evidence=_evidence, checks=_checks,
+        words=SENTENCES, sections=lambda far, result: [_far(far)],
     ),
 )  # fmt: skip

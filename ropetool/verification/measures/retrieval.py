@@ -1,7 +1,7 @@
 """Retrieval: several keys with values in the context, one of them asked for at the end, by depth and length.
 
 The keys are each other's distractors: a single number in prose is found by its looks, without positions. The answer is
-one token, so the likelihoods of all values can be compared. Knows nothing of files or verdicts.
+one token, so the likelihoods of all values can be compared. Knows nothing of files.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
+from ropetool.sections import Cell, Section, Table, number, row
 from ropetool.verification.gate import NOTHING_BEYOND, Grade
-from ropetool.verification.measure import Grading, Measure, Setting
+from ropetool.verification.measure import Grading, Measure, Setting, Words
 from ropetool.verification.measures.fillers import filler_of_others
 from ropetool.verification.results import (
     FAIL,
@@ -26,9 +27,7 @@ from ropetool.verification.results import (
     PASS,
     UNDECIDED,
     Check,
-    RetrievalCell,
-    RetrievalPair,
-    RetrievalResult,
+    VerifyResult,
 )
 from ropetool.verification.scoring import TARGET, Corpus, Done, Measurement, Runner
 from ropetool.verification.shares import chance_of_so_few, paired_bounds
@@ -108,6 +107,61 @@ class Context:
     candidates: tuple[int, ...]
     answer: int
     document: int | None = None
+
+
+@dataclass(frozen=True)
+class RetrievalCell:
+    """One cell of the grid: of `trials` contexts, how often the right value was the likeliest of the candidates.
+
+    depth: where the key stands, 0 for the front and 1 for the end. generated: how often the value was the likeliest
+    token of the whole vocabulary, which is what greedy generation writes. low, high: Wilson's 95 % interval of hits.
+    """
+
+    length: int
+    depth: float
+    hits: int
+    generated: int
+    trials: int
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class RetrievalPair:
+    """The trials of a length beside their twins, the same keys and values within the trained length.
+
+    depth: None for all of them together. generated: of what greedy generation writes. hits, own: right at this length, and
+    of the twins. gained, lost: right at this length alone, and in the twin alone. difference: of the shares; lower, upper:
+    what the true one is above, and below, with 95 % confidence each.
+    """
+
+    length: int
+    depth: float | None
+    generated: bool
+    trials: int
+    hits: int
+    own: int
+    gained: int
+    lost: int
+    difference: float
+    lower: float
+    upper: float
+
+
+@dataclass(frozen=True)
+class RetrievalResult:
+    """The grid of one task: `keys` (the default), `many-keys`, `variables` or `needles`. chance: of a blind guess.
+
+    pairs: against the baseline's twins, or without a baseline the target's own.
+    """
+
+    task: str
+    keys: int
+    chance: float
+    cells: tuple[RetrievalCell, ...]
+    baseline: tuple[RetrievalCell, ...]
+    note: str
+    pairs: tuple[RetrievalPair, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -378,6 +432,89 @@ def _beside(pair: RetrievalPair, trained_length: int) -> str:
     )
 
 
+EXPLAINED = (
+    ("depth", "where the key stands, 0.00 at the front and 1.00 at the end; columns: tokens of context"),
+    ("cells", "how often the right value was the likeliest of the candidates, of how many trials"),
+    ("written", "how often it was the likeliest token of all, which greedy generation writes; all depths"),
+)
+
+
+def retrieval_section(grid: RetrievalResult, trained_length: int, *, explained: bool = True) -> Section:
+    """Return the grid: depth by length, sums over the depths, and the baseline's; explained: what they mean, too."""
+    lengths = sorted({cell.length for cell in grid.cells})
+    place = {(cell.depth, cell.length): cell for cell in grid.cells}
+    depths = sorted({cell.depth for cell in grid.cells})
+    rows = [
+        row(f"{depth:.2f}", *(share([place[depth, n]] if (depth, n) in place else []) for n in lengths))
+        for depth in depths
+    ]
+    rows.append(row("all", *(share(_at(grid.cells, n)) for n in lengths)))
+    rows.append(row("written", *(share(_at(grid.cells, n), written=True) for n in lengths)))
+    differences = {pair.length: pair for pair in grid.pairs if pair.depth is None and not pair.generated}
+    if differences:
+        rows.append(row("difference", *(_difference(differences.get(n)) for n in lengths)))
+    if grid.baseline:
+        rows.append(row("baseline", *(share(_at(grid.baseline, n)) for n in lengths)))
+    legend = [*(EXPLAINED if explained else ()), *([("95 %", _wilson(grid))] if grid.cells else [])]
+    if grid.baseline:
+        within = [cell for cell in grid.baseline if cell.length <= trained_length]
+        legend.append(("baseline", f"all depths; within its trained length of {trained_length} tokens {share(within)}"))
+    legend += [
+        ("difference", "right answers at that length minus those of the same keys and values within the trained length, "
+         "as a part of all, and the 95 % bounds of its true value"),
+    ] if grid.pairs else []  # fmt: skip
+    legend.append(("chance", f"a blind guess is right in {number(grid.chance)} of the trials"))
+    title = f"Retrieval, {grid.task}: {grid.keys} in the context, one asked for"
+    table = Table(("depth", *map(str, lengths)), tuple(rows))
+    notes = (grid.note,) if grid.note else ()
+    return Section(f"retrieval-{grid.task}", title, table, tuple(legend), notes, (_every_cell(grid),))
+
+
+def _at(cells: Sequence[RetrievalCell], length: int) -> list[RetrievalCell]:
+    return [cell for cell in cells if cell.length == length]
+
+
+def share(cells: Sequence[RetrievalCell], written: bool = False) -> str:
+    """Return how many answers are right, of how many; written: of those that greedy generation writes."""
+    hits = sum(cell.generated if written else cell.hits for cell in cells)
+    return f"{hits}/{sum(cell.trials for cell in cells)}" if cells else "-"
+
+
+def _difference(pair: RetrievalPair | None) -> str:
+    return "-" if pair is None else f"{pair.difference:+.2f} ({pair.lower:+.2f}..{pair.upper:+.2f})"
+
+
+def _wilson(grid: RetrievalResult) -> str:
+    """Return the intervals of the lowest, a middle and the highest cell."""
+    cells = sorted(grid.cells, key=lambda cell: (cell.low, cell.high))
+    shown = dict.fromkeys(
+        f"{c.hits}/{c.trials} is {c.low:.2f}-{c.high:.2f}" for c in (cells[0], cells[len(cells) // 2], cells[-1])
+    )
+    return f"Wilson's interval of {', of '.join(shown)}"
+
+
+def _every_cell(grid: RetrievalResult) -> Table:
+    rows = [
+        row(
+            Cell(model),
+            str(cell.length),
+            f"{cell.depth:.2f}",
+            f"{cell.hits}/{cell.trials}",
+            f"{cell.low:.3f}-{cell.high:.3f}",
+            f"{cell.generated}/{cell.trials}",
+        )
+        for model, cells in (("target", grid.cells), ("baseline", grid.baseline))
+        for cell in cells
+    ]
+    head = ("model", "length", "depth", "hits", "Wilson 95 %", "written")
+    return Table(head, tuple(rows), words=(0,), title="Every cell with its interval")
+
+
+def _sections(grids: Sequence[RetrievalResult], result: VerifyResult) -> Iterator[Section]:
+    for index, grid in enumerate(grids):
+        yield retrieval_section(grid, result.trained_length, explained=index == 0)
+
+
 def _prepare(task: str) -> Callable[[Setting, Sequence[Measurement]], Retrieval]:
     """Return what prepares the measurement of a task."""
 
@@ -396,10 +533,22 @@ def _checks(grid: RetrievalResult, grading: Grading) -> list[Check]:
     return retrieval_checks(grid, grading.limits.asked, grading.trained_length, FAR in grading.results)
 
 
+SENTENCES = {
+    "retrieval": {
+        FAIL: Words("it surely answers fewer questions from long text than from {trained} tokens", "{milder}"),
+        UNDECIDED: Words(
+            "too few trials tell whether it answers as well from long text as from {trained} tokens",
+            "--trials {trials}",
+        ),
+        NOT_RUN: Words("whether it finds answers in long text was not measured ({detail})"),
+    },
+}
+
+
 MEASURES = tuple(
     Measure(
         name_of(task), "retrieval", 40 + index, _prepare(task), suites=("standard", "full") if task == KEYS else ("full",),
-        several=True, by_tokens=True, checks=_checks,
+        several=True, by_tokens=True, checks=_checks, words=SENTENCES, sections=_sections,
     )
     for index, task in enumerate(TASKS)
 )  # fmt: skip

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ropetool.lab.measures.ruler import ASKED, PAIR, single_tokens
 from ropetool.rope.tables import Array
-from ropetool.verification.measure import Grading, Measure, Setting
+from ropetool.sections import NONE, Cell, Section, Table, change, row, with_interval
+from ropetool.verification.measure import TONES, Grading, Measure, Setting
 from ropetool.verification.measures.fillers import text_of_others
-from ropetool.verification.measures.ruler import ASKED, PAIR, single_tokens
-from ropetool.verification.results import BETTER, NOT_ASKED, UNDECIDED, WORSE, Check, ManyShotLength, ManyShotResult
+from ropetool.verification.results import BETTER, NOT_ASKED, UNDECIDED, WORSE, Check, Estimate, VerifyResult
 from ropetool.verification.scoring import TARGET, Corpus, Done, Measurement, Runner
 from ropetool.verification.statistics import (
     chance_of_less,
@@ -45,6 +46,34 @@ class Lesson:
     row: tuple[int, ...]
     labels: tuple[int, ...]
     seen: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ManyShotLength:
+    """What the label of a word costs behind all shots that a length holds, in nats among four labels.
+
+    seen: the share of trials whose word is among the shots. hits: how often the right label was the likeliest. gain: the
+    loss behind the trained length's shots, the baseline's where there is one, minus the target's here, paired by trial; None
+    where nothing is judged. verdict: `better` or `worse` where that is sure over all lengths together, else `undecided`.
+    """
+
+    length: int
+    shots: int
+    seen: float
+    hits: int
+    loss: Estimate
+    gain: Estimate | None
+    verdict: str
+
+
+@dataclass(frozen=True)
+class ManyShotResult:
+    """Many-shot learning in context. own: the loss behind the shots of the trained length, None where there is none."""
+
+    trials: int
+    own: Estimate | None
+    lengths: tuple[ManyShotLength, ...]
+    note: str
 
 
 @dataclass(frozen=True)
@@ -193,6 +222,33 @@ def many_shot_check(found: ManyShotResult) -> Check:
     return Check(name, lower_bound(last.gain), 0.0, NOT_ASKED, told)
 
 
+def many_shot_section(found: ManyShotResult, trained_length: int) -> Section:
+    """Return what the label of a word costs behind as many shots as each length holds."""
+    rows = tuple(
+        row(
+            str(entry.length), str(entry.shots), f"{entry.seen:.2f}", f"{entry.hits}/{found.trials}",
+            with_interval(entry.loss), change(entry.gain), Cell(entry.verdict or NONE, TONES[entry.verdict]),
+        )
+        for entry in found.lengths
+    )  # fmt: skip
+    legend = [
+        (
+            "shots",
+            "words with one of four arbitrary labels, other text between them; the last one's label is asked for",
+        ),
+        ("shown", "the share of trials whose word is among the shots: what can be known"),
+        ("right", "how often the right label was the likeliest of the four"),
+        ("loss", "nats of the right label among the four (95 % interval over trials); a guess costs 1.386"),
+        ("gain", f"over the shots of the trained length of {trained_length} tokens, paired, ± its 95 % interval"),
+    ]
+    if found.own is not None:
+        legend.append(("own", f"{with_interval(found.own)} behind those, the baseline's where there is one"))
+    notes = (found.note,) if found.note else ()
+    head = ("length", "shots", "shown", "right", "loss", "gain", "verdict")
+    title = "Many-shot learning: do more examples help?"
+    return Section("many-shot", title, Table(head, rows), tuple(legend), notes)
+
+
 def _prepare(setting: Setting, made: Sequence[Measurement]) -> ManyShot:
     return prepare_many_shot(
         setting.corpus, setting.target.tokenize, setting.lengths, setting.trained_length,
@@ -204,4 +260,8 @@ def _checks(learned: ManyShotResult, grading: Grading) -> list[Check]:
     return [many_shot_check(learned)]
 
 
-MEASURES = (Measure(NAME, "many_shot", 80, _prepare, checks=_checks),)
+def _sections(learned: ManyShotResult, result: VerifyResult) -> list[Section]:
+    return [many_shot_section(learned, result.trained_length)]
+
+
+MEASURES = (Measure(NAME, "many_shot", 80, _prepare, checks=_checks, sections=_sections),)

@@ -1,7 +1,7 @@
 """Effective length: seven tasks after RULER, each trial made at the trained length and beyond, judged by likelihood.
 
 Nothing is sampled: one word of an answer is asked for behind those before it, and held against other words. Each trial has a
-twin at the trained length, so scores are compared trial by trial. Knows nothing of files or verdicts.
+twin at the trained length, so scores are compared trial by trial. Knows nothing of files.
 Source: Hsieh et al., RULER: What's the real context size of your long-context language models?, arXiv 2404.06654, section 3.
 """
 
@@ -16,7 +16,8 @@ from itertools import takewhile
 import numpy as np
 import numpy.typing as npt
 
-from ropetool.verification.measure import Grading, Measure, Setting
+from ropetool.sections import NONE, Cell, Section, Table, number, row
+from ropetool.verification.measure import TONES, Grading, Measure, Setting
 from ropetool.verification.measures.fillers import text_of_others
 from ropetool.verification.measures.retrieval import MOST_OF_CONTEXT, WORDS, Context, woven
 from ropetool.verification.results import (
@@ -25,9 +26,7 @@ from ropetool.verification.results import (
     UNDECIDED,
     WORSE,
     Check,
-    EffectiveLengthResult,
-    EffectiveLengthStep,
-    EffectiveLengthTask,
+    VerifyResult,
 )
 from ropetool.verification.scoring import TARGET, Corpus, Done, Measurement, Runner
 from ropetool.verification.shares import Pairs, chance_of_so_low, paired_ratio, ratio_bounds
@@ -138,6 +137,53 @@ TASKS = (
     Task("common words", OFTEN + SELDOM, _common),
     Task("frequent words", RANKS, _frequent),
 )
+
+
+@dataclass(frozen=True)
+class EffectiveLengthTask:
+    """One task. chance: of a blind guess. own: right answers of the trained length; hits: the target's at each length."""
+
+    name: str
+    chance: float
+    own: int
+    hits: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class EffectiveLengthStep:
+    """The score at one length: the share of right answers over all tasks, 0 for a blind guesser and 1 for all of them.
+
+    ratio: to that of the same trials at the trained length. lower, upper: what the true one is above, and below, with 95 %
+    confidence each. verdict: `no worse` where the lower bound is what has to be kept or more, `worse` where the ratio is
+    surely below over all lengths together, else `undecided`.
+    """
+
+    length: int
+    score: float
+    ratio: float
+    lower: float
+    upper: float
+    verdict: str
+
+
+@dataclass(frozen=True)
+class EffectiveLengthResult:
+    """The longest length that, like every shorter one measured, keeps `kept` of the score at the trained length.
+
+    trials: of each task. own: that score, the baseline's where there is one. longest: by the ratios; surely: by their lower
+    bounds; possibly: the longest before one that is surely worse. 0: not even the first; all None where nothing is judged,
+    which note explains.
+    """
+
+    kept: float
+    tasks: tuple[EffectiveLengthTask, ...]
+    trials: int
+    own: float | None
+    steps: tuple[EffectiveLengthStep, ...]
+    longest: int | None
+    surely: int | None
+    possibly: int | None
+    note: str
 
 
 @dataclass(frozen=True)
@@ -328,6 +374,54 @@ def _at_most(length: int | None, first: int) -> str:
     return str(length) if length else f"less than {first}"
 
 
+TOO_LONG = "if the true ratio is on the limit, they call a length no worse in 4 to 8 % of simulated runs, with one task in up to 13 %"
+
+
+def effective_length_section(found: EffectiveLengthResult, trained_length: int) -> Section:
+    """Return the right answers of each task by length, their score, and how it compares with the trained length's."""
+    lengths = sorted({length for task in found.tasks for length in task.hits})
+    steps = {step.length: step for step in found.steps}
+    compared = [steps.get(length) for length in lengths]
+    rows = [
+        row(task.name, f"{task.chance:.2f}", str(task.own), *(str(task.hits[length]) for length in lengths))
+        for task in found.tasks
+    ]
+    if found.steps:
+        score = number(found.own or 0.0)
+        rows += [
+            row("score", NONE, score, *(NONE if s is None else number(s.score) for s in compared)),
+            row("ratio", NONE, NONE, *(NONE if s is None else number(s.ratio) for s in compared)),
+            row("95 % bounds", NONE, NONE, *(NONE if s is None else f"{s.lower:.2f}..{s.upper:.2f}" for s in compared)),
+            row("verdict", NONE, NONE, *(NONE if s is None else Cell(s.verdict, TONES[s.verdict]) for s in compared)),
+        ]
+    legend = (
+        ("task", f"right answers of {found.trials} trials by length in tokens; the same trials at every length"),
+        ("chance", "the share that a blind guesser has right"),
+        ("own", f"those at the trained length of {trained_length} tokens, the baseline's where there is one"),
+        ("score", "the share of right answers over all tasks, 0 for a guesser and 1 for all"),
+        (
+            "ratio",
+            f"to the score at the trained length; no worse: lower bound {found.kept:g} or more; worse: significantly less",
+        ),
+        ("bounds", TOO_LONG),
+    )
+    notes = (found.note,) if found.note else ()
+    head = ("task", "chance", "own", *map(str, lengths))
+    title = f"Effective length: {_title(found)}"
+    return Section("effective-length", title, Table(head, tuple(rows), words=(0,)), legend, notes)
+
+
+def _title(found: EffectiveLengthResult) -> str:
+    if found.longest is None:
+        return "not judged"
+    first = found.steps[0].length
+    likely, surely, possibly = (
+        str(n) if n else f"less than {first}" for n in (found.longest, found.surely, found.possibly)
+    )
+    more = " or more" if found.possibly == found.steps[-1].length else ""
+    return f"{likely} tokens (bounds: {surely} to {possibly}{more})"
+
+
 def _prepare(setting: Setting, made: Sequence[Measurement]) -> EffectiveLength:
     return prepare_effective_length(
         setting.corpus, setting.target.tokenize, setting.lengths, setting.trained_length,
@@ -339,4 +433,8 @@ def _checks(lengths: EffectiveLengthResult, grading: Grading) -> list[Check]:
     return [effective_length_check(lengths, grading.context_length)]
 
 
-MEASURES = (Measure(NAME, "effective_length", 70, _prepare, checks=_checks),)
+def _sections(lengths: EffectiveLengthResult, result: VerifyResult) -> list[Section]:
+    return [effective_length_section(lengths, result.trained_length)]
+
+
+MEASURES = (Measure(NAME, "effective_length", 70, _prepare, checks=_checks, sections=_sections),)

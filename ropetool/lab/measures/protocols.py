@@ -15,8 +15,9 @@ import numpy as np
 
 from ropetool.errors import ConfigError, UnknownName
 from ropetool.rope.tables import Array
+from ropetool.sections import Section, Table, change, optional, perplexity, row
 from ropetool.verification.measure import Measure, Setting
-from ropetool.verification.results import ProtocolLength, ProtocolResult
+from ropetool.verification.results import Estimate
 from ropetool.verification.scoring import Corpus, Done, Measurement, Runner
 from ropetool.verification.statistics import clustered_sums
 
@@ -45,6 +46,27 @@ class Window:
     def length(self) -> int:
         """How many ids the model gets."""
         return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class ProtocolLength:
+    """Perplexity by a published protocol with windows of `length` tokens; token-weighted."""
+
+    length: int
+    target: Estimate
+    baseline: Estimate | None
+    target_bits: float
+    baseline_bits: float | None
+    difference: Estimate | None
+
+
+@dataclass(frozen=True)
+class ProtocolResult:
+    """protocol: `yarn` or `llama.cpp`."""
+
+    protocol: str
+    lengths: tuple[ProtocolLength, ...]
+    note: str
 
 
 @dataclass(frozen=True)
@@ -183,6 +205,30 @@ def _calls(windows: Sequence[Window]) -> Iterator[list[int]]:
             yield members[start : start + step]
 
 
+def _protocols(found: Sequence[ProtocolResult]) -> Section:
+    rows = tuple(
+        row(
+            protocol.protocol,
+            str(entry.length),
+            str(entry.target.tokens),
+            perplexity(entry.baseline),
+            perplexity(entry.target),
+            change(entry.difference),
+            optional(entry.baseline_bits),
+            optional(entry.target_bits),
+        )
+        for protocol in found
+        for entry in protocol.lengths
+    )
+    legend = (
+        *((protocol.protocol, protocol.note) for protocol in found if protocol.note),
+        ("window", "in tokens; every scored token counts alike, in whatever window it lies"),
+        ("change", "nats a token, target minus baseline, paired, ± its 95 % interval"),
+    )
+    head = ("protocol", "window", "tokens", "ppl baseline", "ppl target", "change", "bits baseline", "bits target")
+    return Section("protocols", "Perplexity by published protocols", Table(head, rows, words=(0,)), legend)
+
+
 def _prepare(protocol: str) -> Callable[[Setting, Sequence[Measurement]], ProtocolMeasurement]:
     """Return what prepares the measurement of a protocol."""
 
@@ -194,6 +240,9 @@ def _prepare(protocol: str) -> Callable[[Setting, Sequence[Measurement]], Protoc
 
 
 MEASURES = tuple(
-    Measure(protocol, "protocols", 100 + index, _prepare(protocol), several=True, shown=15 + index)
+    Measure(
+        protocol, "protocols", 100 + index, _prepare(protocol), several=True,
+        sections=lambda each, result: [_protocols(each)], shown=15 + index,
+    )
     for index, protocol in enumerate(PROTOCOLS)
-)
+)  # fmt: skip
