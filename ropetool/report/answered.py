@@ -6,7 +6,7 @@ import math
 
 from ropetool.report.layout import counted
 from ropetool.report.plot import TRAINED, perplexity_plot
-from ropetool.report.tables import BAD, GOOD, NONE, WARN, Cell, Section, Table, row
+from ropetool.sections import BAD, GOOD, NONE, WARN, Cell, Section, Table, row
 from ropetool.verification.gate import BROKEN as BROKEN_TEXTS
 from ropetool.verification.gate import LENGTHS, LONG, SHORT, YARDSTICK
 from ropetool.verification.measures.rotary import ROTATION

@@ -11,12 +11,10 @@ from ropetool.sections import Section
 from ropetool.verification import measures
 from ropetool.verification.results import VerifyResult
 
-LENGTHS = "lengths"  # the key of the losses, which are a field
-
 
 def sections(result: VerifyResult) -> Iterator[Section]:
     """Yield what was measured, in the order of a report."""
-    results = {LENGTHS: result.lengths, **result.measures}
+    results = {measures.LENGTHS: result.lengths, **result.measures}
     for key, measure in measures.by_key().items() if any(results.values()) else ():
         if results.get(key):
             yield from measure.sections(results[key], result)

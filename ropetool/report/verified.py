@@ -61,7 +61,8 @@ def _put_answers(console: Console, result: VerifyResult, answers: Answers, width
     if plot:
         put(console, Text(f"\n{plot}".rstrip("\n")))
     if explained:
-        print_section(console, texts_section(result), width, explained)
+        for section in (texts_section(result), *sections(result)):
+            print_section(console, section, width, explained)
         print_section(console, gate_section(result), width, explained)
 
 

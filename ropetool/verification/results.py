@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -233,11 +233,6 @@ class VerifyResult:
     cache_type: str | None = None
     yardsticks: tuple[YardstickResult, ...] = ()
     answers: Answers | None = None
-    # A default verification passes these empty.
-    protocols: InitVar[tuple[()]] = ()
-    position: InitVar[None] = None
-    far: InitVar[None] = None
-    retrieval: InitVar[tuple[()]] = ()
 
     @property
     def verdict(self) -> str:

@@ -298,20 +298,8 @@ def result_of(
         runtime="",
         notes=(warning,) if warning else (),
         grade=setting.limits.grade,
-        measures=_by_key(found),
+        measures=measures.keyed(found),
     )
-
-
-def _by_key(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the results of all measures but the losses by key, None or an empty tuple for what was not measured."""
-    made: dict[str, Any] = {}
-    for measure in measures.every():
-        result = results.get(measure.name)
-        if measure.several:
-            made[measure.key] = (*made.get(measure.key, ()), *([] if result is None else [result]))
-        elif measure.name != suites.LAST_SEGMENT:
-            made[measure.key] = result
-    return made
 
 
 def _check_judge(judge: Path, paths: Mapping[str, Path], suite: Suite) -> None:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cache
+from typing import Any
 
 from ropetool import registry
 from ropetool.verification.measure import Measure
+
+LENGTHS = "lengths"  # the key of the losses, which are a field of a result
 
 
 @cache
@@ -43,3 +46,18 @@ def by_key() -> dict[str, Measure]:
     for measure in shown:
         first.setdefault(measure.key, measure)
     return first
+
+
+def keyed(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the results of all measures but the losses by key, None or an empty tuple for what was not measured.
+
+    results: by the name of their measure.
+    """
+    made: dict[str, Any] = {}
+    for measure in every():
+        result = results.get(measure.name)
+        if measure.several:
+            made[measure.key] = (*made.get(measure.key, ()), *([] if result is None else [result]))
+        elif measure.key != LENGTHS:
+            made[measure.key] = result
+    return made

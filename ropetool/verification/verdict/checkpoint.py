@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ropetool.checkpoint import certificate, fingerprints
 from ropetool.checkpoint.certificate import DEFAULT, RESEARCH
@@ -48,6 +49,7 @@ def answer(session: Session, options: VerifyOptions, clock: Clock, progress: Pro
     tell("reading the file back", 0, 0)
     checks = read_alone(session)
     answers, description = _none(session, length, clock), ""
+    results: Mapping[str, Any] = {}
     informing: list[Check] = []
     if all(check.verdict != FAIL for check in checks):
         with ExitStack() as stack:
@@ -59,7 +61,7 @@ def answer(session: Session, options: VerifyOptions, clock: Clock, progress: Pro
             if answers.verdict == bounds.KEEP and answers.length > session.trained:
                 from ropetool.verification.verdict.using import used  # loads measures of suites
 
-                informing, lost = used(run, readers, options.seed)
+                results, informing, lost = used(run, readers, options.seed)
                 verdict = bounds.WORKS if lost else bounds.KEEP
                 answers = replace(answers, verdict=verdict, lost=lost, minutes=clock.spent / 60)
     checks += [*checks_of(answers), *informing]
@@ -77,15 +79,12 @@ def answer(session: Session, options: VerifyOptions, clock: Clock, progress: Pro
         documents=tuple(dict.fromkeys(text.document for text in answers.texts)),
         text_fingerprint=fingerprint(documents),
         lengths=(),
-        protocols=(),
-        position=None,
-        far=None,
-        retrieval=(),
         divergence=None,
         bands=None,
         checks=tuple(checks),
         runtime=description,
         notes=tuple(session.notes),
+        measures=results,
         extension=session.extension,
         texts=catalogue.described(documents, bundled=not options.texts),
         grade=RESEARCH,

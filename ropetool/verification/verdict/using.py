@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -27,8 +28,8 @@ WORK = Suite(DEFAULT, (*LOST, "position"), segments=0, passages=8, trials=5, end
 MARGIN = 1.25  # of the expected seconds, which were timed on other rows
 
 
-def used(run: Run, runners: Mapping[str, Runner], seed: int) -> tuple[list[Check], tuple[str, ...]]:
-    """Return the checks that there was time for, and what was surely lost, in words. The checks only inform.
+def used(run: Run, runners: Mapping[str, Runner], seed: int) -> tuple[dict[str, Any], list[Check], tuple[str, ...]]:
+    """Return what there was time for: results by key, checks, which only inform, and what was surely lost, in words.
 
     runners: the models of the run by role.
     """
@@ -51,7 +52,7 @@ def used(run: Run, runners: Mapping[str, Runner], seed: int) -> tuple[list[Check
         found = measure.checks(result, grading)
         lost += [f"{LOST[measure.name]}: {check.detail}" for check in found if check.verdict == FAIL]
         checks += [check if check.verdict == PASS else replace(check, verdict=NOT_ASKED) for check in found]
-    return checks, tuple(lost)
+    return measures.keyed(grading.results), checks, tuple(lost)
 
 
 def corpus_of(places: Sequence[Place]) -> Corpus:
