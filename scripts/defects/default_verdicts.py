@@ -8,6 +8,7 @@ texts are read with the extension that has no defect.
     scripts/defects/default_verdicts.py                 both models, some 40 minutes of a core
     scripts/defects/default_verdicts.py --model demo    one model, keep the other
     scripts/defects/default_verdicts.py --only WORD     rows whose names hold a word, keep the rest
+    scripts/defects/default_verdicts.py --missing       go on where a run was stopped
 """
 
 from __future__ import annotations
@@ -84,26 +85,28 @@ def _questions(answers: Answers) -> tuple[tuple[str, Any], ...]:
     return ("short", answers.short), ("long", answers.long)
 
 
-def of_model(bench: Bench, words: list[str], known: dict[str, Any]) -> dict[str, Any]:
-    """Return the rows of a model by form and defect; those whose names hold none of the words are kept."""
-    made: dict[str, Any] = {}
+def add_rows(bench: Bench, words: list[str] | None, rows_of_model: dict[str, dict[str, Row]]) -> Iterator[None]:
+    """Add the rows of a model by form and defect, one after the other.
+
+    words: rows whose names hold one of them are measured again; None for all.
+    """
     sound: dict[tuple[str, str], Answers] = {}
     for form, defect in rows():
         if form not in FORMS or BASELINE not in modes_of(bench.name, form, defect):
             continue
-        row = known.get(form, {}).get(defect)
-        if row is None or any(word in f"{form}: {defect}" for word in words):
-            method = method_of(form, defect)
-            if (form, method) not in sound:
-                twin = next(
-                    name for at, name in rows() if at == form and is_sound(name) and method_of(form, name) == method
-                )
-                with planted(bench, form, twin) as target:
-                    sound[form, method] = by_texts(bench, form, target)
-            row = measured(bench, form, defect, sound[form, method])
-            print(bench.name, form, defect, row, file=sys.stderr, flush=True)
-        made.setdefault(form, {})[defect] = row
-    return made
+        rows_of_form = rows_of_model.setdefault(form, {})
+        if defect in rows_of_form and words is not None and not any(word in f"{form}: {defect}" for word in words):
+            continue
+        method = method_of(form, defect)
+        if (form, method) not in sound:
+            twin = next(
+                name for at, name in rows() if at == form and is_sound(name) and method_of(form, name) == method
+            )
+            with planted(bench, form, twin) as target:
+                sound[form, method] = by_texts(bench, form, target)
+        rows_of_form[defect] = measured(bench, form, defect, sound[form, method])
+        print(bench.name, form, defect, rows_of_form[defect], file=sys.stderr, flush=True)
+        yield
 
 
 def main() -> int:
@@ -113,14 +116,14 @@ def main() -> int:
         "--only", action="append", metavar="WORD", help="measure rows whose names hold a word; repeat it"
     )
     parser.add_argument("--result", type=Path, default=VERDICTS, help="the file of the result")
+    parser.add_argument("--missing", action="store_true", help="measure only rows that the file lacks")
     options = parser.parse_args()
     result = json.loads(options.result.read_text(encoding="utf-8")) if options.result.exists() else {}
     default_verification.read_alone = lambda session: []  # a row has it beside what the texts find
     for name in options.model or MODELS:
         with benches([name]) as made:
-            result[name] = of_model(made[name], options.only or [""], result.get(name, {}))
-        text = json.dumps(result, indent=1, ensure_ascii=False)
-        options.result.write_text(text + "\n", encoding="utf-8")
+            for _ in add_rows(made[name], [] if options.missing else options.only, result.setdefault(name, {})):
+                options.result.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0
 
 
