@@ -18,7 +18,7 @@ from ropetool.files import dtypes, quantise
 from ropetool.gguf_model import fp8, mxfp4
 from ropetool.gguf_model.sources import Source
 from ropetool.gguf_model.tensors import Placed
-from ropetool.weights import RowChange
+from ropetool.weights.edits import RowChange
 
 SLICE = 1 << 16  # elements converted at once: their float32 numbers stay in a processor's cache
 # The least number that becomes infinite: halfway to what would be the next one.

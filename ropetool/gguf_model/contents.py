@@ -26,7 +26,7 @@ from ropetool.plans.formats import HfFormat
 from ropetool.rope.deviation import Deviation
 from ropetool.runtimes.llama_cpp import exported
 from ropetool.runtimes.llama_cpp.encodings import GgufEncoding
-from ropetool.weights import bakeable
+from ropetool.weights.opening import bakeable
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,10 @@ from dataclasses import dataclass, replace
 from ropetool.errors import LossyExport
 from ropetool.families.rows import K
 from ropetool.rope.tables import RopeSet
-from ropetool.weights import FoldTargets, RowChange, TensorEdit, by_tensor, operations, residual_of, residual_words
+from ropetool.weights import operations
+from ropetool.weights.edits import RowChange, TensorEdit, by_tensor
+from ropetool.weights.fold_targets import FoldTargets
+from ropetool.weights.residual import residual_of, residual_words
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ropetool.files.hf import TensorInfo as Stored
 from ropetool.gguf_model.shapes.orders import Permutation
-from ropetool.weights import RowChange
+from ropetool.weights.edits import RowChange
 
 
 @dataclass(frozen=True, slots=True)

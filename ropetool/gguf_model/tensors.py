@@ -24,7 +24,7 @@ from ropetool.gguf_model.outtypes import AUTO, MXFP4_MOE, OUTTYPES, check_outtyp
 from ropetool.gguf_model.shapes import Model, Wanted, tensors, unread
 from ropetool.gguf_model.sources import Source
 from ropetool.gguf_model.wrapped import left_out, text_names
-from ropetool.weights import RowChange
+from ropetool.weights.edits import RowChange
 
 CHUNK = 1 << 20  # bytes that are compared at a time
 ALIGNMENT = 32  # llama.cpp's, where a file does not state its own

@@ -36,7 +36,8 @@ from ropetool.plans.plan import BAKE, Plan
 from ropetool.plans.serving import commands, gguf_lines, serving_lines
 from ropetool.runtimes import inspection
 from ropetool.runtimes.decoded import decoded
-from ropetool.weights import BakedTensor, WeightFile, marks, weight_files, write_weights
+from ropetool.weights.weight_files import weight_files
+from ropetool.weights.writing import BakedTensor, WeightFile, marks, write_weights
 
 _PLAN_AGAIN = "make a new plan with ropetool extend ... --dry-run --plan-out FILE"
 

@@ -25,8 +25,14 @@ from ropetool.plans.plan import BAKE, Plan
 from ropetool.plans.presumed import presumed, remarks, with_rows
 from ropetool.plans.targets import tables_of
 from ropetool.runtimes import inspection
-from ropetool.weights import Bake, Bakeable, TensorEdit, bakeable, bakes, described, marks, weight_files
+from ropetool.weights import bakes
+from ropetool.weights.bakeable import Bakeable
+from ropetool.weights.bakes import Bake
+from ropetool.weights.edits import TensorEdit, described
 from ropetool.weights.fold_targets import FoldTargets
+from ropetool.weights.opening import bakeable
+from ropetool.weights.weight_files import weight_files
+from ropetool.weights.writing import marks
 
 DTYPES = {"": "", "f32": "F32", "f64": "F64"}
 FORMATS = {"hf": "Hugging Face checkpoints", "gguf": "GGUF files"}

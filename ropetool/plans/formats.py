@@ -38,7 +38,11 @@ from ropetool.runtimes.llama_cpp import decoding
 from ropetool.runtimes.llama_cpp.architectures import Architecture
 from ropetool.runtimes.llama_cpp.encodings import edits_of, gguf_encodings, gguf_length_encodings
 from ropetool.runtimes.llama_cpp.layers import Model, learned_positions
-from ropetool.weights import Residual, TensorEdit, bakeable, marks, residual_edits, residual_words, weight_files
+from ropetool.weights.edits import TensorEdit
+from ropetool.weights.opening import bakeable
+from ropetool.weights.residual import Residual, residual_edits, residual_words
+from ropetool.weights.weight_files import weight_files
+from ropetool.weights.writing import marks
 
 CONFIG_ONLY = "only config.json is here: the output has no weights either"
 

@@ -12,9 +12,13 @@ from ropetool import names
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.families.rows import Q
 from ropetool.plans.plan import Plan
-from ropetool.weights import TensorEdit, bakeable, bakes, described, marks, weight_files
+from ropetool.weights import bakes
+from ropetool.weights.edits import TensorEdit, described
 from ropetool.weights.fold_targets import layers
 from ropetool.weights.head_gains import head_gain_edits
+from ropetool.weights.opening import bakeable
+from ropetool.weights.weight_files import weight_files
+from ropetool.weights.writing import marks
 
 
 def with_gains(

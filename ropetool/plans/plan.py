@@ -21,7 +21,7 @@ from ropetool.files.hf.typed import NUMBER, OBJECT, TEXT, Kind, checked, list_of
 from ropetool.plans.basis import ORIGINAL
 from ropetool.plans.targets import rope_tables, target_json, target_of
 from ropetool.rope.tables import MAX_LENGTH, RopeSet, RopeTable
-from ropetool.weights import TensorEdit
+from ropetool.weights.edits import TensorEdit
 
 SCHEMA = 2
 SCHEMAS = (1, SCHEMA)  # the first knows tables and lengths alone

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from ropetool.families.family import FoldStep
 from ropetool.families.rows import K, Q, select
-from ropetool.weights import FoldTargets, TensorEdit
+from ropetool.weights.edits import TensorEdit
+from ropetool.weights.fold_targets import FoldTargets
 
 PRESUMED = "the weights are not here: the tensors are those that the config asks for; a bias changes as the rows of its weight do"
 QUANTISED = (

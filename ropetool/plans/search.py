@@ -30,7 +30,7 @@ from ropetool.rope.reach import reach_of_new_base
 from ropetool.rope.tables import LayerRope, RopeSet, RopeTable
 from ropetool.runtimes.decoded import first_that_serves
 from ropetool.runtimes.encoding import Candidate
-from ropetool.weights import residual_of, without_residual
+from ropetool.weights.residual import residual_of, without_residual
 
 ROPE_OBJECTS = (names.ROPE_SCALING, names.ROPE_PARAMETERS)
 ROTARY, SCORE = SCOPES = ("rotary", "score")

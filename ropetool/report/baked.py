@@ -10,8 +10,9 @@ from ropetool.errors import ConfigError, LossyExport, UnsupportedDtype
 from ropetool.plans.plan import Plan
 from ropetool.report.layout import columns
 from ropetool.runtimes.llama_cpp import folding
-from ropetool.weights import FoldTargets, LayerCheck, bakeable, check_scores, reader
-from ropetool.weights.checking import Reader
+from ropetool.weights.checking import LayerCheck, Reader, check_scores, reader
+from ropetool.weights.fold_targets import FoldTargets
+from ropetool.weights.opening import bakeable
 
 KEEPS_SCORES = ("attention-factor", "softmax-scale", "layout", "shift-safe", "rearch")
 

@@ -11,7 +11,6 @@ from ropetool.report.answered import curve_plot, questions_section, texts_sectio
 from ropetool.report.gate import gate_section
 from ropetool.report.layout import counted, wrapped
 from ropetool.report.plot import SEVERAL, TRAINED, perplexity_plot
-from ropetool.report.sections import sections
 from ropetool.report.terminal import STYLES, WIDTH, console_of, print_section, put, written
 from ropetool.report.verdict import summary
 from ropetool.sections import TONES
@@ -44,6 +43,8 @@ def verify_text(
     if result.answers is not None:
         _put_answers(console, result, result.answers, columns, explained)
         return written(console)
+    from ropetool.report.sections import sections  # tables of all measures, which only suites have
+
     print_section(console, gate_section(result), columns, explained)
     for section in sections(result):
         print_section(console, section, columns, explained)
@@ -61,6 +62,8 @@ def _put_answers(console: Console, result: VerifyResult, answers: Answers, width
     if plot:
         put(console, Text(f"\n{plot}".rstrip("\n")))
     if explained:
+        from ropetool.report.sections import sections
+
         for section in (texts_section(result), *sections(result)):
             print_section(console, section, width, explained)
         print_section(console, gate_section(result), width, explained)

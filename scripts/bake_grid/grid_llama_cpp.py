@@ -11,7 +11,9 @@ import bake_gguf_models as models
 import numpy as np
 
 from ropetool import errors, families
-from ropetool.weights import Bake, Bakeable, bakes
+from ropetool.weights import bakes
+from ropetool.weights.bakeable import Bakeable
+from ropetool.weights.bakes import Bake
 
 BY = "llama.cpp"
 FORMATS = ("f32", "f16", "q8_0", "q4_0")

@@ -21,7 +21,10 @@ from safetensors.torch import load_file, save_file
 
 from ropetool import errors, weights
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.weights import Bake, Bakeable, FoldTargets, bakes
+from ropetool.weights import bakes
+from ropetool.weights.bakeable import Bakeable
+from ropetool.weights.bakes import Bake
+from ropetool.weights.fold_targets import FoldTargets
 
 BY = "transformers"
 LONG, SHORT = models.LENGTH, 640  # tokens: four times the trained length for one bake a model, beyond it for the others

@@ -21,9 +21,11 @@ from gguf_models import library
 from ropetool import families
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.files.gguf import read_shards
-from ropetool.weights import Bake, bakes, weight_files, write_weights
+from ropetool.weights import bakes
+from ropetool.weights.bakes import Bake
 from ropetool.weights.gguf_bakeable import GgufBakeable
-from ropetool.weights.writing import Baked
+from ropetool.weights.weight_files import weight_files
+from ropetool.weights.writing import Baked, write_weights
 
 TRAINED, FACTOR = 512, 4.0
 LENGTH = int(TRAINED * FACTOR)

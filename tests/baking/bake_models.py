@@ -24,8 +24,10 @@ from ropetool import weights
 from ropetool.checkpoint.edits import edits_of_file
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.files.hf import apply_edits, read_header
-from ropetool.weights import Bake, Baked, bakes
+from ropetool.weights import bakes
+from ropetool.weights.bakes import Bake
 from ropetool.weights.hf_bakeable import HfBakeable
+from ropetool.weights.writing import Baked
 
 TRAINED, FACTOR = 512, 4.0
 LENGTH = int(TRAINED * FACTOR)

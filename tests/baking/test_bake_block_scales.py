@@ -16,10 +16,12 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import LossyExport, UnsupportedDtype
 from ropetool.files.hf import read_header
 from ropetool.runtimes.transformers import decode
-from ropetool.weights import FoldTargets, TensorEdit, write_weights
 from ropetool.weights.block_scales import on_scales
+from ropetool.weights.edits import TensorEdit
+from ropetool.weights.fold_targets import FoldTargets
 from ropetool.weights.operations import gain_edits, layout_edits, score_edits
 from ropetool.weights.weight_files import Shard
+from ropetool.weights.writing import write_weights
 
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 # DeepSeek-V3's own sizes in the rows, narrow in the columns.

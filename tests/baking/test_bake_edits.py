@@ -15,7 +15,7 @@ from ropetool.errors import ConfigError, UnknownName
 from ropetool.families.rows import SELECTORS, Sizes, select
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import folding
-from ropetool.weights import PERMUTE, SCALE, TensorEdit, by_tensor, row_change
+from ropetool.weights.edits import PERMUTE, SCALE, TensorEdit, by_tensor, row_change
 
 
 @st.composite

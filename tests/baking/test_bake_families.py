@@ -19,7 +19,9 @@ from bake_logits import BEYOND, logits
 
 from ropetool import weights
 from ropetool.errors import ConfigError
-from ropetool.weights import Bake, Baked, bakes
+from ropetool.weights import bakes
+from ropetool.weights.bakes import Bake
+from ropetool.weights.writing import Baked
 
 EXACT, SINGLE = 1e-10, 1e-4
 LONG = ("llama", "gemma3_text", "deepseek_v3", "phi3")  # run up to four times that length

@@ -31,7 +31,12 @@ from ropetool.files.hf import ABSENT
 from ropetool.files.linking import place
 from ropetool.rope.arithmetic import half_to_interleaved
 from ropetool.runtimes.llama_cpp import decoding
-from ropetool.weights import PERMUTE, Bake, bakes, check_scores, marks, reader, weight_files, write_weights
+from ropetool.weights import bakes
+from ropetool.weights.bakes import Bake
+from ropetool.weights.checking import check_scores, reader
+from ropetool.weights.edits import PERMUTE
+from ropetool.weights.weight_files import weight_files
+from ropetool.weights.writing import marks, write_weights
 
 pytest.importorskip("llama_cpp")
 

@@ -26,7 +26,11 @@ from ropetool import families
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.files.gguf import read_shards
 from ropetool.runtimes.llama_cpp import decoding
-from ropetool.weights import Bake, TensorEdit, bakes, growth, reader
+from ropetool.weights import bakes
+from ropetool.weights.bakes import Bake
+from ropetool.weights.checking import reader
+from ropetool.weights.edits import TensorEdit
+from ropetool.weights.writing import growth
 
 pytest.importorskip("llama_cpp")
 

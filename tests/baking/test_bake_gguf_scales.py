@@ -13,7 +13,8 @@ from ropetool.checkpoint.tensor_bytes import StoredTensor
 from ropetool.errors import ConfigError, LossyExport, UnsupportedDtype
 from ropetool.families import get
 from ropetool.rope.tables import RopeSet
-from ropetool.weights import TensorEdit, gguf_scales
+from ropetool.weights import gguf_scales
+from ropetool.weights.edits import TensorEdit
 from ropetool.weights.fold_targets import FoldTargets
 from ropetool.weights.rounding import RoundingErrors
 

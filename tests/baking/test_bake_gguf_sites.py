@@ -18,7 +18,8 @@ from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patc
 from ropetool.rope.arithmetic import half_to_interleaved
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import folding
-from ropetool.weights import bakes, by_tensor
+from ropetool.weights import bakes
+from ropetool.weights.edits import by_tensor
 
 Q, K = "blk.0.attn_q.weight", "blk.0.attn_k.weight"
 

@@ -14,7 +14,9 @@ from bake_logits import logits
 from test_bake_families import EXACT, bake_of
 
 from ropetool.errors import LossyExport
-from ropetool.weights import Bake, FoldTargets, TensorEdit
+from ropetool.weights.bakes import Bake
+from ropetool.weights.edits import TensorEdit
+from ropetool.weights.fold_targets import FoldTargets
 
 Wrong = Callable[[FoldTargets, Bake], Bake]
 SEEN = 1e-2  # far above the 1e-4 of float32

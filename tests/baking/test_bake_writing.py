@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from ropetool.errors import LossyExport, PlanMismatch, UnsupportedDtype
 from ropetool.files.hf import read_header
-from ropetool.weights import PERMUTE, SCALE, Baked, TensorEdit, growth, marks, write_weights
+from ropetool.weights.edits import PERMUTE, SCALE, TensorEdit
 from ropetool.weights.weight_files import Shard
+from ropetool.weights.writing import Baked, growth, marks, write_weights
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 

@@ -25,8 +25,11 @@ from rotation_probe import I32, SET_DATA, VOCABULARY, InitParams, Model, Watch
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import folding
-from ropetool.weights import Bake, bakes, weight_files, write_weights
+from ropetool.weights import bakes
+from ropetool.weights.bakes import Bake
 from ropetool.weights.gguf_bakeable import GgufBakeable
+from ropetool.weights.weight_files import weight_files
+from ropetool.weights.writing import write_weights
 
 TOKENS = 48
 FACTOR = {"rope.scaling.type": "linear", "rope.scaling.attn_factor": 1.6}

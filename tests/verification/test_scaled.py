@@ -19,8 +19,7 @@ from ropetool.plans.plan import Plan
 from ropetool.verification.runners.rotated import RotatedRunner
 from ropetool.verification.runners.scaled import ScaledRunner, _changed
 from ropetool.verification.runners.torch_runner import TorchRunner
-from ropetool.weights import TensorEdit
-from ropetool.weights.edits import row_change
+from ropetool.weights.edits import TensorEdit, row_change
 
 PAIRS, HEADS, LAYERS = 16, 4, 2
 RNG = np.random.default_rng(11)

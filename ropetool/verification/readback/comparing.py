@@ -28,8 +28,6 @@ from ropetool.rope.deviation import deviation
 from ropetool.rope.tables import TABLE_TOLERANCE, RopeSet
 from ropetool.runtimes import inspection
 from ropetool.runtimes.decoded import Decoded, decoded
-from ropetool.runtimes.llama_cpp import exported
-from ropetool.runtimes.llama_cpp.regrouped import regrouped
 from ropetool.verification.readback.carried_files import (
     compare_files,
     compare_keys,
@@ -38,7 +36,6 @@ from ropetool.verification.readback.table_parity import compare_tables
 from ropetool.verification.readback.terms import FILES, TABLES, WEIGHTS, Terms
 from ropetool.verification.readback.weights import Named
 from ropetool.verification.results import FAIL, INEXACT, NOT_ASKED, NOT_RUN, PASS, Check
-from ropetool.weights import without_residual
 
 T = TypeVar("T")
 Open = Callable[["Path | Checkpoint"], Checkpoint]
@@ -133,8 +130,7 @@ def same_tables(target: Path | Checkpoint, other: Path | Checkpoint, *, windows:
             for side, rope, other in zip(sides, (found, wanted), (wanted, found), strict=True)
         )
     figure, reason = compare_tables(wanted, found, same_layout=alike)
-    baked = reason and any(_bakes(side.path) for side in sides)
-    if baked and not compare_tables(without_residual(wanted, found), found, same_layout=alike)[1]:
+    if reason and any(_bakes(side.path) for side in sides) and _holds_the_rest(wanted, found, same_layout=alike):
         detail = f"{reason} by the keys, for weights hold the rest; the logits say whether it is the same model"
         return Check(SAME_TABLES, None, TABLE_TOLERANCE, NOT_ASKED, detail)
     contexts = {rope.max_position_embeddings for rope in (found, wanted)}
@@ -144,6 +140,13 @@ def same_tables(target: Path | Checkpoint, other: Path | Checkpoint, *, windows:
         return Check(SAME_TABLES, figure if math.isfinite(figure) else None, TABLE_TOLERANCE, INEXACT, accepted)
     agreed = " and ".join(dict.fromkeys(reading.name for reading in readings))
     return _table_check(SAME_TABLES, figure, reason, f"{agreed} compute the same, {context}")
+
+
+def _holds_the_rest(wanted: RopeSet, found: RopeSet, *, same_layout: bool) -> bool:
+    """Return whether tables differ only by what weights can hold."""
+    from ropetool.weights.residual import without_residual
+
+    return not compare_tables(without_residual(wanted, found), found, same_layout=same_layout)[1]
 
 
 def _inexact(sides: Sequence[Checkpoint], found: RopeSet, wanted: RopeSet, *, same_layout: bool) -> str:
@@ -162,6 +165,9 @@ def states_inexact(checkpoint: Checkpoint) -> bool:
 
 def _as_exported(checkpoint: HfCheckpoint, rope: RopeSet, file: RopeSet, windows: bool) -> RopeSet:
     """Return the same under llama.cpp's division into layer types: ours of an exported family, else the file's own."""
+    from ropetool.runtimes.llama_cpp import exported  # for files of two formats alone
+    from ropetool.runtimes.llama_cpp.regrouped import regrouped
+
     try:
         if checkpoint.family.export is not None:
             return exported.rotation(rope, checkpoint, allow_full_attention=not windows).target

@@ -11,7 +11,7 @@ from ropetool.checkpoint.opening import Checkpoint
 from ropetool.checkpoint.tensor_bytes import Compared, StoredTensor, compare_tensors
 from ropetool.errors import PlanMismatch
 from ropetool.plans.plan import Plan
-from ropetool.weights import baked_bytes, by_tensor
+from ropetool.weights.edits import by_tensor
 
 # Frequencies in tensors of their own: the decoded tables speak for them.
 TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -43,6 +43,8 @@ class Named(Mapping[str, bytes]):
         change = self._changes[name]
         if name not in self._stored:
             raise PlanMismatch("the plan bakes into it, and the source does not have it", where=name)
+        from ropetool.weights.writing import baked_bytes  # for plans that bake alone
+
         return baked_bytes(name, self._stored[name], change, self._bake_dtype)
 
     def __iter__(self) -> Iterator[str]:

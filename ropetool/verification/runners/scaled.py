@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from ropetool.errors import ConfigError
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import Done, Generated, Logits, Predictions, Runner, Scores, Wrapped, ignore
-from ropetool.weights import RowChange, TensorEdit, by_tensor
+from ropetool.weights.edits import RowChange, TensorEdit, by_tensor
 
 Found = TypeVar("Found")
 LAYERS = "layers."
