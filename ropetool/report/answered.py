@@ -19,6 +19,7 @@ from ropetool.verification.verdict.deciding import FILE, TEXTS
 TONES = {KEEP: GOOD, WORKS: GOOD, COSTS: WARN, BROKEN: BAD, MEASURED: WARN}
 OF_FILES = (TABLES, WEIGHTS, FILES, DRESS, ROTATION, YARDSTICK)  # the checks of the first question
 SIGN = "●"
+HOURS = 120  # minutes, from which a duration is told in hours
 MARGIN = 1.2  # times the minutes that further texts took, and one minute to load the models
 
 
@@ -59,9 +60,10 @@ def next_step(found: Answers) -> str:
     if found.ended == TEXTS:
         return f"{counted(found.more_texts, 'more text')} would decide: --text takes documents"
     minutes = max(1, math.ceil(found.more_minutes))
+    duration = counted(minutes, "minute") if minutes < HOURS else counted(round(minutes / 60), "hour")
     budget = math.ceil(MARGIN * found.more_minutes) + 1
     return (
-        f"{counted(found.more_texts, 'more text')}, about {counted(minutes, 'minute')}: the same command with "
+        f"{counted(found.more_texts, 'more text')}, about {duration}: the same command with "
         f"`--resume --budget {budget}`"
     )
 

@@ -138,6 +138,9 @@ def test_texts_that_ran_out_ask_for_texts() -> None:
     assert next_step(answers(WORKS, SHORT, LONG, ended="texts", more_texts=4, more_minutes=1.0)) == (
         "4 more texts would decide: --text takes documents"
     )
+    assert next_step(answers(MEASURED, SHORT, LONG, ended="time", more_texts=5, more_minutes=1702.0)) == (
+        "5 more texts, about 28 hours: the same command with `--resume --budget 2044`"
+    )
     assert "would hardly decide" in next_step(answers(WORKS, SHORT, LONG, ended="time"))
 
 
