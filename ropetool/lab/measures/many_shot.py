@@ -1,7 +1,6 @@
-"""Many-shot learning in context: words with arbitrary labels, as many as the context holds, and the label of one word asked for.
+"""Many-shot learning in context: words have arbitrary labels, and the end asks for the label of one word.
 
-A shorter row is the end of the longer one, so a length differs from the trained one by its further shots alone. Knows nothing of
-files or verdicts.
+A shorter row is the end of a longer row, so a longer one only has more examples.
 Source: Agarwal et al., Many-shot in-context learning, arXiv 2404.11018.
 """
 
@@ -41,7 +40,11 @@ TEXT = 1.0  # of other text between shots, at least, as a part of a shot
 
 @dataclass(frozen=True)
 class Lesson:
-    """One row of the longest length, without the prefix. labels: tokens, the right one last. seen: where the word's shots begin."""
+    """One row of the longest length, without the prefix.
+
+    labels: the tokens of the labels, the right one last.
+    seen: the places where the word's examples begin.
+    """
 
     row: tuple[int, ...]
     labels: tuple[int, ...]
@@ -50,11 +53,13 @@ class Lesson:
 
 @dataclass(frozen=True)
 class ManyShotLength:
-    """What the label of a word costs behind all shots that a length holds, in nats among four labels.
+    """The loss of the label at one length, in nats among four labels.
 
-    seen: the share of trials whose word is among the shots. hits: how often the right label was the likeliest. gain: the
-    loss behind the trained length's shots, the baseline's where there is one, minus the target's here, paired by trial; None
-    where nothing is judged. verdict: `better` or `worse` where that is sure over all lengths together, else `undecided`.
+    seen: the share of trials whose word is among the examples.
+    hits: how often the right label was the most likely.
+    gain: the loss with the examples of the trained length minus the loss here, paired. The first is the baseline's if
+      there is one. None if nothing is judged.
+    verdict: `better` or `worse` if this is sure over all lengths together, else `undecided`.
     """
 
     length: int
@@ -68,7 +73,7 @@ class ManyShotLength:
 
 @dataclass(frozen=True)
 class ManyShotResult:
-    """Many-shot learning in context. own: the loss behind the shots of the trained length, None where there is none."""
+    """Many-shot learning in context. own: the loss with the examples that the trained length holds, or None."""
 
     trials: int
     own: Estimate | None
@@ -161,7 +166,7 @@ def prepare_many_shot(
     trials: int,
     seed: int,
 ) -> ManyShot:
-    """Return the lessons: words drawn with putting back, twice as many different ones as the trained length has shots.
+    """Return the lessons. Words are drawn with replacement from twice as many as the trained length has examples.
 
     Raises: ConfigError if there is no text.
     """

@@ -1,8 +1,9 @@
-"""Effective length: seven tasks after RULER, each trial made at the trained length and beyond, judged by likelihood.
+"""Effective length: seven tasks after RULER at the trained length and beyond, judged by likelihood.
 
-Nothing is sampled: one word of an answer is asked for behind those before it, and held against other words. Each trial has a
-twin at the trained length, so scores are compared trial by trial. Knows nothing of files.
-Source: Hsieh et al., RULER: What's the real context size of your long-context language models?, arXiv 2404.06654, section 3.
+Nothing is generated. Each answer is one word, compared with other words. Each trial has the same question at the
+trained length, so scores are compared trial by trial.
+Source: Hsieh et al., RULER: What's the real context size of your long-context language models?, arXiv 2404.06654,
+section 3.
 """
 
 from __future__ import annotations
@@ -48,9 +49,11 @@ Hits = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Trial:
-    """What stands in the context, and what is asked for behind it.
+    """The sentences of a trial, and its question.
 
-    chains: sentences, those of one chain in this order. right: the word that goes on; wrong: those it is held against.
+    chains: lists of sentences. The sentences of one chain keep their order.
+    right: the right word.
+    wrong: the words that it is compared with.
     """
 
     chains: tuple[tuple[str, ...], ...]
@@ -60,19 +63,19 @@ class Trial:
 
 
 def _single(words: Sequence[str], rng: random.Random) -> Trial:
-    """Return one key with its value, held against words that stand nowhere: it is found by what it looks like."""
+    """Return one key with its value. The other candidates are not in the context, so looks alone find the value."""
     key, value, *others = words
     return Trial(_pairs([key], [value]), ASKED.format(key), value, tuple(others))
 
 
 def _multi_key(words: Sequence[str], rng: random.Random) -> Trial:
-    """Return several keys with their values, one asked for."""
+    """Return several keys with values, and ask for the value of one."""
     keys, values = words[:KEYS], words[KEYS:]
     return Trial(_pairs(keys, values), ASKED.format(keys[0]), values[0], tuple(values[1:]))
 
 
 def _multi_query(words: Sequence[str], rng: random.Random) -> Trial:
-    """Return the same with several asked for in turn, and the answers before one of them given."""
+    """Return several keys with values, ask for several values in turn, and give the answers before one of them."""
     keys, values, last = words[:KEYS], words[KEYS:], rng.randrange(QUERIES)
     given = "".join(map(GIVEN.format, keys[:last], values[:last]))
     wrong = (*values[:last], *values[last + 1 :])
@@ -80,7 +83,7 @@ def _multi_query(words: Sequence[str], rng: random.Random) -> Trial:
 
 
 def _multi_value(words: Sequence[str], rng: random.Random) -> Trial:
-    """Return a key with several values among keys with one, and some of its values given."""
+    """Return a key with several values among keys with one value, and give some of its values."""
     key, own, rest = words[0], words[1 : 1 + VALUES], words[1 + VALUES :]
     keys, values, last = rest[:OTHERS], rest[OTHERS:], rng.randrange(VALUES)
     stated = (*_pairs([key] * VALUES, own), *_pairs(keys, values))
@@ -89,7 +92,7 @@ def _multi_value(words: Sequence[str], rng: random.Random) -> Trial:
 
 
 def _variables(words: Sequence[str], rng: random.Random) -> Trial:
-    """Return chains of names, each leading to the next one, and one of them followed up to some link."""
+    """Return chains of names that lead to each other, and follow one chain to one of its names."""
     chains = [words[start : start + LINKS + 1] for start in range(0, len(words), LINKS + 1)]
     stated = tuple(tuple(map(PAIR.format, chain, chain[1:])) for chain in chains)
     chain, last = chains[0], rng.randrange(LINKS)
@@ -99,12 +102,12 @@ def _variables(words: Sequence[str], rng: random.Random) -> Trial:
 
 
 def _common(words: Sequence[str], rng: random.Random) -> Trial:
-    """Return some words of which many copies stand there, one of them asked for, among words with few."""
+    """Return some frequent words among rare words, and ask for a frequent one."""
     return _counted(words, [MANY] * OFTEN + [FEW] * SELDOM, OFTEN, rng)
 
 
 def _frequent(words: Sequence[str], rng: random.Random) -> Trial:
-    """Return words whose numbers fall with their rank, as in texts; one of the first is asked for."""
+    """Return words with frequencies that fall with their rank, and ask for one of the first."""
     return _counted(words, [max(1, MOST // rank) for rank in range(1, RANKS + 1)], RANKED, rng)
 
 
@@ -141,7 +144,12 @@ TASKS = (
 
 @dataclass(frozen=True)
 class EffectiveLengthTask:
-    """One task. chance: of a blind guess. own: right answers of the trained length; hits: the target's at each length."""
+    """One task.
+
+    chance: the share of right answers of a blind guess.
+    own: right answers at the trained length.
+    hits: right answers of the target, by length.
+    """
 
     name: str
     chance: float
@@ -151,11 +159,12 @@ class EffectiveLengthTask:
 
 @dataclass(frozen=True)
 class EffectiveLengthStep:
-    """The score at one length: the share of right answers over all tasks, 0 for a blind guesser and 1 for all of them.
+    """The score at one length: the share of right answers over all tasks, scaled so that a blind guess has 0.
 
-    ratio: to that of the same trials at the trained length. lower, upper: what the true one is above, and below, with 95 %
-    confidence each. verdict: `no worse` where the lower bound is what has to be kept or more, `worse` where the ratio is
-    surely below over all lengths together, else `undecided`.
+    ratio: to the score of the same trials at the trained length.
+    lower, upper: bounds of the true ratio, with 95 % confidence each.
+    verdict: `no worse` if the lower bound is at least the share to keep, `worse` if the ratio is surely below it over
+      all lengths together, else `undecided`.
     """
 
     length: int
@@ -168,11 +177,16 @@ class EffectiveLengthStep:
 
 @dataclass(frozen=True)
 class EffectiveLengthResult:
-    """The longest length that, like every shorter one measured, keeps `kept` of the score at the trained length.
+    """The longest length that, like all shorter ones, keeps the share `kept` of the score at the trained length.
 
-    trials: of each task. own: that score, the baseline's where there is one. longest: by the ratios; surely: by their lower
-    bounds; possibly: the longest before one that is surely worse. 0: not even the first; all None where nothing is judged,
-    which note explains.
+    trials: of each task.
+    own: the score at the trained length, of the baseline if there is one.
+    longest: by the ratios.
+    surely: by their lower bounds.
+    possibly: the length before the first that is surely worse.
+    note: the reason why nothing is judged, or empty.
+
+    A length of 0 means that even the first length fails. All lengths are None if nothing is judged.
     """
 
     kept: float

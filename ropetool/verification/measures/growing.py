@@ -1,7 +1,7 @@
-"""Cached generation: the logits that generation has token after token, by keys of earlier calls, beside those of whole passes.
+"""Cached generation: the logits of generation token by token, compared with the logits of whole passes.
 
-Losses are measured in whole passes, and answers are written with a cache. Where a table changes with the length, keys in a cache
-keep the rotation of their own time. Knows nothing of files.
+Losses are measured in whole passes, and answers are written with a cache. If the table depends on the text length, the
+keys in a cache keep the rotation of an earlier length.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ COARSE = 2e-3
 
 @dataclass(frozen=True)
 class CacheLength:
-    """Generation of the last tokens of rows of `length` behind a prompt, against whole passes over all before each token.
+    """Generation of the last tokens of rows of `length` tokens after a prompt, compared with whole passes.
 
-    mean, maximum: of KL(whole pass || generation), in nats a token. same: how often both have the same likeliest token.
-    crosses: whether generation goes from within the trained length beyond it.
+    mean, maximum: of KL(whole pass || generation), in nats a token.
+    same: the share of tokens at which both have the same most likely token.
+    crosses: whether generation begins within the trained length and ends beyond it.
     """
 
     length: int
@@ -48,7 +49,11 @@ class CacheLength:
 
 @dataclass(frozen=True)
 class CacheResult:
-    """Cached generation by length. rounding: the type computed in. moving: whether the table follows the length."""
+    """Cached generation by length.
+
+    rounding: the type of the computation.
+    moving: whether the table depends on the text length.
+    """
 
     lengths: tuple[CacheLength, ...]
     rounding: str
@@ -126,9 +131,9 @@ def _kl(reference: Array, other: Array) -> Array:
 
 
 def cache_check(found: CacheResult) -> Check:
-    """Return whether generation with a cache has the logits of whole passes, beyond rounding.
+    """Return whether generation with a cache has the logits of whole passes, except for rounding.
 
-    Where the table follows the length it has not, by the method, and that is told.
+    If the table depends on the text length, the method itself makes a difference, and the check only informs.
     """
     limit = ROUNDING.get(found.rounding, COARSE)
     worst = max(found.lengths, key=lambda entry: entry.mean)

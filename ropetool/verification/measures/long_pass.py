@@ -1,8 +1,8 @@
-"""One long pass: what every token beyond the trained length costs, by position, and on those that only far text tells.
+"""One long pass: the loss of every token beyond the trained length, by position, and the loss of key tokens.
 
-Each is scored a second time in a window of the trained length, so that what a place has of easy or hard tokens drops out.
-Most tokens follow from the last few hundred, and a mean over all of them hardly shows whether far text is read. A judge, a
-model that reads the whole length, says which ones do not. Knows nothing of files.
+Each token is scored a second time in a window of the trained length, so that hard and easy places cancel out. Most
+tokens follow from the last few hundred. A judge, a model that reads the whole length, selects the tokens that do not:
+the key tokens.
 Source: Fang et al., What is wrong with perplexity for long-context language modeling?, arXiv 2410.23771, section 3.
 """
 
@@ -38,9 +38,10 @@ JUDGE = "judge"
 
 @dataclass(frozen=True)
 class PassSpan:
-    """What the tokens at the positions from `start` up to but not including `end` cost in one long pass, in nats.
+    """The loss at positions `start` to `end` - 1 of one long pass, in nats a token.
 
-    truncated: what the baseline makes of the same tokens in windows of its trained length. difference: paired.
+    truncated: the loss of the baseline on the same tokens, in windows of its trained length.
+    difference: the target minus the baseline, paired.
     """
 
     start: int
@@ -52,7 +53,7 @@ class PassSpan:
 
 @dataclass(frozen=True)
 class LongPassResult:
-    """The loss by position in passes of `length` tokens, beyond the trained length. note: why it decides little."""
+    """The loss by position in passes of `length` tokens. note: the reason why it decides little, or empty."""
 
     length: int
     places: int
@@ -63,11 +64,15 @@ class LongPassResult:
 
 @dataclass(frozen=True)
 class KeyTokenResult:
-    """What the tokens cost that a judge predicts from far text alone: `tokens` of `scored`, in nats.
+    """The loss of key tokens, in nats: of `scored` tokens the judge selected `tokens`.
 
-    loss: of the target behind `length` tokens. truncated: of the baseline behind those that fit its trained length. gain:
-    the second minus the first, paired. All None where the judge chose none. Without a judge the tokens are those of the
-    farthest copies, and the gain is from the copy. note: why nothing is judged.
+    loss: of the target with `length` tokens of context.
+    truncated: of the baseline with the context that fits its trained length.
+    gain: truncated minus loss, paired.
+    note: the reason why nothing is judged, or empty.
+
+    The losses are None if the judge selected no token. Without a judge, the tokens of the farthest copies are used, and
+    the gain is the gain from the copy.
     """
 
     length: int
@@ -83,9 +88,9 @@ class KeyTokenResult:
 
 @dataclass(frozen=True)
 class LongPass:
-    """The places, whose last `scored` tokens are scored behind `length` tokens, and behind the trained length alone.
+    """The places of the long passes. The last `scored` tokens of each are scored with long and with short context.
 
-    There each window of the trained length scores its second half, so that every token has half of it as context or more.
+    Each short window scores its second half, so every token has at least half of the trained length as context.
     """
 
     corpus: Corpus

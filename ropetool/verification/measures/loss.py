@@ -1,7 +1,4 @@
-"""Last segment: the loss of the same last tokens behind ever longer context, and what it says of target and baseline.
-
-Works on any `Runner`; knows nothing of torch or files.
-"""
+"""Last segment: the loss of the same tokens with more and more context in front of them, compared with the baseline."""
 
 from __future__ import annotations
 
@@ -50,10 +47,12 @@ Losses = Mapping[int, Array]
 
 @dataclass(frozen=True)
 class LastSegment:
-    """The segments of each length, those within the trained length included that the comparisons need.
+    """The segments of each length, and those within the trained length that the comparisons need.
 
-    asked: the lengths to report. margin: what the target may lose, in nats a token. scored: how many tokens at the end of
-    a segment are scored. baseline_reach: the longest row that the baseline can read.
+    asked: the lengths to report.
+    margin: the loss that the target may have more, in nats a token.
+    scored: the number of scored tokens at the end of a segment.
+    baseline_reach: the longest row that the baseline can read.
     """
 
     corpus: Corpus
@@ -176,7 +175,7 @@ def prepare_last_segment(
 
 
 def judged(found: Sequence[LengthResult], margin: float) -> list[LengthResult]:
-    """Return the lengths with their verdicts; those without a comparison, or with thin texts, stay not judged."""
+    """Return the lengths with their verdicts. Lengths without a comparison or with too little text stay not judged."""
     known = [entry for entry in found if not entry.partial and entry.difference_to_truncation is not None]
     said = verdicts([entry.difference_to_truncation for entry in known if entry.difference_to_truncation], margin)
     by_length = {entry.length: verdict for entry, verdict in zip(known, said, strict=True)}
@@ -184,10 +183,10 @@ def judged(found: Sequence[LengthResult], margin: float) -> list[LengthResult]:
 
 
 def verdicts(differences: Sequence[Estimate], margin: float, error: float = ERROR) -> list[str]:
-    """Return what the differences at some lengths come to. Units: the margin in nats a token.
+    """Return the verdict of the difference at each length. Units: the margin in nats a token.
 
-    That a length is worse, or better, is said where it is sure over all lengths together, by Holm's rule: among many
-    lengths one is always the worst. That all are no worse needs no such rule, for each of them has to show it.
+    A length is better or worse if this is sure over all lengths together, by Holm's rule: one of many lengths is always
+    the worst. `no worse` needs no such rule, because each length has to show it.
     """
     worse = rejected([chance_of_less(difference, margin) for difference in differences], error)
     better = rejected([chance_of_more(difference, 0.0) for difference in differences], error)

@@ -1,6 +1,6 @@
-"""Position probe: fixed passages behind a growing length of other text, whose loss should not move.
+"""Position probe: the loss of fixed passages with more and more other text in front of them. It should not change.
 
-Shifting position_ids alone would show nothing, because RoPE is relative. Knows nothing of files.
+A shift of position_ids alone would show nothing, because RoPE is relative.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ POSITION = "position"  # the check
 
 @dataclass(frozen=True)
 class OffsetResult:
-    """The loss of the fixed passages behind `filler` tokens of other documents; `change` from no filler, paired.
+    """The loss of the passages after `filler` tokens of other documents.
 
-    difference: from the baseline's behind as much of it as fits the trained length, paired; None without a baseline there.
+    change: from no filler, paired.
+    difference: from the baseline with as much filler as fits its trained length, paired. None without a baseline.
     """
 
     filler: int
@@ -43,9 +44,10 @@ class OffsetResult:
 
 @dataclass(frozen=True)
 class PositionResult:
-    """The position probe: passages of `passage` tokens whose last `scored` are scored. baseline: without filler.
+    """The position probe. Passages have `passage` tokens, and the last `scored` are scored.
 
-    within: the filler of which a row is as long as the trained length.
+    baseline: the loss of the baseline without filler.
+    within: the filler that makes a row as long as the trained length.
     """
 
     passage: int
@@ -60,9 +62,9 @@ class PositionResult:
 
 @dataclass(frozen=True)
 class PositionProbe:
-    """The passages, and the filler lengths; the target meets all of them, the baseline those within its trained length.
+    """The passages and the lengths of filler. The baseline gets the fillers within its trained length.
 
-    within: the filler of which a row is as long as the trained length.
+    within: the filler that makes a row as long as the trained length.
     """
 
     corpus: Corpus

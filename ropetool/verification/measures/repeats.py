@@ -1,6 +1,6 @@
-"""Far dependence: how much better a passage is predicted when its own copy stands far in front of it.
+"""Far dependence: how much better a passage is predicted if a copy of it is far in front.
 
-The scored tokens and the text between are the same with and without the copy. Knows nothing of files.
+The scored tokens and the text between are the same with and without the copy.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ COPIES = "copies"  # the check
 
 @dataclass(frozen=True)
 class DistanceResult:
-    """Next-token accuracy on a passage whose own copy (`repeated`) or another text (`unrelated`) stands `distance` before.
+    """The share of right tokens, `distance` tokens after a copy (`repeated`) or other text (`unrelated`).
 
-    The scored tokens are the same; `gain` is the paired difference, repeated minus unrelated. change: the gain minus that
-    within the trained length, paired; None there. All are parts of 1, but for `nats`: by how much the copy lowers the loss
-    of a token, paired.
+    gain: repeated minus unrelated, paired.
+    change: the gain minus the gain within the trained length, paired. None within it.
+    nats: how much the copy lowers the loss, in nats a token, paired.
     """
 
     distance: int
@@ -52,10 +52,10 @@ class DistanceResult:
 
 @dataclass(frozen=True)
 class FarResult:
-    """Far dependence by distance, in tokens from a token to its copy.
+    """Far dependence by distance. A distance counts the tokens from a token to its copy.
 
-    within: the largest distance within the trained length, 0 without one. own: the baseline's gain there, or the target's
-    own without a baseline.
+    within: the largest distance within the trained length, or 0.
+    own: the gain of the baseline at that distance, or of the target without a baseline.
     """
 
     passage: int
@@ -70,9 +70,9 @@ class FarResult:
 
 @dataclass(frozen=True)
 class FarDependence:
-    """The passages, and the distances from a token to its copy; the baseline gets those within its trained length.
+    """The passages, and the distances from a token to its copy. The baseline gets those within its trained length.
 
-    within: the largest of those distances, 0 without any; the prefix does not count.
+    within: the largest of these distances, without the prefix, or 0.
     """
 
     corpus: Corpus

@@ -1,7 +1,7 @@
-"""Retrieval: several keys with values in the context, one of them asked for at the end, by depth and length.
+"""Retrieval: the context holds several keys with values, and the end asks for the value of one key.
 
-The keys are each other's distractors: a single number in prose is found by its looks, without positions. The answer is
-one token, so the likelihoods of all values can be compared. Knows nothing of files.
+The keys distract from each other. A single number in prose would be found by its looks alone. The answer is one token,
+so the likelihoods of all values can be compared.
 """
 
 from __future__ import annotations
@@ -57,9 +57,11 @@ voice wall war water way week west wheel white wife wind window wine winter woma
 
 @dataclass(frozen=True)
 class Task:
-    """What is hidden and asked for: `keys` at most of `{key}` and `{value}`, each followed by `hops` other names.
+    """The sentences and the question of a task.
 
-    in_prose: each statement stands between two sentences of prose, where the texts have any.
+    keys: the number of `{key}` and `{value}` pairs, at most.
+    hops: the number of other names between a key and its value.
+    in_prose: put each sentence between two sentences of prose, if the texts have prose.
     """
 
     name: str
@@ -97,9 +99,9 @@ def name_of(task: str) -> str:
 
 @dataclass(frozen=True)
 class Context:
-    """One row, the values that occur in it, and which of them is asked for.
+    """One row, the values in it, and which of them is asked for.
 
-    document: that the filler begins in, nearly all of it where documents are as long as the row; None where that is not kept.
+    document: the document in which the filler begins, or None if it is not known.
     """
 
     depth: float
@@ -111,10 +113,13 @@ class Context:
 
 @dataclass(frozen=True)
 class RetrievalCell:
-    """One cell of the grid: of `trials` contexts, how often the right value was the likeliest of the candidates.
+    """The answers at one length and depth.
 
-    depth: where the key stands, 0 for the front and 1 for the end. generated: how often the value was the likeliest
-    token of the whole vocabulary, which is what greedy generation writes. low, high: Wilson's 95 % interval of hits.
+    trials: the number of contexts.
+    depth: the place of the key, 0 for the front and 1 for the end.
+    hits: how often the right value was the most likely candidate.
+    generated: how often it was the most likely token of the whole vocabulary, which greedy generation writes.
+    low, high: Wilson's 95 % interval of hits.
     """
 
     length: int
@@ -128,11 +133,14 @@ class RetrievalCell:
 
 @dataclass(frozen=True)
 class RetrievalPair:
-    """The trials of a length beside their twins, the same keys and values within the trained length.
+    """The trials of one length, paired with trials of the same keys and values within the trained length.
 
-    depth: None for all of them together. generated: of what greedy generation writes. hits, own: right at this length, and
-    of the twins. gained, lost: right at this length alone, and in the twin alone. difference: of the shares; lower, upper:
-    what the true one is above, and below, with 95 % confidence each.
+    depth: None for all depths together.
+    generated: whether the answers are those of greedy generation.
+    hits, own: right answers at this length, and within the trained length.
+    gained, lost: pairs that are right only at this length, and only within the trained length.
+    difference: of the shares of right answers.
+    lower, upper: bounds of the true difference, with 95 % confidence each.
     """
 
     length: int
@@ -150,9 +158,11 @@ class RetrievalPair:
 
 @dataclass(frozen=True)
 class RetrievalResult:
-    """The grid of one task: `keys` (the default), `many-keys`, `variables` or `needles`. chance: of a blind guess.
+    """The results of one task.
 
-    pairs: against the baseline's twins, or without a baseline the target's own.
+    task: `keys` (the default), `many-keys`, `variables` or `needles`.
+    chance: the share of right answers of a blind guess.
+    pairs: compared with the baseline's answers, or without a baseline with the target's own.
     """
 
     task: str
@@ -166,7 +176,7 @@ class RetrievalResult:
 
 @dataclass(frozen=True)
 class Retrieval:
-    """The contexts of each length; the baseline gets those within the trained length."""
+    """The contexts of each length. The baseline gets the contexts within the trained length."""
 
     task: Task
     contexts: Mapping[int, tuple[Context, ...]]
@@ -241,11 +251,11 @@ def prepare_retrieval(
     trials: int,
     seed: int,
 ) -> Retrieval:
-    """Return the contexts of the task: `trials` for each depth, at the trained length and all longer ones.
+    """Return the contexts of a task, `trials` for each depth, at the trained length and at all longer lengths.
 
-    A trial has the same keys and values at every length, the asked one behind the same share of the filler, so that it
-    has a twin within the trained length. Keys and values are words of one token each. A length that does not hold the
-    sentences beside as much filler is left out, and so are all where the vocabulary has too few such words, with a note.
+    A trial has the same keys and values at every length. The share of filler before the asked key is the same too. Keys
+    and values are words of one token. A length is left out if the sentences would be more than half of it. All lengths
+    are left out, with a note, if the vocabulary has too few such words.
 
     Raises: ConfigError if there is no text.
     """
@@ -371,19 +381,19 @@ def woven(filler: Sequence[int], placed: Sequence[tuple[float, list[int]]], ends
 
 
 def retrieval_checks(grid: RetrievalResult, grade: Grade, trained_length: int, copies: bool) -> list[Check]:
-    """Return the checks on the answers chosen among the candidates, and on those that greedy generation writes.
+    """Return the check of the answers chosen among the candidates, and of the answers that greedy generation writes.
 
-    copies: whether those were measured, which stand in for answers that the model does not give at any length.
+    copies: whether copies were measured. They replace answers that the model does not give at any length.
     """
     return [_answers(grid, grade, trained_length, copies, generated) for generated in (False, True)]
 
 
 def _answers(grid: RetrievalResult, grade: Grade, trained_length: int, copies: bool, generated: bool) -> Check:
-    """Return whether the answers at the longest length are as right as their twins within the trained length.
+    """Return whether the answers at the longest length are as right as within the trained length.
 
-    It fails where that is surely not so at some length or depth, all of them together by Holm's rule: a depth that is not
-    read does not hide behind those that are. It passes where the answers of all depths together show it, and each depth by
-    itself shows that it is read at all. Where the twins themselves are hardly better than a guess nothing is said.
+    The check fails if some length or depth is surely worse, by Holm's rule over all of them. A lost depth thus cannot
+    hide behind other depths. The check passes if all depths together show that nothing is lost, and each depth shows
+    that it is read at all. It does not run if the answers within the trained length are hardly better than a guess.
     """
     name = f"retrieval, {grid.task}{', written' if generated else ''}"
     pairs = [pair for pair in grid.pairs if pair.generated == generated]
