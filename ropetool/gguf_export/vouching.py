@@ -13,7 +13,8 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import CheckpointError, ConfigError, RopetoolError, did_you_mean
 from ropetool.escaping import command
 from ropetool.gguf_export.container import Progress
-from ropetool.verification.checkpoints import verify_checkpoint
+from ropetool.verification.checkpoints import verify_target
+from ropetool.verification.options import VerifyOptions
 from ropetool.verification.results import FAIL
 from ropetool.verification.session import Session
 from ropetool.verification.verdict.checkpoint import read_alone
@@ -64,7 +65,9 @@ def seconds(session: Session) -> float:
 def _measured(source: HfCheckpoint, tell: Progress) -> str:
     """Verify a checkpoint for at most two minutes; return why that was not possible, empty if it was."""
     try:
-        verify_checkpoint(source.path, budget=MINUTES, progress=lambda stage, *_: tell(stage, 0, 0))
+        verify_target(
+            source.path, VerifyOptions(budget=MINUTES, far_text=False), progress=lambda stage, *_: tell(stage, 0, 0)
+        )
     except RopetoolError as error:
         return error.message
     return ""

@@ -11,12 +11,13 @@ from ropetool.verification.gate import BROKEN as BROKEN_TEXTS
 from ropetool.verification.gate import LENGTHS, LONG, SHORT, YARDSTICK
 from ropetool.verification.measures.rotary import ROTATION
 from ropetool.verification.readback.terms import DRESS, FILES, TABLES, WEIGHTS
-from ropetool.verification.results import FAIL, FALSE, NOT_RUN, TRUE, VerifyResult, is_true
+from ropetool.verification.results import FAIL, FALSE, NOT_KNOWN, NOT_RUN, PASS, TRUE, VerifyResult, is_true
 from ropetool.verification.verdict.answers import Answers, Question
 from ropetool.verification.verdict.bounds import BROKEN, COSTS, KEEP, KEPT, LOOKS, MEASURED, WORKING, WORKS
 from ropetool.verification.verdict.deciding import FILE, TEXTS
 
 TONES = {KEEP: GOOD, WORKS: GOOD, COSTS: WARN, BROKEN: BAD, MEASURED: WARN}
+POSITION = "position"  # a check that tells what passages cost, not what is used
 OF_FILES = (TABLES, WEIGHTS, FILES, DRESS, ROTATION, YARDSTICK)  # the checks of the first question
 SIGN = "●"
 HOURS = 120  # minutes, from which a duration is told in hours
@@ -88,7 +89,9 @@ def questions_section(result: VerifyResult) -> Section:
     use = [check for check in result.checks if check.name not in (*OF_FILES, SHORT, LONG, BROKEN_TEXTS, LENGTHS)]
     if use:
         why = "; ".join(f"{check.name}: {check.detail}" for check in use)
-        rows.append(row("Is far text used?", Cell("less", WARN) if found.lost else Cell("yes", GOOD), why))
+        shown = any(check.verdict == PASS and check.name != POSITION for check in use)
+        used = Cell("less", WARN) if found.lost else Cell("no loss found", GOOD) if shown else Cell(NOT_KNOWN, WARN)
+        rows.append(row("Is distant text used as before?", used, why))
     return Section("answers", "Three questions", Table(("question", "answer", ""), tuple(rows), words=(0, 1, 2)))
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from ropetool import families, names, runtimes
 from ropetool.checkpoint import provenance, style
@@ -96,16 +95,9 @@ def _inspect_as(opened: Checkpoint, as_type: str | None) -> tuple[Inspection, Ch
     return replace(found, notes=(*said, *found.notes), as_type=as_type, checkpoint=opened), checkpoint
 
 
-# What a checkpoint came to, which never changes. It does not hold the checkpoint, which would then never be freed.
-_known: WeakKeyDictionary[Checkpoint, Inspection] = WeakKeyDictionary()
-
-
 def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
-    """Return what an opened checkpoint says and what each runtime makes of it. It is computed once."""
-    found = _known.get(checkpoint)
-    if found is None:
-        found = _of_hf(checkpoint) if isinstance(checkpoint, HfCheckpoint) else _of_gguf(checkpoint, checkpoint.path)
-        _known[checkpoint] = found
+    """Return what an opened checkpoint says and what each runtime makes of it."""
+    found = _of_hf(checkpoint) if isinstance(checkpoint, HfCheckpoint) else _of_gguf(checkpoint, checkpoint.path)
     return replace(found, checkpoint=checkpoint)
 
 

@@ -21,6 +21,7 @@ MINUTES = 10.0  # of a default verification without a budget
 class VerifyOptions:
     """The options of `verify_checkpoint`, which explains them.
 
+    far_text: a default verification asks a kept model whether it uses distant text, if time is left.
     Raises: ConfigError for a budget that is no number of minutes above 0.
     """
 
@@ -47,6 +48,7 @@ class VerifyOptions:
     engine: Engine | None = None
     cache_type: str | None = None
     compare_with: str | None = None
+    far_text: bool = True
 
     def __post_init__(self) -> None:
         check_budget(self.budget)

@@ -37,6 +37,10 @@ from ropetool.verification.whole_suites import Wrap, kept_on_disk, vocabulary_of
 
 SERVED = Path("the served model")  # in the place of a path: the target's own may be the baseline's too
 SHOWN = "answers shown"
+# Options that need a model that is run from its files.
+FROM_FILES = (
+    "against", "judge", "lm_eval", "certificate_file", "full_hash", "engine", "cache_type", "compare_with",
+)  # fmt: skip
 CHANGED = 0.03  # nats a token by which a server that is the same may differ: batches are rounded otherwise each time
 
 
@@ -69,6 +73,7 @@ def verify_served(
     Raises: ServerError for a server that does not answer, or not as its interface says; ConfigError for another model
     behind it, and as verify_checkpoint does; CheckpointError.
     """
+    _refuse_other_options(options)
     checkpoint = open_checkpoint(hub.local(target))
     original = None if options.baseline is None else open_checkpoint(hub.local(options.baseline))
     http = Http(served.url)
@@ -134,6 +139,14 @@ def verify_served(
         result, target=f"{server.model} at {http.url}", checks=(*result.checks, shown), notes=(*notes, *result.notes),
         texts=read,
     )  # fmt: skip
+
+
+def _refuse_other_options(options: VerifyOptions) -> None:
+    """Raise ConfigError for an option that needs a model that is run from its files."""
+    usual = VerifyOptions()
+    for name in FROM_FILES:
+        if getattr(options, name) != getattr(usual, name):
+            raise ConfigError("a server's model is not run from its files", where=name, try_=f"without {name}")
 
 
 def _kept(server: Server, resume: bool, journal: AbstractContextManager[Wrap]) -> AbstractContextManager[Wrap | None]:

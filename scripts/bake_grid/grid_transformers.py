@@ -19,12 +19,14 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from ropetool import errors, weights
+from ropetool import errors
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.weights import bakes
 from ropetool.weights.bakeable import Bakeable
 from ropetool.weights.bakes import Bake
 from ropetool.weights.fold_targets import FoldTargets
+from ropetool.weights.weight_files import weight_files
+from ropetool.weights.writing import write_weights
 
 BY = "transformers"
 LONG, SHORT = models.LENGTH, 640  # tokens: four times the trained length for one bake a model, beyond it for the others
@@ -239,10 +241,10 @@ def rounding(made: Bake, source: Path, folder: Path) -> list[float]:
             (half / path.name).write_bytes(path.read_bytes())
     (folder / "rounded").mkdir()
     checkpoint = HfCheckpoint.open(half)
-    files = weights.weight_files(checkpoint)
+    files = weight_files(checkpoint)
     shapes = {name: stored.shape for name, stored in checkpoint.stored.items()}
     targets = [folder / "rounded" / file.path.name for file in files]
-    done = weights.write_weights(made.tensors, files, targets).tensors
+    done = write_weights(made.tensors, files, targets).tensors
     sizes = [one.rows * max(1, int(np.prod(shapes[one.tensor][1:]))) for one in done if one.mean_error]
     means = [one.mean_error for one in done if one.mean_error]
     mean = float(np.average(means, weights=sizes)) if means else 0.0

@@ -27,7 +27,8 @@ from defects_page import BASELINE, BROKE, REFUSED, VERDICTS, is_sound
 from train_demo_model import second_place
 
 from ropetool.errors import RopetoolError
-from ropetool.verification.checkpoints import verify_checkpoint
+from ropetool.verification.checkpoints import verify_target
+from ropetool.verification.options import VerifyOptions
 from ropetool.verification.readback.terms import Terms
 from ropetool.verification.results import FAIL
 from ropetool.verification.verdict import checkpoint as default_verification
@@ -50,7 +51,7 @@ def planted(bench: Bench, form: str, defect: str) -> Iterator[Path]:
 def by_texts(bench: Bench, form: str, target: Path) -> Answers:
     """Return what the texts say of a target. Raises: RopetoolError where it cannot be run."""
     texts = [] if bench.name == DEMO else [second_place(CACHE) / "text"]  # of the demo they are in the package
-    result = verify_checkpoint(target, baseline=bench.base(form), texts=texts, device="cpu")
+    result = verify_target(target, VerifyOptions(baseline=bench.base(form), texts=texts, device="cpu", far_text=False))
     assert result.answers is not None
     return result.answers
 

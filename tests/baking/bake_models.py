@@ -20,14 +20,14 @@ import torch
 import transformers
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
-from ropetool import weights
 from ropetool.checkpoint.edits import edits_of_file
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.files.hf import apply_edits, read_header
 from ropetool.weights import bakes
 from ropetool.weights.bakes import Bake
 from ropetool.weights.hf_bakeable import HfBakeable
-from ropetool.weights.writing import Baked
+from ropetool.weights.weight_files import weight_files
+from ropetool.weights.writing import Baked, write_weights
 
 TRAINED, FACTOR = 512, 4.0
 LENGTH = int(TRAINED * FACTOR)
@@ -324,9 +324,9 @@ def reordered(model: HfBakeable, to: str) -> Bake:
 def carry_out(bake: Bake, source: Path, target: Path, **options: Any) -> Baked:
     """Write the baked checkpoint: the touched shards by ropetool, everything else copied."""
     checkpoint = HfCheckpoint.open(source)
-    files = weights.weight_files(checkpoint)
+    files = weight_files(checkpoint)
     target.mkdir()
-    baked = weights.write_weights(bake.tensors, files, [target / file.path.name for file in files], **options)
+    baked = write_weights(bake.tensors, files, [target / file.path.name for file in files], **options)
     for file in source.iterdir():
         if not (target / file.name).exists():
             shutil.copy(file, target / file.name)

@@ -14,11 +14,13 @@ from test_bake_families import bake_of
 from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as neighbours
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as halves
 
-from ropetool import weights
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import UnsupportedDtype
 from ropetool.rope import arithmetic
 from ropetool.rope.tables import Array
+from ropetool.weights import checking
+from ropetool.weights.bakes import Bake
+from ropetool.weights.checking import LayerCheck, check_scores, reader
 
 
 def drawn(*shape: int) -> Array:
@@ -49,10 +51,10 @@ def test_the_reference_is_torch_s_attention(layout: str, rotary_dim: int) -> Non
     assert np.abs(plain - found).max() > 1e-2
 
 
-def check(source: Path, target: Path, bake: weights.Bake) -> list[weights.LayerCheck]:
+def check(source: Path, target: Path, bake: Bake) -> list[LayerCheck]:
     before, after = (models.opened(path).targets for path in (source, target))
-    readers = [weights.reader(HfCheckpoint.open(path).stored) for path in (source, target)]
-    return weights.check_scores(bake.tensors, before, readers[0], after, readers[1])
+    readers = [reader(HfCheckpoint.open(path).stored) for path in (source, target)]
+    return check_scores(bake.tensors, before, readers[0], after, readers[1])
 
 
 @pytest.mark.parametrize("name", models.MODELS)
@@ -98,8 +100,8 @@ def test_the_reference_s_scores_are_those_of_the_real_attention(name: str, tmp_p
         if "gpt_neox" in name:
             more = {"head_mask": None}
         found = module(x, attention_mask=mask, position_embeddings=rotary(x, positions), **more)[-1][0].numpy()
-    scores = weights.checking.layer_scores(
-        view, entry, 0, weights.reader(opened.checkpoint.stored), view.rope.max_position_embeddings, count
+    scores = checking.layer_scores(
+        view, entry, 0, reader(opened.checkpoint.stored), view.rope.max_position_embeddings, count
     )
     expected = np.exp(scores - scores.max(-1, keepdims=True))
     expected /= expected.sum(-1, keepdims=True)
@@ -112,4 +114,4 @@ def test_types_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     save_file({"w": torch.ones(4, 4).to(torch.float8_e4m3fn)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(UnsupportedDtype, match="F8_E4M3"):
-        weights.reader(HfCheckpoint.open(tmp_path).stored)("w")
+        reader(HfCheckpoint.open(tmp_path).stored)("w")

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from bake_logits import BEYOND, logits
 
-from ropetool import weights
 from ropetool.errors import ConfigError
 from ropetool.weights import bakes
 from ropetool.weights.bakes import Bake
+from ropetool.weights.edits import by_tensor
 from ropetool.weights.writing import Baked
 
 EXACT, SINGLE = 1e-10, 1e-4
@@ -41,7 +41,7 @@ def assert_only_named_rows_changed(source: Path, target: Path, bake: Bake) -> No
     """Compare the bytes: outside the rows that the edits name nothing differs, inside them something does."""
     before, after = models.stored(source), models.stored(target)
     assert before.keys() == after.keys()
-    changes = weights.by_tensor(bake.tensors)
+    changes = by_tensor(bake.tensors)
     assert changes
     for name, (dtype, shape, data) in before.items():
         assert after[name][:2] == (dtype, shape)

@@ -13,9 +13,10 @@ import torch
 from bake_logits import logits
 from test_bake_families import EXACT, bake_of
 
-from ropetool import weights
 from ropetool.errors import ConfigError, LossyExport
 from ropetool.weights import bakes
+from ropetool.weights.bakes import Bake
+from ropetool.weights.edits import TensorEdit, by_tensor
 from ropetool.weights.operations import kept_first
 
 SEEN = 1e-2
@@ -78,8 +79,8 @@ def test_a_constant_gain_is_the_attention_factor(tmp_path: Path) -> None:
     view = model.targets
     entry = view.rope.entries["full_attention"]
     gains = [entry.attention_factor**2] * (entry.rotary_dim // 2)
-    by_gain = weights.by_tensor(bakes.pair_gain(model, {"full_attention": gains}).tensors)
-    by_factor = weights.by_tensor(bake_of(source).tensors)
+    by_gain = by_tensor(bakes.pair_gain(model, {"full_attention": gains}).tensors)
+    by_factor = by_tensor(bake_of(source).tensors)
     assert by_gain.keys() == by_factor.keys()
     for name, change in by_gain.items():
         np.testing.assert_array_equal(change.factor, by_factor[name].factor)
@@ -146,8 +147,8 @@ def test_there_and_back_again_is_the_same_file(tmp_path: Path) -> None:
     model = models.opened(source)
     there = models.reordered(model, "interleaved")
     models.carry_out(there, source, tmp_path / "there")
-    back = [weights.TensorEdit(**{**vars(e), "order": tuple(np.argsort(e.order).tolist())}) for e in there.tensors]
-    models.carry_out(weights.Bake(tuple(back), ()), tmp_path / "there", tmp_path / "back")
+    back = [TensorEdit(**{**vars(e), "order": tuple(np.argsort(e.order).tolist())}) for e in there.tensors]
+    models.carry_out(Bake(tuple(back), ()), tmp_path / "there", tmp_path / "back")
     assert models.stored(tmp_path / "there") != models.stored(source)
     assert models.stored(tmp_path / "back") == models.stored(source)
 
@@ -183,7 +184,7 @@ def test_the_slowest_pairs_stand_still_by_a_narrower_rotation(name: str, tmp_pat
     assert np.abs(expected - logits(tmp_path / "baked")).max() < EXACT
     assert np.abs(expected - logits(source)).max() > SEEN
     if name != "glm4":  # in the interleaved order the slowest pairs are the last channels already
-        models.carry_out(weights.Bake((), bake.edits), source, tmp_path / "unpermuted")
+        models.carry_out(Bake((), bake.edits), source, tmp_path / "unpermuted")
         assert np.abs(expected - logits(tmp_path / "unpermuted")).max() > SEEN
 
 

@@ -114,7 +114,7 @@ USED = Check("retrieval, keys", 0.12, 0.3, NOT_ASKED, "3 of 25 right at 16384 to
 
 
 def test_what_is_lost_of_far_text_is_named() -> None:
-    why = f"fewer questions about far text are answered: {USED.detail}"
+    why = f"fewer questions about distant text are answered: {USED.detail}"
     lowered = result(answers(WORKS, SHORT, LONG, texts=(TEXT,) * 6, lost=(why,)))
     lowered = replace(lowered, checks=(*lowered.checks, USED))
     assert summary(lowered) == (
@@ -125,6 +125,16 @@ def test_what_is_lost_of_far_text_is_named() -> None:
     file, *_, far = questions_section(lowered).table.rows
     assert (file[2].text, far[1].text) == ("tables: llama.cpp: the plan's tables, context 16384", "less")
     assert USED.detail in far[2].text
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "answer"),
+    [("copies", PASS, "no loss found"), ("copies", NOT_ASKED, "not known"), ("position", PASS, "not known")],
+)
+def test_no_loss_is_found_only_where_something_was_shown(name: str, verdict: str, answer: str) -> None:
+    kept = result(CASES[KEEP][0])
+    kept = replace(kept, checks=(*kept.checks, Check(name, 0.1, 0.0, verdict, "told")))
+    assert questions_section(kept).table.rows[-1][1].text == answer
 
 
 def test_short_texts_may_be_more_than_long_ones() -> None:

@@ -796,3 +796,10 @@ def test_a_connection_is_used_again_after_an_answer(serve: Callable[..., Served]
         assert asked.get("/version")
         assert asked.get("/nothing") is None
         assert asked._session() is session
+
+
+@pytest.mark.parametrize("option", served.FROM_FILES)
+def test_options_of_files_are_refused(option: str, tiny: Path) -> None:
+    chosen = VerifyOptions(**{option: True if option == "full_hash" else "x"})
+    with pytest.raises(ConfigError, match="not run from its files"):
+        verify_served(tiny, served.Served("http://localhost:1"), chosen)

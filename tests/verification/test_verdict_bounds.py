@@ -121,6 +121,7 @@ def test_both_questions_have_to_show_it() -> None:
     assert bounds.verdict([small, Bounds(0.6, 0.5, 0.9)], []) == BROKEN
     assert bounds.verdict([small, small], [True, True]) == BROKEN
     assert bounds.verdict([], []) == MEASURED
+    assert bounds.verdict([small, Bounds(math.nan, math.nan, math.nan)], []) == MEASURED
 
 
 def test_texts_needed_are_about_those_that_it_takes() -> None:

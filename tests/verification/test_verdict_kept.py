@@ -13,6 +13,7 @@ import ropetool
 from ropetool.plans.applying import apply
 from ropetool.plans.search import make_plan
 from ropetool.verification import journal
+from ropetool.verification.readback.terms import Terms
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import Piece, Wanted
 from ropetool.verification.verdict import bounds
@@ -99,3 +100,16 @@ def test_a_cache_that_cannot_be_written_is_told_once(
     found = verify(extended)
     assert found.answers.verdict == bounds.KEEP
     assert sum("were kept only in memory" in note for note in found.notes) == 1
+
+
+def test_passes_depend_on_the_trained_length_and_the_source(extended: Path, rows: list[tuple[str, int]]) -> None:
+    """A pass was scored for the lengths of its run, and its source decided where it was cut."""
+    verify(extended, texts=TEXTS[:1])
+    asked = len(rows)
+    shorter = Terms(trained_length=128)
+    verify(extended, texts=TEXTS[:1], resume=True, terms=shorter)
+    assert {name for name, _ in rows[asked:]} == {"model", "out"}
+    asked = len(rows)
+    other = Path(shutil.copytree(extended.parent / "model", extended.parent / "other"))
+    verify(extended, texts=TEXTS[:1], resume=True, terms=shorter, baseline=other)
+    assert {name for name, _ in rows[asked:]} == {"other", "out"}

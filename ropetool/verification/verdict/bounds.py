@@ -99,7 +99,7 @@ def verdict(questions: Sequence[Bounds], broken: Sequence[bool]) -> str:
     kept, working = math.log(KEPT), math.log(WORKING)
     if broken_by_count(broken) or any(question.lower > working for question in questions):
         return BROKEN
-    if not questions or any(question.upper > working for question in questions):
+    if not questions or not all(question.upper <= working for question in questions):  # NaN too
         return MEASURED
     if all(question.upper <= kept for question in questions):
         return KEEP

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropetool.checkpoint import certificate, fingerprints
 from ropetool.checkpoint.certificate import DEFAULT, RESEARCH
@@ -20,7 +21,7 @@ from ropetool.verification import catalogue
 from ropetool.verification.certifying import certified
 from ropetool.verification.conditions import conditions
 from ropetool.verification.gate import BROKEN, LONG, SHORT, not_reached, without_source
-from ropetool.verification.journal import Journal, kept_journal
+from ropetool.verification.journal import Journal, JournaledRunner, kept_journal
 from ropetool.verification.measures.rotary import check_rotation
 from ropetool.verification.opening import Open
 from ropetool.verification.options import VerifyOptions
@@ -37,6 +38,9 @@ from ropetool.verification.verdict.pacing import Clock
 from ropetool.verification.verdict.places import Places, longest_row
 from ropetool.verification.verdict.reading import Shape, Timed
 
+if TYPE_CHECKING:
+    from ropetool.verification.verdict.using import Use
+
 
 def answer(session: Session, options: VerifyOptions, clock: Clock, progress: Progress | None = None) -> VerifyResult:
     """Return the answers to the three questions, as far as the clock allows. Raises: CheckpointError, ConfigError."""
@@ -50,20 +54,20 @@ def answer(session: Session, options: VerifyOptions, clock: Clock, progress: Pro
     checks = read_alone(session)
     answers, description = _none(session, length, clock), ""
     results: Mapping[str, Any] = {}
-    informing: list[Check] = []
+    informing: Sequence[Check] = ()
     if all(check.verdict != FAIL for check in checks):
         with ExitStack() as stack:
             readers = _readers(session, options, stack)
             description = readers[TARGET].description
             journals = _journals(session, marked, options, stack)
-            run, answers = _answered(session, readers, documents, length, clock, journals, options.seed, tell)
+            run, places, answers = _answered(session, readers, documents, length, clock, journals, options.seed, tell)
             journals[TARGET].stays = answers.ended != DECIDED
-            if answers.verdict == bounds.KEEP and answers.length > session.trained:
-                from ropetool.verification.verdict.using import used  # loads measures of suites
-
-                results, informing, lost = used(run, readers, options.seed)
-                verdict = bounds.WORKS if lost else bounds.KEEP
-                answers = replace(answers, verdict=verdict, lost=lost, minutes=clock.spent / 60)
+            if options.far_text and answers.verdict == bounds.KEEP and _may_be_lowered(answers, checks):
+                use = _use(run, places, readers, journals, options.seed)
+                verdict = bounds.WORKS if use.lost else bounds.KEEP
+                answers = replace(answers, verdict=verdict, lost=use.lost, minutes=clock.spent / 60)
+                results, informing = use.results, use.checks
+                session.notes.extend(use.notes)
     checks += [*checks_of(answers), *informing]
     if answers.verdict not in (bounds.BROKEN, bounds.MEASURED) and any(c.verdict == NOT_RUN for c in checks):
         answers = replace(answers, verdict=bounds.MEASURED)
@@ -130,8 +134,8 @@ def _answered(
     journals: Mapping[str, Journal],
     seed: int,
     tell: Progress,
-) -> tuple[Run, Answers]:
-    """Return a run over these texts, and its answers."""
+) -> tuple[Run, Places, Answers]:
+    """Return a run over these texts, its places, and its answers."""
     moving = _is_moving(session)
     room = longest_row(documents, readers[TARGET])
     reached = min(length, room)
@@ -151,7 +155,23 @@ def _answered(
     )  # fmt: skip
     asked: dict[str, Tokenizes] = dict(readers)
     paths = {role: checkpoint.path for role, checkpoint in session.models.items()}
-    return run, run.result(run.decide(Places(documents, reached, asked, paths, seed)))
+    places = Places(documents, reached, asked, paths, seed)
+    return run, places, run.result(run.decide(places))
+
+
+def _may_be_lowered(answers: Answers, checks: Sequence[Check]) -> bool:
+    """Return whether the target was measured beyond its trained length, and the first question is answered."""
+    return answers.length > answers.trained_length and all(check.verdict != NOT_RUN for check in checks)
+
+
+def _use(
+    run: Run, places: Places, readers: Mapping[str, FullRunner], journals: Mapping[str, Journal], seed: int
+) -> Use:
+    """Return how the target of a run uses distant text. Rows are kept like those of texts."""
+    from ropetool.verification.verdict.using import PLACES, measured_use  # loads measures of suites
+
+    kept = {role: JournaledRunner(reader, journals[role], role) for role, reader in readers.items()}
+    return measured_use(run, kept, list(islice(places, PLACES)), seed)
 
 
 class _Stages:
@@ -174,9 +194,12 @@ def _journals(session: Session, marked: str, options: VerifyOptions, stack: Exit
     journals: dict[str, Journal] = {}
     # The target's is opened first and closed last, so an interruption names its rows.
     for role, checkpoint in session.models.items():
-        known = {role: marked} if role == TARGET else {}
-        decides = conditions({role: checkpoint}, (), known, options.device)
-        key = "\n".join([f"{role} text by text", str(checkpoint.path.absolute()), *_ways(options)])
+        if role == TARGET:  # the source decides where a pass is cut, and the trained length what is scored
+            decides = conditions(session.models, (), {role: marked}, options.device)
+            more = [str(session.trained), *(str(each.path.absolute()) for each in session.models.values())]
+        else:
+            decides, more = conditions({role: checkpoint}, (), {}, options.device), []
+        key = "\n".join([f"{role} text by text", str(checkpoint.path.absolute()), *_ways(options), *more])
         notes = session.notes if role == TARGET else []
         kept = kept_journal(key, decides, options.resume or role == BASELINE, notes)
         journals[role] = stack.enter_context(kept)

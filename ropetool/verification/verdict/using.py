@@ -1,13 +1,13 @@
-"""Whether far text is used: copies, answers and positions, in the time that is left after a model was kept.
+"""Whether distant text is used: copies and questions, in the time that is left after a model was kept.
 
 What is surely lost lowers `keep` to `works`. It never makes a model broken, because an honest extension of a small model
-may use far text less than near text.
+may use distant text less than near text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,71 +16,123 @@ from ropetool.checkpoint.certificate import DEFAULT, RESEARCH
 from ropetool.errors import ConfigError
 from ropetool.verification import measures
 from ropetool.verification.gate import Limits
-from ropetool.verification.measure import Grading, Setting, Suite
+from ropetool.verification.measure import Grading, Measure, Setting, Suite
+from ropetool.verification.measures.retrieval import RetrievalResult
+from ropetool.verification.measures.segments import MIN_DOCUMENTS
 from ropetool.verification.results import FAIL, NOT_ASKED, PASS, Check
-from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Measurement, Runner, ignore
+from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Measurement, Runner
 from ropetool.verification.verdict.deciding import Run
 from ropetool.verification.verdict.places import Place
+from ropetool.verification.verdict.reading import OutOfTime
 
-# By measure, what a model has lost that fails its check. Text behind far text costs what the third question tells already.
-LOST = {"far": "copies of far text help less", "retrieval": "fewer questions about far text are answered"}
-WORK = Suite(DEFAULT, (*LOST, "position"), segments=0, passages=8, trials=5, ends=True)
+# By measure, in the order of measuring, what a model has lost that fails its check. An empty text only informs: text after
+# distant text costs what the question about the whole length has measured.
+LOST = {
+    "far": "copies of distant text help less",
+    "retrieval": "fewer questions about distant text are answered",
+    "position": "",
+}
+WORK = Suite(DEFAULT, tuple(LOST), segments=0, passages=8, trials=5, ends=True)
+PLACES = 8  # that passages and filler come from
 MARGIN = 1.25  # of the expected seconds, which were timed on other rows
 
 
-def used(run: Run, runners: Mapping[str, Runner], seed: int) -> tuple[dict[str, Any], list[Check], tuple[str, ...]]:
-    """Return what there was time for: results by key, checks, which only inform, and what was surely lost, in words.
+@dataclass(frozen=True)
+class Use:
+    """What was measured of the use of distant text.
 
-    runners: the models of the run by role.
+    results: by the keys of `VerifyResult.measures`.
+    checks: they pass or inform.
+    lost: what the target surely lost, in words.
+    notes: why something was not measured.
     """
+
+    results: Mapping[str, Any]
+    checks: Sequence[Check]
+    lost: tuple[str, ...]
+    notes: Sequence[str]
+
+
+def measured_use(run: Run, runners: Mapping[str, Runner], places: Sequence[Place], seed: int) -> Use:
+    """Return what there is time for. runners: the models of the run by role. places: texts to ask about."""
     trained, limits = run.shape.trained, Limits(grade=RESEARCH)
-    setting = Setting(
-        WORK, corpus_of(run.places), runners[TARGET], (trained, run.shape.target), trained, run.stated, limits, seed
-    )
+    corpus = corpus_of(places)
+    setting = Setting(WORK, corpus, runners[TARGET], (trained, run.shape.target), trained, run.stated, limits, seed)
     grading = Grading(limits, trained, run.stated, {})
-    checks: list[Check] = []
-    lost: list[str] = []
-    for measure in measures.of(WORK.measures):
+    checks, lost, notes = list[Check](), list[str](), list[str]()
+    by_name = {measure.name: measure for measure in measures.of(LOST)}
+    for name, words in LOST.items():
+        measure = by_name[name]
         try:
-            measurement = measure.prepare(setting, ())
-            if measurement is None or seconds(run, measurement) > run.clock.left:
-                continue
-            result = _measured(run, runners, measurement)
-        except ConfigError:  # the texts, or the memory, do not allow it
+            result = _result(run, runners, measure, setting, places[0])
+        except ConfigError as error:
+            notes.append(f"{name} was not measured: {error.message}")
             continue
-        grading = replace(grading, results={**grading.results, measure.name: result})
-        found = measure.checks(result, grading)
-        lost += [f"{LOST[measure.name]}: {check.detail}" for check in found if check.verdict == FAIL]
+        except OutOfTime as error:
+            notes.append(f"{name} was not measured: {error}")
+            continue
+        grading = replace(grading, results={**grading.results, name: result})
+        found = measure.checks(_beyond(result, trained), grading)
+        worse = [check.detail for check in found if check.verdict == FAIL]
+        lost += [f"{words}: {worse[0]}"] if worse and words else []
         checks += [check if check.verdict == PASS else replace(check, verdict=NOT_ASKED) for check in found]
-    return measures.keyed(grading.results), checks, tuple(lost)
+    return Use(measures.keyed(grading.results), checks, tuple(lost), notes)
 
 
 def corpus_of(places: Sequence[Place]) -> Corpus:
-    """Return the texts that were read, as the documents of a measure."""
+    """Return the places as the documents of a measure. All places of one author are one document."""
+    by_author: dict[int, list[Place]] = {}
+    for place in places:
+        by_author.setdefault(place.author, []).append(place)
+    texts = list(by_author.values())
     return Corpus(
-        tuple(place.name for place in places),
-        tuple(np.array(place.ids, dtype=np.int64) for place in places),
+        tuple(text[0].name for text in texts),
+        tuple(np.array([token for place in text for token in place.ids], dtype=np.int64) for text in texts),
         (),
         places[0].prefix,
-        tuple(place.kind for place in places),
+        tuple(text[0].kind for text in texts),
     )
 
 
 def seconds(run: Run, measurement: Measurement) -> float:
-    """Return how long a measurement takes at most, by the pace of both models."""
+    """Return how long a measurement takes at most. A model that has read nothing counts with the other's pace."""
     models = {TARGET: run.target, BASELINE: run.source}
+    paces = {role: model.pace for role, model in models.items() if model is not None}
+    usual = next(pace for pace in paces.values() if pace.is_known)
     return MARGIN * sum(
-        count * model.pace.seconds(0, length)
-        for role, model in models.items()
-        if model is not None
+        count * (pace if pace.is_known else usual).seconds(0, length)
+        for role, pace in paces.items()
         for length, count in measurement.rows(role).items()
     )
 
 
-def _measured(run: Run, runners: Mapping[str, Runner], measurement: Measurement) -> object:
-    """Return the result of a measurement of both models."""
+def _result(run: Run, runners: Mapping[str, Runner], measure: Measure, setting: Setting, place: Place) -> Any:
+    """Return the result of a measure. Raises: ConfigError if the texts or the memory do not allow it; OutOfTime."""
+    if measure.name != "retrieval" and len(setting.corpus.names) < MIN_DOCUMENTS:
+        raise ConfigError(f"it takes texts of {MIN_DOCUMENTS} authors")
+    measurement = measure.prepare(setting, ())
+    if measurement is None:
+        raise ConfigError("there is nothing to measure")
+    if not run.target.pace.is_known:  # all rows of the run were kept from another one
+        for _ in run.target.read(place.row(run.shape.short, run.shape.short), lambda tokens: tokens < 0):
+            pass
+    expected = seconds(run, measurement)
+    if expected > run.clock.left:
+        raise OutOfTime(f"it takes about {expected / 60:.0f} minutes")
+
+    def done(tokens: int) -> None:
+        if run.clock.left < 0:
+            raise OutOfTime("the time was up")
+
     raw = {}
     for role, runner in runners.items():
-        run.stage(f"is far text used? {measurement.name}, the {role}", 0)
-        raw[role] = measurement.run(runner, role, ignore)
+        run.stage(f"is distant text used? {measure.name}, the {role}", 0)
+        raw[role] = measurement.run(runner, role, done)
     return measurement.result(raw[TARGET], raw.get(BASELINE))
+
+
+def _beyond(result: Any, trained_length: int) -> Any:
+    """Return the result without the answers within the trained length, which the question about short texts covers."""
+    if not isinstance(result, RetrievalResult):
+        return result
+    return replace(result, pairs=tuple(pair for pair in result.pairs if pair.length > trained_length))
