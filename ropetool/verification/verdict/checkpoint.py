@@ -196,7 +196,7 @@ def _journals(session: Session, marked: str, options: VerifyOptions, stack: Exit
     for role, checkpoint in session.models.items():
         if role == TARGET:  # the source decides where a pass is cut, and the trained length what is scored
             decides = conditions(session.models, (), {role: marked}, options.device)
-            more = [str(session.trained), *(str(each.path.absolute()) for each in session.models.values())]
+            more = [str(session.trained), "" if session.source is None else str(session.source.path.absolute())]
         else:
             decides, more = conditions({role: checkpoint}, (), {}, options.device), []
         key = "\n".join([f"{role} text by text", str(checkpoint.path.absolute()), *_ways(options), *more])
