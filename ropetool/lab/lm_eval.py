@@ -46,13 +46,16 @@ EXACT, NUMERIC, UNPAIRED = "exact", "numeric", "unpaired"
 
 @dataclass(frozen=True)
 class HarnessScore:
-    """One metric of a task of lm-evaluation-harness, for both models, as a part of a full score.
+    """One metric of a task of lm-evaluation-harness, for both models. Scores are parts of a full score.
 
-    filter: how answers were taken out of what was generated. samples: the target's. own: the baseline's score. difference:
-    what the target gains, also where a lower score is better; lower, upper: what the true one is above, and below, with 95 %
-    confidence each. kind: of right and wrong paired, of numbers paired, or unpaired. verdict: `worse` where more than the
-    grade allows is surely lost, over all scores together; `no worse` where the lower bound is within it; else `undecided`,
-    and `not judged` of too few samples.
+    filter: the harness's name for its way to extract answers from generated text.
+    samples: the number of the target's samples.
+    own, score: of the baseline and of the target.
+    difference: the gain of the target. It is positive for a better target, also if a lower score is better.
+    lower, upper: bounds of the true difference, with 95 % confidence each.
+    kind: pairs of right and wrong answers, pairs of numbers, or unpaired.
+    verdict: `worse` if the loss exceeds the limit of the grade with confidence over all scores together, `no worse` if the
+      lower bound is within the limit, else `undecided`. `not judged` if the samples are too few.
     """
 
     task: str
