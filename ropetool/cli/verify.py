@@ -17,18 +17,7 @@ if TYPE_CHECKING:
     from ropetool.verification.runners.vllm_engine import Engine
     from ropetool.verification.served import Served
 
-_LOGITS, _FILES = (
-    "it takes all logits, and no server gives them",
-    "it is about the model's files, and what is served is judged",
-)
-_BOUND = "a certificate would be bound to files that the server may not have read"
-# What no server can be asked, and why.
-UNSERVED = {
-    "against": _LOGITS, "judge": _LOGITS, "max_kl": _LOGITS, "lm_eval": "its logs are those of a model that is run from its files",
-    "stated": _FILES, "finetuned": _FILES, "strict": _FILES, "certificate": _BOUND, "full_hash": _BOUND,
-    "compare_with": "a yardstick is put into a model that is run from its files",
-    "cache_type": "the server was started with a cache of its own",
-}  # fmt: skip
+OF_FILES = ("stated", "finetuned", "strict")  # options of readback
 
 
 def say_grade(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
@@ -214,11 +203,18 @@ def _served(options: dict[str, Any]) -> Served | None:
         if given is not None:
             raise click.UsageError(f"--{given.replace('_', '-')} needs --server URL")
         return None
-    for name, reason in UNSERVED.items():
-        if options.get(name) not in (None, False, ()):
-            raise click.UsageError(f"--{name.replace('_', '-')} is not for a server's model: {reason}")
+    from ropetool.verification.options import UNSERVED
     from ropetool.verification.served import Served
 
+    reasons = {
+        **UNSERVED,
+        "certificate": UNSERVED["certificate_file"],
+        "max_kl": UNSERVED["against"],
+        **dict.fromkeys(OF_FILES, "it is about the model's files, and the served model is judged"),
+    }
+    for name, reason in reasons.items():
+        if options.get(name) not in (None, False, ()):
+            raise click.UsageError(f"--{name.replace('_', '-')} is not for a server's model: {reason}")
     return Served(url, score_prompts=options.pop("score_prompts"), **named)
 
 

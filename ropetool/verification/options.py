@@ -1,11 +1,11 @@
-"""The options of a verification of files."""
+"""The options of a verification."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from ropetool.errors import ConfigError
 from ropetool.verification.readback.terms import Terms
@@ -16,12 +16,79 @@ if TYPE_CHECKING:
 
 MINUTES = 10.0  # of a default verification without a budget
 
+_LOGITS = "it takes all logits, and no server returns them"
+_BOUND = "the server may not have read the files that a certificate is bound to"
+UNSERVED = {
+    "against": _LOGITS,
+    "judge": _LOGITS,
+    "lm_eval": "its logs are those of a model that is run from its files",
+    "certificate_file": _BOUND,
+    "full_hash": _BOUND,
+    "engine": "the server runs the model",
+    "cache_type": "the server was started with a cache of its own",
+    "compare_with": "a yardstick is put into a model that is run from its files",
+}
+"""The options that a verification of a server's model cannot have, with the reasons."""
+
+
+class MeasureArguments(TypedDict, total=False):
+    """The arguments that `verify` and `compare` share; `VerifyOptions` explains them."""
+
+    texts: Sequence[str | Path]
+    lengths: Sequence[int] | None
+    suite: str | None
+    measures: Sequence[str]
+    segments: int | None
+    trials: int | None
+    limits: Limits | None
+    budget: float | None
+    seed: int
+    device: str
+    dtype: str
+    resume: bool
+    compare_with: str | None
+
+
+class VerifyArguments(MeasureArguments, total=False):
+    """The arguments of `verify`; `VerifyOptions` explains them."""
+
+    baseline: str | Path | None
+    against: str | Path | None
+    judge: str | Path | None
+    lm_eval: str | Path | None
+    certificate_file: str | Path | None
+    full_hash: bool
+    terms: Terms | None
+    command: str
+    engine: Engine | None
+    cache_type: str | None
+    far_text: bool
+
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """The options of `verify_checkpoint`, which explains them.
+    """The options of a verification.
 
+    baseline: the checkpoint to compare with. None uses the source that the record names if it is unchanged, else the
+      target's own figures within its trained length.
+    against: another file of the same model; its logits are compared with the target's.
+    judge: a model that reads all lengths and chooses the key tokens.
+    lm_eval: a folder with the logs of lm-evaluation-harness for both models.
+    texts: documents, folders or .jsonl files; without any, the texts of the package.
+    lengths: tokens, increasing. None doubles from a quarter of the trained length up to the configured context.
+    suite, measures, segments, trials, limits: what a suite measures, how much of it, and the limits of its grade.
+    budget: minutes that the command may take. None allows 10, and an hour for a suite.
+    device, dtype: as torch names them, or "auto". float32 makes llama.cpp compute in float32 too.
+    certificate_file: the file of the certificate, if it is not the target's record. full_hash: it covers every byte.
+    terms: the user's statements about a target without a record, and about its trained length.
+    command: the command line that the certificate records.
+    engine: vLLM runs directories in this process; it returns single tokens, which allow part of the suites.
+    cache_type: the type of llama.cpp's cache for the target. It belongs to the run and not to the file, so only
+      `certificate_file` gets a certificate.
+    compare_with: reference attention variants by name, with commas between them. They run on the baseline, or on the
+      target without one, and gate nothing.
     far_text: a default verification asks a kept model whether it uses distant text, if time is left.
+
     Raises: ConfigError for a budget that is no number of minutes above 0.
     """
 

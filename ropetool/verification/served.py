@@ -24,7 +24,7 @@ from ropetool.verification import catalogue, suites
 from ropetool.verification.conditions import conditions, run_key
 from ropetool.verification.journal import JournaledRunner
 from ropetool.verification.opening import Open
-from ropetool.verification.options import VerifyOptions
+from ropetool.verification.options import UNSERVED, VerifyOptions
 from ropetool.verification.results import NOT_ASKED, NOT_RUN, Check, VerifyResult
 from ropetool.verification.run import default_lengths, verify
 from ropetool.verification.runners.llama_runner import LlamaRunner
@@ -37,10 +37,6 @@ from ropetool.verification.whole_suites import Wrap, kept_on_disk, vocabulary_of
 
 SERVED = Path("the served model")  # in the place of a path: the target's own may be the baseline's too
 SHOWN = "answers shown"
-# Options that need a model that is run from its files.
-FROM_FILES = (
-    "against", "judge", "lm_eval", "certificate_file", "full_hash", "engine", "cache_type", "compare_with",
-)  # fmt: skip
 CHANGED = 0.03  # nats a token by which a server that is the same may differ: batches are rounded otherwise each time
 
 
@@ -71,7 +67,7 @@ def verify_served(
     Lengths that the server does not take are left out, and the verdict is then partial.
 
     Raises: ServerError for a server that does not answer, or not as its interface says; ConfigError for another model
-    behind it, and as verify_checkpoint does; CheckpointError.
+    behind it, and as `verify_target` does; CheckpointError.
     """
     _refuse_other_options(options)
     checkpoint = open_checkpoint(hub.local(target))
@@ -144,9 +140,9 @@ def verify_served(
 def _refuse_other_options(options: VerifyOptions) -> None:
     """Raise ConfigError for an option that needs a model that is run from its files."""
     usual = VerifyOptions()
-    for name in FROM_FILES:
+    for name, reason in UNSERVED.items():
         if getattr(options, name) != getattr(usual, name):
-            raise ConfigError("a server's model is not run from its files", where=name, try_=f"without {name}")
+            raise ConfigError(f"not for a server's model: {reason}", where=name, try_=f"without {name}")
 
 
 def _kept(server: Server, resume: bool, journal: AbstractContextManager[Wrap]) -> AbstractContextManager[Wrap | None]:

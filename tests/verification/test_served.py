@@ -29,7 +29,7 @@ from ropetool.servers.opening import open_server
 from ropetool.servers.text import TextServer
 from ropetool.verification import estimate, journal, served
 from ropetool.verification.checkpoints import verify_checkpoint
-from ropetool.verification.options import VerifyOptions
+from ropetool.verification.options import UNSERVED, VerifyOptions
 from ropetool.verification.readback.terms import Terms
 from ropetool.verification.runners.served_words import TokenizerWords
 from ropetool.verification.runners.server_runner import ServerRunner
@@ -798,8 +798,8 @@ def test_a_connection_is_used_again_after_an_answer(serve: Callable[..., Served]
         assert asked._session() is session
 
 
-@pytest.mark.parametrize("option", served.FROM_FILES)
+@pytest.mark.parametrize("option", UNSERVED)
 def test_options_of_files_are_refused(option: str, tiny: Path) -> None:
     chosen = VerifyOptions(**{option: True if option == "full_hash" else "x"})
-    with pytest.raises(ConfigError, match="not run from its files"):
+    with pytest.raises(ConfigError, match="not for a server's model"):
         verify_served(tiny, served.Served("http://localhost:1"), chosen)
