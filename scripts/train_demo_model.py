@@ -362,6 +362,8 @@ def train_model(
         return torch.stack(rows)
 
     started, step, running = time.monotonic(), 0, None
+    # Twice as many tokens a second as float32 where the processor has it, and a tenth of them where it does not.
+    has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
     def done() -> float:
         # The rate follows the clock where that ends the training, so that the decay ends with it.
@@ -373,7 +375,7 @@ def train_model(
         for group in optimizer.param_groups:
             group["lr"] = rate
         ids = batch(recipe.batch, documents, weights, recipe.repeats)
-        with torch.autocast("cpu", torch.bfloat16):  # twice as many tokens a second as float32 here
+        with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16):
             logits = model(ids, use_cache=False).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(logits.float().reshape(-1, VOCABULARY), ids[:, 1:].reshape(-1))
         optimizer.zero_grad()
