@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ropetool.verification import texts
+from ropetool.verification import run, texts
+from ropetool.verification.options import VerifyOptions
+from ropetool.verification.results import VerifyResult
 from ropetool.verification.runners.llama_runner import LlamaRunner
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import Done, Scores, ignore
+
+
+def verify(target: Path, **arguments: Any) -> VerifyResult:
+    """Return what a suite measures; each argument goes to the first object that has a field of its name."""
+    models, material, options = (
+        {field.name: arguments.pop(field.name) for field in fields(each) if field.name in arguments}
+        for each in (run.Models, run.Material, VerifyOptions)
+    )
+    objects = run.Models(target, **models), run.Material(**material), VerifyOptions(**options)
+    return run.verify(*objects, **arguments)
 
 
 def cut_texts(patch: pytest.MonkeyPatch, folder: Path, characters: int) -> None:

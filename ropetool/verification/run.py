@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,14 +30,13 @@ from ropetool.verification.measures.long_pass import JUDGE, LongPass
 from ropetool.verification.measures.loss import LastSegment, perplexity
 from ropetool.verification.measures.retrieval import Retrieval
 from ropetool.verification.measures.segments import MIN_SEGMENTS
-from ropetool.verification.options import check_budget
+from ropetool.verification.options import VerifyOptions
 from ropetool.verification.results import Check, DivergenceResult, VerifyResult, YardstickResult
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import (
     BASELINE,
     MIN_LENGTH,
     TARGET,
-    Corpus,
     Measurement,
     Progress,
     Runner,
@@ -82,6 +81,63 @@ class Pair:
     routed: bool = False
 
 
+@dataclass(frozen=True)
+class Models:
+    """The models of a run, and how they are opened.
+
+    target, baseline: checkpoints; without a baseline, the target within its trained length is the baseline.
+    against: a file whose logits are compared with the target's; it is open together with the target.
+    judge: a model that reads all lengths and chooses the key tokens.
+    runner: opens a checkpoint. target_runner: opens the target, if `runner` must not.
+    wrap: wraps each runner; gets the runner and its role.
+    baseline_reach: the longest text that the baseline can read, in tokens; None for no limit.
+    """
+
+    target: Path
+    baseline: Path | None = None
+    against: Pair | None = None
+    judge: Path | None = None
+    runner: MakeRunner = TorchRunner
+    target_runner: MakeRunner | None = None
+    wrap: Callable[[Runner, str], Runner] | None = None
+    baseline_reach: int | None = None
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """The checkpoint of each role."""
+        paths = {TARGET: self.target}
+        if self.baseline is not None and self.baseline.resolve() != self.target.resolve():
+            paths[BASELINE] = self.baseline
+        if self.against is not None:
+            paths[AGAINST] = self.against.other
+        if self.judge is not None:
+            paths[JUDGE] = self.judge
+        return paths
+
+    def open(self, role: str, path: Path, options: VerifyOptions, notes: list[str]) -> Runner:
+        """Return the runner of a checkpoint. notes: receives what it had to change."""
+        make = self.target_runner if role == TARGET and self.target_runner is not None else self.runner
+        return make(path, device=options.device, dtype=options.dtype, report=notes.append)
+
+    def wrapped(self, runner: Runner, role: str) -> Runner:
+        """Return a runner as it is measured."""
+        return runner if self.wrap is None else self.wrap(runner, role)
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a run measures: a suite of these texts at these lengths.
+
+    lengths: tokens, increasing. Lengths beyond the trained length and beyond `context_length` are measured too.
+    """
+
+    texts: Sequence[Document]
+    lengths: Sequence[int]
+    trained_length: int
+    context_length: int | None = None
+    suite: Suite | None = None
+
+
 def default_lengths(trained_length: int, target_length: int) -> list[int]:
     """Return lengths that double from a quarter of the trained length, ending exactly on the target."""
     lengths = []
@@ -93,169 +149,236 @@ def default_lengths(trained_length: int, target_length: int) -> list[int]:
 
 
 def verify(
-    target: Path,
+    models: Models,
+    material: Material,
+    options: VerifyOptions,
     *,
-    baseline: Path | None,
-    texts: Sequence[Document],
-    lengths: Sequence[int],
-    trained_length: int,
-    context_length: int | None = None,
-    suite: Suite | None = None,
-    limits: Limits | None = None,
-    budget: float | None = None,
-    against: Pair | None = None,
-    judge: Path | None = None,
     checks: Sequence[Check] | Callable[[], Sequence[Check]] = (),
-    bands: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    dtype: str = "auto",
+    beside: Beside | None = None,
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
     foretell: Callable[[Sequence[Measurement]], str] | None = None,
-    runner: MakeRunner = TorchRunner,
-    target_runner: MakeRunner | None = None,
-    wrap: Callable[[Runner, str], Runner] | None = None,
-    baseline_reach: int | None = None,
-    beside: Beside | None = None,
 ) -> VerifyResult:
     """Measure target and baseline on the same tokens, and return each result with its verdict.
 
-    Without a baseline, the target within its trained length is the baseline. Lengths beyond the trained length and
-    beyond `context_length` are measured too. The models are loaded in turn; only `against` is open together with the
-    target.
+    The models are loaded in turn; only `against` is open together with the target.
 
-    judge: a model that reads all lengths and chooses the key tokens.
+    options: its limits, budget, seed, device and dtype count. A budget of None allows an hour, `NO_BUDGET` any time.
     checks: finished checks, or a function that makes them after the estimate of the duration.
-    wrap: wraps each runner; gets the runner and its role.
-    budget: minutes that the run may take; None allows an hour, `NO_BUDGET` any time.
-    foretell: returns one more sentence about the work, which is printed before it starts.
-    baseline_reach: the longest text that the baseline can read, in tokens; None for no limit.
-    target_runner: opens the target, if `runner` must not.
     beside: reference attention variants, applied to the baseline, or to the target without one.
+    foretell: returns one more sentence about the work, which is printed before it starts.
 
     Raises: ConfigError if an option is out of range, the texts are too short, or the tokenizers differ; TooLong if the
     run exceeds the budget; CheckpointError if a checkpoint cannot be read or its logits are not finite.
     """
-    free_grade = limits is None
-    suite, limits = suite or suites.named("quick"), limits or Limits()
-    check_budget(budget)
-    check_amounts(lengths, trained_length, suite)
-    asked_for = Run(suite, tuple(lengths), limits.grade)
-    suite = with_proofs(suite, limits, max(lengths) > trained_length, len(texts))
-    paths = {TARGET: target}
-    if baseline is not None and baseline.resolve() != target.resolve():
-        paths[BASELINE] = baseline
-    if against is not None:
-        paths[AGAINST] = against.other
-    if judge is not None:
-        _check_judge(judge, paths, suite)
-        paths[JUDGE] = judge
-    notes: list[str] = []
-
-    def make(role: str, path: Path) -> Runner:
-        opener = target_runner if role == TARGET and target_runner is not None else runner
-        return opener(path, device=device, dtype=dtype, report=notes.append)
-
-    tell = progress or nobody
     with ExitStack() as stack:
-        runners = {role: stack.enter_context(closing(make(role, path))) for role, path in paths.items()}
-        around = runners if wrap is None else {role: wrap(made, role) for role, made in runners.items()}
-        tell("reading the texts", 0, 0)
-        corpus = read_corpus(texts, runners, paths)
-        setting = Setting(
-            suite, corpus, runners[TARGET], lengths, trained_length, context_length, limits, seed, judge is not None,
-            baseline_reach,
-        )  # fmt: skip
-        measurements = prepared(setting)
-        asked = [role for role in paths if role in (TARGET, BASELINE)]
-        on = asked[-1]
-        yardsticks: Mapping[str, Runner] = {}
-        if beside is not None:
-            tell("trying the yardsticks", 0, 0)  # now, and not behind all that is measured before them
-            yardsticks = beside.make(runners[on])
-            if wrap is not None:
-                yardsticks = {name: wrap(made, kept_as(name, trained_length)) for name, made in yardsticks.items()}
-            runners[on].close()
-        work = work_of(measurements, asked) + work_of(told_by(measurements) * len(yardsticks), [TARGET])
+        run = _SuiteRun(models, material, options, stack, progress or nobody)
+        run.open(beside)
+        run.check_duration()
+        if callable(checks):  # they run both models
+            run.runners[TARGET].close()
+            checks = checks()
+        if say is not None:
+            run.foretell(say, foretell)
+        results = run.measure()
+        divergence, divergence_checks = run.divergence()
+    judged = [*checks, *checks_of(results, run.setting), *divergence_checks]
+    return run.result(results, judged, divergence)
 
-        @cache
-        def pace() -> estimate.Pace:
-            """Return the pace of the target, probed once: a second time a server would answer out of its cache."""
-            return estimate.pace(runners[TARGET], corpus, work, suite.most_scored or 1)
+
+class _SuiteRun:
+    """One run of a suite: its models are opened, its duration is checked, and then everything is measured."""
+
+    def __init__(
+        self, models: Models, material: Material, options: VerifyOptions, stack: ExitStack, tell: Progress
+    ) -> None:
+        self.models, self.material, self.options = models, material, options
+        self._stack, self._tell = stack, tell
+        self.limits = options.limits or Limits()
+        suite = material.suite or suites.named("quick")
+        check_amounts(material.lengths, material.trained_length, suite)
+        self._asked = Run(suite, tuple(material.lengths), self.limits.grade)
+        self.paths = models.paths
+        if models.judge is not None:
+            _check_judge(models.judge, {role: path for role, path in self.paths.items() if role != JUDGE}, suite)
+        self.notes: list[str] = []
+        self.runners: dict[str, Runner] = {}
+        self._yardsticks: Mapping[str, Runner] = {}
+        self._yardstick_results: list[YardstickResult] = []
+
+    def open(self, beside: Beside | None) -> None:
+        """Open the models and choose the rows."""
+        models, material = self.models, self.material
+        for role, path in self.paths.items():
+            made = models.open(role, path, self.options, self.notes)
+            self.runners[role] = self._stack.enter_context(closing(made))
+        self.around = {role: models.wrapped(made, role) for role, made in self.runners.items()}
+        self._tell("reading the texts", 0, 0)
+        self.corpus = read_corpus(material.texts, self.runners, self.paths)
+        self.setting = Setting(
+            self._with_proofs(self._asked.suite, self.limits, material.lengths),
+            self.corpus,
+            self.runners[TARGET],
+            material.lengths,
+            material.trained_length,
+            material.context_length,
+            self.limits,
+            seed=self.options.seed,
+            judged=models.judge is not None,
+            baseline_reach=models.baseline_reach,
+        )
+        self.measurements = prepared(self.setting)
+        self._roles = [role for role in self.paths if role in (TARGET, BASELINE)]
+        self._beside = beside
+        if beside is not None:
+            self._open_yardsticks(beside)
+        self._work = self._work_of(self.measurements)
+
+    def _with_proofs(self, suite: Suite, limits: Limits, lengths: Sequence[int]) -> Suite:
+        material = self.material
+        return with_proofs(suite, limits, max(lengths) > material.trained_length, len(material.texts))
+
+    def _open_yardsticks(self, beside: Beside) -> None:
+        """Try the yardsticks now, and not after hours of measurements before them."""
+        self._tell("trying the yardsticks", 0, 0)
+        base, trained = self.runners[self._roles[-1]], self.material.trained_length
+        self._yardsticks = {
+            name: self.models.wrapped(made, kept_as(name, trained)) for name, made in beside.make(base).items()
+        }
+        base.close()
+
+    def _work_of(self, measurements: Sequence[Measurement]) -> Counter[int]:
+        """Return how many rows of each length these measurements compute, of models and yardsticks."""
+        yardsticks = told_by(measurements) * len(self._yardsticks)
+        return work_of(measurements, self._roles) + work_of(yardsticks, [TARGET])
+
+    @cached_property
+    def _pace(self) -> estimate.Pace:
+        """The pace of the target, probed once: a second time a server would answer out of its cache."""
+        scored = self.setting.suite.most_scored or 1
+        return estimate.pace(self.runners[TARGET], self.corpus, self._work, scored)
+
+    def check_duration(self) -> None:
+        """Raise TooLong for a run that exceeds the budget."""
 
         def rows(run: Run) -> Mapping[int, int]:
             """Return the rows of this run, or of a smaller one."""
-            if run == asked_for:
-                return work
-            grade, beyond = replace(limits, grade=run.grade), run.lengths[-1] > trained_length
-            less = with_proofs(run.suite, grade, beyond, len(texts))
-            made = prepared(replace(setting, suite=less, lengths=run.lengths, limits=grade))
-            return work_of(made, asked) + work_of(told_by(made) * len(yardsticks), [TARGET])
+            if run == self._asked:
+                return self._work
+            limits = replace(self.limits, grade=run.grade)
+            suite = self._with_proofs(run.suite, limits, run.lengths)
+            return self._work_of(prepared(replace(self.setting, suite=suite, lengths=run.lengths, limits=limits)))
 
-        check_duration(asked_for, rows, pace, budget, trained_length, free_grade=free_grade)
-        if callable(checks):  # they run both models
-            runners[TARGET].close()
-            checks = checks()
-        told = told_by(measurements)
-        able = _attainable(measurements)
-        if say is not None:
-            if able is not None:
-                say(_told(able, limits))
-            for line in _told_of_answers(measurements, limits):
-                say(line)
-            if foretell is not None:
-                say(foretell(measurements))
-            _estimate(pace, work, say)
-        raw = _measure_each(around, measurements, tell, {on: yardsticks})
-        found = results_of(measurements, setting, raw[TARGET], raw.get(BASELINE, {}))
-        long_pass = next((m for m in measurements if isinstance(m, LongPass)), None)
-        if long_pass is not None and judge is not None:
-            tell("the judge: key tokens", 0, 0)
-            said = long_pass.run(around[JUDGE], JUDGE, ignore)
-            found[suites.KEY_TOKENS] = long_pass.key_tokens(
-                raw[TARGET][long_pass.name], raw.get(BASELINE, {}).get(long_pass.name), said
-            )
+        check_duration(
+            self._asked,
+            rows,
+            lambda: self._pace,
+            self.options.budget,
+            self.material.trained_length,
+            free_grade=self.options.limits is None,
+        )
+
+    def foretell(
+        self, say: Callable[[str], None], foretell: Callable[[Sequence[Measurement]], str] | None = None
+    ) -> None:
+        """Say what these texts can decide, and how long the run takes if that is long."""
+        if self.attainable is not None:
+            say(_told(self.attainable, self.limits))
+        for line in _told_of_answers(self.measurements, self.limits):
+            say(line)
+        if foretell is not None:
+            say(foretell(self.measurements))
+        duration = self._pace(self._work) if self._work else 0.0
+        if duration > LONG_RUN:
+            say(f"about {estimate.in_words(duration)} for {estimate.tokens(self._work)} tokens")
+
+    @cached_property
+    def attainable(self) -> float | None:
+        """The ratio that the texts of the longest length are likely to tell from 1; None where nothing is compared."""
+        chosen = next((m.chosen for m in self.measurements if isinstance(m, LastSegment)), None)
+        if chosen is None:
+            return None
+        documents = [segment.document for segment in chosen[max(chosen)]]
+        return perplexity(attainable(documents, SPREAD))
+
+    def measure(self) -> dict[str, Any]:
+        """Measure every model, and return the result of each measure by its name."""
+        raw = _measure_each(self.around, self.measurements, self._tell, {self._roles[-1]: self._yardsticks})
+        results = results_of(self.measurements, self.setting, raw[TARGET], raw.get(BASELINE, {}))
+        long_pass = next((m for m in self.measurements if isinstance(m, LongPass)), None)
+        if long_pass is not None and self.models.judge is not None:
+            self._tell("the judge: key tokens", 0, 0)
+            judged = long_pass.run(self.around[JUDGE], JUDGE, ignore)
+            baseline = raw.get(BASELINE, {}).get(long_pass.name)
+            results[suites.KEY_TOKENS] = long_pass.key_tokens(raw[TARGET][long_pass.name], baseline, judged)
         reference = raw.get(BASELINE) or {suites.LAST_SEGMENT: raw[TARGET].get(suites.LAST_SEGMENT)}
-        held: list[YardstickResult] = []
-        for name in yardsticks:
-            assert beside is not None
-            of_yardstick = result_of(results_of(told, setting, raw[name], reference), told, (), setting)
-            held.append(yardstick_result(name, beside, of_yardstick, told, raw[TARGET], raw[name]))
-        divergence, own, noise = None, None, None
-        if against is not None:
-            rounding = (runners[role].arithmetic for role in (TARGET, AGAINST))
-            against = replace(against, kinds=(*against.kinds, *(kind for kind in rounding if kind)))
-            measure = partial(
-                _diverge, corpus=corpus, longest=max(lengths), trained_length=trained_length, seed=seed, tell=tell
+        for name in self._yardsticks:
+            assert self._beside is not None
+            told = told_by(self.measurements)
+            own = result_of(results_of(told, self.setting, raw[name], reference), told, (), self.setting)
+            self._yardstick_results.append(yardstick_result(name, self._beside, own, told, raw[TARGET], raw[name]))
+        return results
+
+    def divergence(self) -> tuple[DivergenceResult | None, Sequence[Check]]:
+        """Return how far the logits of the other file are from the target's, and the checks of that."""
+        pair = self.models.against
+        if pair is None:
+            return None, ()
+        roundings = (self.runners[role].arithmetic for role in (TARGET, AGAINST))
+        kinds = (*pair.kinds, *(each for each in roundings if each))
+        allowed = floors.limit(kinds, pair.layers)
+        measure = partial(self._diverge, longest=max(self.material.lengths))
+        result, noise = measure(self.around[AGAINST], self.around[TARGET]), None
+        own = self._divergence_before(pair)
+        if own is None and self.limits.max_kl is None and not passes(result, allowed):
+            other, target = self.runners[AGAINST], self.runners[TARGET]
+            result, noise = with_own_noise(result, other, target, measure, pair.routed)
+        result = replace(result, reference=hub.name_of(pair.other))
+        checks = kl_checks(result, own, allowed, self.limits.max_kl, noise)
+        return result, with_inexact_tables(checks) if pair.inexact else checks
+
+    def _divergence_before(self, pair: Pair) -> DivergenceResult | None:
+        """Return how far the pair is apart before the extension, within the trained length, where that is asked for."""
+        if pair.before is None:
+            return None
+        with ExitStack() as stack:
+            other, target = (
+                stack.enter_context(closing(self.models.open(role, path, self.options, self.notes)))
+                for role, path in zip((AGAINST, TARGET), pair.before, strict=True)
             )
-            divergence = measure(around[AGAINST], around[TARGET])
-            own = _own_divergence(against, make, corpus, trained_length, seed, tell)
-            allowed = floors.limit(against.kinds, against.layers)
-            if own is None and limits.max_kl is None and not passes(divergence, allowed):
-                divergence, noise = with_own_noise(
-                    divergence, runners[AGAINST], runners[TARGET], measure, against.routed
-                )
-            divergence = replace(divergence, reference=hub.name_of(against.other))
-    checked = [*checks, *checks_of(found, setting)]
-    if divergence is not None and against is not None:
-        apart = kl_checks(divergence, own, floors.limit(against.kinds, against.layers), limits.max_kl, noise)
-        checked += with_inexact_tables(apart) if against.inexact else apart
-    result = result_of(found, measurements, checked, setting)
-    return replace(
-        result,
-        target=hub.name_of(target),
-        baseline=hub.name_of(paths[BASELINE]) if BASELINE in paths else None,
-        against=hub.name_of(against.other) if against else None,
-        text_fingerprint=fingerprint(texts),
-        divergence=divergence,
-        bands=bands,
-        runtime=around[TARGET].description,
-        notes=(*notes, *result.notes),
-        attainable=able,
-        judge=None if judge is None else hub.name_of(judge),
-        yardsticks=tuple(held),
-    )
+            return self._diverge(other, target, longest=self.material.trained_length)
+
+    def _diverge(self, other: Runner, target: Runner, longest: int) -> DivergenceResult:
+        seed = self.options.seed
+        rows, documents = divergence_rows(self.corpus, longest, max(4, DIVERGENCE_TOKENS // longest), seed)
+        total, finished = sum(map(len, rows)), 0
+
+        def done(tokens: int) -> None:
+            nonlocal finished
+            finished += tokens
+            self._tell("both files, logits", finished, total)
+
+        return diverge(other, target, rows, self.material.trained_length, documents, done, seed)
+
+    def result(
+        self, results: Mapping[str, Any], checks: Sequence[Check], divergence: DivergenceResult | None
+    ) -> VerifyResult:
+        """Return the result of the run; what surrounds it is for the caller to add."""
+        models = self.models
+        result = result_of(results, self.measurements, checks, self.setting)
+        return replace(
+            result,
+            target=hub.name_of(models.target),
+            baseline=hub.name_of(self.paths[BASELINE]) if BASELINE in self.paths else None,
+            against=None if models.against is None else hub.name_of(models.against.other),
+            text_fingerprint=fingerprint(self.material.texts),
+            divergence=divergence,
+            runtime=self.around[TARGET].description,
+            notes=(*self.notes, *result.notes),
+            attainable=self.attainable,
+            judge=None if models.judge is None else hub.name_of(models.judge),
+            yardsticks=tuple(self._yardstick_results),
+        )
 
 
 def results_of(
@@ -322,15 +445,6 @@ def with_proofs(suite: Suite, limits: Limits, beyond: bool, documents: int) -> S
     return replace(suite, measures=(*suite.measures, *(name for name in proofs if name not in suite.measures)))
 
 
-def _attainable(measurements: Sequence[Measurement]) -> float | None:
-    """Return the ratio that the texts of the longest length are likely to tell from 1; None where nothing is compared."""
-    chosen = next((m.chosen for m in measurements if isinstance(m, LastSegment)), None)
-    if chosen is None:
-        return None
-    documents = [segment.document for segment in chosen[max(chosen)]]
-    return perplexity(attainable(documents, SPREAD))
-
-
 def _told(able: float, limits: Limits) -> str:
     """Return what can be decided with these texts, as a sentence for before the run."""
     grade = limits.asked
@@ -395,13 +509,6 @@ def work_of(measurements: Sequence[Measurement], roles: Sequence[str]) -> Counte
     return sum((Counter(m.rows(role)) for m in measurements for role in roles), Counter[int]())
 
 
-def _estimate(pace: Callable[[], estimate.Pace], work: Mapping[int, int], say: Callable[[str], None]) -> None:
-    """Say how long the run will take, if that is long."""
-    duration = pace()(work) if work else 0.0
-    if duration > LONG_RUN:
-        say(f"about {estimate.in_words(duration)} for {estimate.tokens(work)} tokens")
-
-
 def _measure_each(
     runners: Mapping[str, Runner],
     measurements: Sequence[Measurement],
@@ -439,32 +546,6 @@ def _measure_each(
         if role not in [following for following, _, _ in steps[index + 1 :]]:
             runners[role].close()
     return raw
-
-
-def _diverge(
-    other: Runner, target: Runner, corpus: Corpus, longest: int, trained_length: int, seed: int, tell: Progress
-) -> DivergenceResult:
-    rows, documents = divergence_rows(corpus, longest, max(4, DIVERGENCE_TOKENS // longest), seed)
-    total, finished = sum(map(len, rows)), 0
-
-    def done(tokens: int) -> None:
-        nonlocal finished
-        finished += tokens
-        tell("both files, logits", finished, total)
-
-    return diverge(other, target, rows, trained_length, documents, done, seed)
-
-
-def _own_divergence(
-    against: Pair, make: Callable[[str, Path], Runner], corpus: Corpus, trained_length: int, seed: int, tell: Progress
-) -> DivergenceResult | None:
-    """Return how far the pair is apart before the extension, within the trained length, where that is asked for."""
-    if against.before is None:
-        return None
-    with ExitStack() as stack:
-        roles = zip((AGAINST, TARGET), against.before, strict=True)
-        other, target = (stack.enter_context(closing(make(role, path))) for role, path in roles)
-        return _diverge(other, target, corpus, trained_length, trained_length, seed, tell)
 
 
 def checks_of(results: Mapping[str, Any], setting: Setting) -> list[Check]:

@@ -26,7 +26,7 @@ from ropetool.verification.journal import JournaledRunner
 from ropetool.verification.opening import Open
 from ropetool.verification.options import UNSERVED, VerifyOptions
 from ropetool.verification.results import NOT_ASKED, NOT_RUN, Check, VerifyResult
-from ropetool.verification.run import default_lengths, verify
+from ropetool.verification.run import Material, Models, default_lengths, verify
 from ropetool.verification.runners.llama_runner import LlamaRunner
 from ropetool.verification.runners.served_words import TokenizerWords
 from ropetool.verification.runners.server_runner import Counting, Reader, ServerRunner, Unseen
@@ -123,12 +123,9 @@ def verify_served(
     key = run_key(models, documents, (options.device, options.dtype, http.url, server.model, str(served)))
     kept = kept_on_disk(key, decides, options.resume, notes, changes=True)
     with _kept(server, options.resume, _same(server, kept) if options.resume else kept) as wrap:
-        result = verify(
-            SERVED, baseline=None if original is None else original.path, texts=documents, lengths=asked,
-            trained_length=trained, context_length=context, suite=chosen, limits=options.limits, budget=options.budget,
-            checks=checks, seed=options.seed, device=options.device, dtype=options.dtype, progress=progress, say=say,
-            foretell=foretold, runner=runner, wrap=wrap,
-        )  # fmt: skip
+        opened = Models(SERVED, None if original is None else original.path, runner=runner, wrap=wrap)
+        material = Material(documents, asked, trained, context, chosen)
+        result = verify(opened, material, options, checks=checks, progress=progress, say=say, foretell=foretold)
     read = catalogue.described(documents, bundled=not options.texts)
     shown = _shown(asking.unseen)
     return replace(

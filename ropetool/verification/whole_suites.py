@@ -39,7 +39,7 @@ from ropetool.verification.options import VerifyOptions
 from ropetool.verification.readback.comparing import read_back, same_tables
 from ropetool.verification.remade import kl_to_claim
 from ropetool.verification.results import INEXACT, NOT_RUN, Check, VerifyResult
-from ropetool.verification.run import AGAINST, Pair, default_lengths, verify
+from ropetool.verification.run import AGAINST, Material, Models, Pair, default_lengths, verify
 from ropetool.verification.runners.llama_cache import BLOCK_TYPES, cache_ways
 from ropetool.verification.runners.vllm_engine import OPTION, Engine, VllmRunner, version
 from ropetool.verification.scoring import TARGET, Progress, Runner
@@ -98,36 +98,24 @@ def measure_suites(
     }  # fmt: skip
     opener = None if options.cache_type is None else partial(Open(session.renamed), cache_type=options.cache_type)
     with kept_on_disk(run_key(models, documents, ways), decides, options.resume, notes) as wrap:
-        result = verify(
+        opened = Models(
             target,
             baseline=None if original is None else original.path,
-            texts=documents,
-            lengths=asked,
-            trained_length=trained,
-            context_length=context,
-            suite=chosen,
-            limits=options.limits,
-            budget=options.budget,
             against=pair,
             judge=None if options.judge is None else open_checkpoint(hub.local(options.judge)).path,
-            checks=checks if extended is None else with_logits,
-            bands=_bands(found, before or found, trained, context),
-            seed=options.seed,
-            device=options.device,
-            dtype=options.dtype,
-            progress=progress,
-            say=say,
             runner=Open(session.renamed) if loads is None else loads,
             target_runner=opener,
             wrap=wrap,
             baseline_reach=None if loads is None or original is None else loads.reach(original.path),
-            beside=beside,
         )
+        material = Material(documents, asked, trained, context, chosen)
+        given = checks if extended is None else with_logits
+        result = verify(opened, material, options, checks=given, beside=beside, progress=progress, say=say)
     read = catalogue.described(documents, bundled=not options.texts)
     notes = [*notes, *result.notes]
     result = replace(
         result, notes=tuple(notes), extension=session.extension, texts=read, lm_eval=tasks,
-        cache_type=options.cache_type,
+        cache_type=options.cache_type, bands=_bands(found, before or found, trained, context),
     )  # fmt: skip
     return certified(result, target, options.place, marked, options.command)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFValueType
 from gguf_models import HEAD_DIM, Tiny, numpy_logits
+from verifying import verify
 
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.errors import ConfigError
@@ -18,7 +19,7 @@ from ropetool.files.gguf import read_shards
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import decoding
 from ropetool.verification import suites
-from ropetool.verification.run import Pair, verify
+from ropetool.verification.run import Pair
 from ropetool.verification.runners.llama_cache import BLOCK_TYPES, CACHE_TYPES, cache_ways
 from ropetool.verification.runners.llama_runner import LlamaRunner
 from ropetool.verification.texts import Document

@@ -14,6 +14,7 @@ import pytest
 from gguf import GGUFValueType
 from gguf_models import ARCHITECTURES, Tiny, numpy_logits
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from verifying import verify
 
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.errors import CheckpointError, ConfigError, CorruptFile, MissingDependency, NotACheckpoint
@@ -22,7 +23,6 @@ from ropetool.rope.tables import Regime
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import decoding as decoder
 from ropetool.verification import suites
-from ropetool.verification.run import verify
 from ropetool.verification.runners import llama_library
 from ropetool.verification.runners.llama_runner import LlamaRunner
 from ropetool.verification.texts import Document

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
+from verifying import verify
 
 from ropetool.errors import CheckpointError, ConfigError
 from ropetool.verification import suites
 from ropetool.verification.measures.loss import perplexity
-from ropetool.verification.run import Limits, default_lengths, verify
+from ropetool.verification.run import Limits, default_lengths
 from ropetool.verification.scoring import Scores
 from ropetool.verification.texts import Document
 

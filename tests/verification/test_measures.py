@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from verifying import verify
 
 from ropetool import registry
 from ropetool.choosing.results import CandidateResult, _candidate_json
@@ -19,7 +20,6 @@ from ropetool.report.verdict import summary
 from ropetool.report.verified import verify_text
 from ropetool.verification import measures, suites
 from ropetool.verification.results import FAIL, NOT_ASKED
-from ropetool.verification.run import verify
 from ropetool.verification.scoring import Scores
 from ropetool.verification.texts import Document
 

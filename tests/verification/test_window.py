@@ -11,12 +11,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from verifying import verify
 
 import ropetool
 from ropetool.verification.gate import GRADES, Limits
 from ropetool.verification.measure import Suite
 from ropetool.verification.results import FAIL, NOT_ASKED, PASS, VerifyResult
-from ropetool.verification.run import verify
 from ropetool.verification.suites import FAR, LAST_SEGMENT, RETRIEVAL
 from ropetool.verification.texts import default_documents
 
