@@ -85,6 +85,18 @@ class Words:
     step: str = ""
 
 
+@dataclass(frozen=True)
+class Judged:
+    """What a judge adds to a measure: it runs a measurement too.
+
+    measurement: the name of that measurement.
+    result: calculates the result from the measurement, and from what it found of target, baseline (or None) and judge.
+    """
+
+    measurement: str
+    result: Callable[[Any, Any, Any, Any], Any]
+
+
 def _nothing(*_: Any) -> list[Any]:
     return []
 
@@ -105,6 +117,7 @@ class Measure:
     by_tokens: it needs only probabilities of single tokens, which servers return.
     of_variants: reference attention variants are measured too.
     derive: calculates the result from the results of other measures and the trained length, without a measurement.
+    judged: how the result is calculated if there is a judge.
     evidence: returns gains that show the use of long-range context.
     checks, checked: the lines of the gate, and their order if it differs.
     words: sentences by check and verdict.
@@ -122,6 +135,7 @@ class Measure:
     by_tokens: bool = False
     of_variants: bool = True
     derive: Callable[[Mapping[str, Any], int], Any] | None = None
+    judged: Judged | None = None
     evidence: Callable[[Any, Grading], Sequence[Evidence]] = _nothing
     checks: Callable[[Any, Grading], Sequence[Check]] = _nothing
     checked: int | None = None

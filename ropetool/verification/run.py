@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -26,7 +26,6 @@ from ropetool.verification.gate import Limits
 from ropetool.verification.kl_gate import kl_checks, passes, with_inexact_tables
 from ropetool.verification.measure import Grading, Setting, Suite
 from ropetool.verification.measures.divergence import diverge, divergence_rows
-from ropetool.verification.measures.long_pass import JUDGE, LongPass
 from ropetool.verification.measures.loss import LastSegment, perplexity
 from ropetool.verification.measures.retrieval import Retrieval
 from ropetool.verification.measures.segments import MIN_SEGMENTS
@@ -35,6 +34,7 @@ from ropetool.verification.results import Check, DivergenceResult, VerifyResult,
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import (
     BASELINE,
+    JUDGE,
     MIN_LENGTH,
     TARGET,
     Measurement,
@@ -305,12 +305,8 @@ class _SuiteRun:
         """Measure every model, and return the result of each measure by its name."""
         raw = _measure_each(self.around, self.measurements, self._tell, {self._roles[-1]: self._yardsticks})
         results = results_of(self.measurements, self.setting, raw[TARGET], raw.get(BASELINE, {}))
-        long_pass = next((m for m in self.measurements if isinstance(m, LongPass)), None)
-        if long_pass is not None and self.models.judge is not None:
-            self._tell("the judge: key tokens", 0, 0)
-            judged = long_pass.run(self.around[JUDGE], JUDGE, ignore)
-            baseline = raw.get(BASELINE, {}).get(long_pass.name)
-            results[suites.KEY_TOKENS] = long_pass.key_tokens(raw[TARGET][long_pass.name], baseline, judged)
+        if self.models.judge is not None:
+            results |= dict(self._judged(raw))
         reference = raw.get(BASELINE) or {suites.LAST_SEGMENT: raw[TARGET].get(suites.LAST_SEGMENT)}
         for name in self._yardsticks:
             assert self._beside is not None
@@ -318,6 +314,18 @@ class _SuiteRun:
             own = result_of(results_of(told, self.setting, raw[name], reference), told, (), self.setting)
             self._yardstick_results.append(yardstick_result(name, self._beside, own, told, raw[TARGET], raw[name]))
         return results
+
+    def _judged(self, raw: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+        """Yield the results that the judge decides, by the name of their measure. raw: by role and measurement."""
+        made = {measurement.name: measurement for measurement in self.measurements}
+        for measure in measures.of(self.setting.suite.measures):
+            if measure.judged is None or measure.judged.measurement not in made:
+                continue
+            name = measure.judged.measurement
+            self._tell(f"the judge: {measure.name}", 0, 0)
+            of_models = (raw[TARGET][name], raw.get(BASELINE, {}).get(name))
+            of_judge = made[name].run(self.around[JUDGE], JUDGE, ignore)
+            yield measure.name, measure.judged.result(made[name], *of_models, of_judge)
 
     def divergence(self) -> tuple[DivergenceResult | None, Sequence[Check]]:
         """Return how far the logits of the other file are from the target's, and the checks of that."""

@@ -34,7 +34,7 @@ def ignore(tokens: int) -> None:
     """Be told of progress, and do nothing."""
 
 
-TARGET, BASELINE = "target", "baseline"
+TARGET, BASELINE, JUDGE = "target", "baseline", "judge"
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ from ropetool.verification.conditions import conditions, run_key
 from ropetool.verification.gate import LENGTHS, NOTHING_BEYOND, Limits, not_reached, without_source
 from ropetool.verification.journal import JournaledRunner, kept_journal
 from ropetool.verification.measure import Suite
-from ropetool.verification.measures.long_pass import JUDGE
 from ropetool.verification.measures.rotary import check_rotation
 from ropetool.verification.opening import Open
 from ropetool.verification.options import VerifyOptions
@@ -42,7 +41,7 @@ from ropetool.verification.results import INEXACT, NOT_RUN, Check, VerifyResult
 from ropetool.verification.run import AGAINST, Material, Models, Pair, default_lengths, verify
 from ropetool.verification.runners.llama_cache import BLOCK_TYPES, cache_ways
 from ropetool.verification.runners.vllm_engine import OPTION, Engine, VllmRunner, version
-from ropetool.verification.scoring import TARGET, Progress, Runner
+from ropetool.verification.scoring import JUDGE, TARGET, Progress, Runner
 from ropetool.verification.session import Session, documents_of, unchanged_source
 from ropetool.verification.short_divergence import Lengths
 

@@ -19,12 +19,12 @@ from ropetool.rope.tables import Array
 from ropetool.sections import NONE, Section, Table, change, with_interval
 from ropetool.sections import row as cells_of
 from ropetool.verification.gate import Evidence
-from ropetool.verification.measure import Grading, Measure, Setting
+from ropetool.verification.measure import Grading, Judged, Measure, Setting
 from ropetool.verification.measures.loss import row
 from ropetool.verification.measures.repeats import FarResult
 from ropetool.verification.measures.segments import Segment, choose_segments, lacking
 from ropetool.verification.results import NOT_ASKED, Check, Estimate
-from ropetool.verification.scoring import TARGET, Corpus, Done, Measurement, Runner
+from ropetool.verification.scoring import JUDGE, TARGET, Corpus, Done, Measurement, Runner
 from ropetool.verification.statistics import clustered, clustered_sums, lower_bound, paired_difference
 from ropetool.verification.suites import FAR, KEY_TOKENS
 
@@ -33,7 +33,6 @@ LIKELY = -2.0  # the log-probability that the judge has to give the token with i
 MOST_SPANS = 16  # of positions
 FEWEST = 300  # key tokens, below which nothing is judged
 LONG, SHORT = "long", "short"
-JUDGE = "judge"
 
 
 @dataclass(frozen=True)
@@ -290,7 +289,8 @@ def _key_token_checks(tokens: KeyTokenResult, grading: Grading) -> list[Check]:
 MEASURES = (
     Measure("by-position", "long_pass", 50, _prepare, measurement=LongPass.name, sections=lambda passed, result: [_long_pass(passed)]),
     Measure(
-        KEY_TOKENS, "key_tokens", 60, _prepare_judged, derive=_of_copies, evidence=token_evidence("key tokens"),
-        checks=_key_token_checks, checked=11, sections=lambda tokens, result: [_key_tokens(tokens, result.judge)],
+        KEY_TOKENS, "key_tokens", 60, _prepare_judged, derive=_of_copies, judged=Judged(LongPass.name, LongPass.key_tokens),
+        evidence=token_evidence("key tokens"), checks=_key_token_checks, checked=11,
+        sections=lambda tokens, result: [_key_tokens(tokens, result.judge)],
     ),
 )  # fmt: skip
