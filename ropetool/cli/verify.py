@@ -30,6 +30,16 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
         )
 
 
+def print_measures(context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names. For the name "list", print all measures instead, and end."""
+    if "list" in names:
+        from ropetool.verification import measures
+
+        show("".join(f"{name}\n" for name in measures.offered()))
+        context.exit(0)
+    return names
+
+
 GROUPS = {
     "What to compare": ("baseline", "trained_length", "texts", "server"),
     "How much": ("budget", "resume", "suite", "grade"),
@@ -83,9 +93,9 @@ GROUPS = {
     help="Measure a whole suite, however many texts it takes. Default: as many texts as decide, or as the budget allows.",
 )  # fmt: skip
 @click.option(
-    "--measure", "measures", multiple=True, metavar="NAME",
-    help="Measure this too, or only this without --suite: last-segment, position, far, retrieval, many-keys, variables, "
-    "needles, by-position, key-tokens, effective-length, many-shot, cache, yarn, llama.cpp. Repeat for several.",
+    "--measure", "measures", multiple=True, metavar="NAME", callback=print_measures, is_eager=True,
+    help="Measure this too, or only this without --suite: last-segment, far, retrieval and others; `--measure list` prints all. "
+    "Repeat for several.",
 )  # fmt: skip
 @GRADE
 @click.option(
