@@ -20,6 +20,13 @@ def cache() -> Path:
     return Path(os.environ.get("ROPETOOL_CACHE") or Path(folder) / "ropetool")
 
 
+def processors() -> int:
+    """Return how many processors this process may use: under taskset fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def remember(fingerprint: str, path: Path) -> None:
     """Keep where the checkpoint with this fingerprint lies; nothing is kept where the cache cannot be written."""
     place = _place(fingerprint)

@@ -22,8 +22,8 @@ from ropetool.gguf_export import children
 from ropetool.gguf_export.imatrix import Weights, read_imatrix
 from ropetool.gguf_model import mxfp4
 from ropetool.gguf_model.outtypes import OUTTYPES
-from ropetool.gguf_model.streaming import processors
 from ropetool.gguf_model.tensors import Layout
+from ropetool.machine import processors
 from ropetool.verification.runners.llama_library import last_words, library, listening
 
 ROWS_HELD = 128 << 20  # bytes of rows that libllama may hold beside the file

@@ -5,7 +5,6 @@ Threads read and convert; what comes out has the order of the file.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,6 +26,7 @@ from ropetool.gguf_model import chunks, mxfp4
 from ropetool.gguf_model.chunks import Piece
 from ropetool.gguf_model.sources import Source
 from ropetool.gguf_model.tensors import Layout, Placed
+from ropetool.machine import processors
 
 CHUNK = 1 << 20  # bytes of the source read at once; larger ones run no faster
 AHEAD = 16 << 20  # bytes of the source that may wait for being written
@@ -138,10 +138,3 @@ def _with_own_scales(piece: Piece, weights: Mapping[Path, _Weights]) -> Piece:
         return piece
     begin, nbytes = mxfp4.scales_of(piece.source, piece.begin, piece.nbytes)
     return replace(piece, scales=bytes(weights[scales.path].read(begin, nbytes)))
-
-
-def processors() -> int:
-    """Return how many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,19 @@ def test_logits_equal_the_forward_pass_and_those_of_pieces(tiny: Path) -> None:
     # more scored tokens than one piece holds
     losses = runner.score([row], 600).losses
     assert np.abs(losses - naive(tiny, [row], 600)).max() < 1e-3
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_it_computes_with_the_processors_that_this_process_may_use(
+    tiny: Path, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)), raising=False)
+    lib, opened = llama_library.library(), []
+    make = lib.llama_init_from_model
+    monkeypatch.setattr(lib, "llama_init_from_model", lambda *given: opened.append(make(*given)) or opened[-1])
+    with closing(LlamaRunner(tiny)) as runner:
+        runner.score(rows_of(64, 1), SCORED)
+        assert [lib.llama_n_threads(context) for context in opened] == [count]
 
 
 @pytest.mark.parametrize("as_served", [False, True])

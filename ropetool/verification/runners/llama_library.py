@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ropetool.errors import CheckpointError, MissingDependency
 from ropetool.files.gguf import ggml_type
+from ropetool.machine import processors
 from ropetool.verification.scoring import PIECE_TOKENS, Logits, NoMemory, Tokens, Wanted, asked
 
 ERROR_LEVEL = 4  # ggml/include/ggml.h; the list in llama-cpp-python's own _logger.py is an older one
@@ -83,11 +84,11 @@ class LlamaModel:
         if self._opened == (length, outputs):
             return
         self._free_context()
-        lib, threads = self._lib, os.cpu_count() or 1
+        lib = self._lib
         settings = lib.llama_context_default_params()
         settings.n_ctx, settings.n_batch, settings.n_ubatch = length, PIECE_TOKENS, PIECE_TOKENS
         settings.n_outputs_max = outputs
-        settings.n_threads = settings.n_threads_batch = threads
+        settings.n_threads = settings.n_threads_batch = processors()
         settings.type_k = settings.type_v = self._cache
         settings.flash_attn_type = {
             True: lib.LLAMA_FLASH_ATTN_TYPE_ENABLED,
