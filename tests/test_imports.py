@@ -60,6 +60,7 @@ INSIDE_FUNCTIONS = {
     "cli": {"numpy", "rich"},
     "lab": {"torch"},
 }
+FOR_TYPES = {"typing_extensions"}  # for annotations: it is not a dependency
 # A command is imported to show its help, so at module level it knows layer 0 and its own package alone.
 CLI_MAY_IMPORT = {"escaping", "errors", "registry", "cli"}
 ROOT_ATTRIBUTES = {"__version__"}  # all else at the root is the public API, which is the top of everything
@@ -153,7 +154,7 @@ def _inner_complaint(module: str, target: str, at_module_level: bool) -> str:
 def _outer_complaint(module: str, package: str, at_module_level: bool) -> str:
     top = module.partition(".")[0]
     allowed = AT_MODULE_LEVEL.get(top, set())
-    if package in allowed:
+    if package in allowed or (package in FOR_TYPES and not at_module_level):
         return ""
     inside = {
         p for owner, packages in INSIDE_FUNCTIONS.items() if f"{module}.".startswith(f"{owner}.") for p in packages
