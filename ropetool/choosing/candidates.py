@@ -16,6 +16,7 @@ from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.choosing.options import CandidateOptions
 from ropetool.errors import ConfigError, RopetoolError
 from ropetool.escaping import command, number
 from ropetool.plans.applying import checked_texts
@@ -60,34 +61,17 @@ class Refused:
     reason: str
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What all candidates are asked with. reading, original_length, for_runtimes: as `make_plan` takes them."""
-
-    reading: str | None = None
-    original_length: int | None = None
-    for_runtimes: tuple[str, ...] = ()
-
-
-def candidates_of(
-    source: HfCheckpoint,
-    named: Sequence[str],
-    *,
-    factors: Sequence[float] = (),
-    target_lengths: Sequence[int] = (),
-    plans: Sequence[str | Path] = (),
-    asked: Asked | None = None,
-) -> tuple[list[Candidate], list[Refused]]:
+def candidates_of(source: HfCheckpoint, asked: CandidateOptions) -> tuple[list[Candidate], list[Refused]]:
     """Return each method at each factor and length, then the saved plans; and those of the methods that are refused.
 
     A saved plan that does not fit is an error, for it was made for one source.
     Raises: ConfigError where nothing is asked for, or a factor is none; UnknownMethod; PlanMismatch for a plan of another
     source; the first refusal where no candidate is left.
     """
-    chosen = list(dict.fromkeys(methods.get(name).name for name in named))
-    goals: list[dict[str, Any]] = [{"factor": _above_one(factor)} for factor in dict.fromkeys(factors)]
-    goals += [{"target_length": length} for length in dict.fromkeys(target_lengths)]
-    if not plans and not (chosen and goals):
+    chosen = list(dict.fromkeys(methods.get(name).name for name in asked.methods))
+    goals: list[dict[str, Any]] = [{"factor": _above_one(factor)} for factor in dict.fromkeys(asked.factors)]
+    goals += [{"target_length": length} for length in dict.fromkeys(asked.target_lengths)]
+    if not asked.plans and not (chosen and goals):
         missing = "no method" if goals else "neither a factor nor a plan"
         raise ConfigError(f"nothing is to be compared: {missing} is named", where="--methods", try_="--factors 2,4,8")
     found: list[Candidate] = []
@@ -97,11 +81,11 @@ def candidates_of(
         for method in chosen:
             name = _name(method, **goal)
             try:
-                found.append(_of_method(name, source, method, goal, asked or Asked()))
+                found.append(_of_method(name, source, method, goal, asked))
             except RopetoolError as error:
                 errors.append(_with_parameters(error, source, method, goal))
                 refused.append(Refused(name, error.message))
-    files = list(dict.fromkeys(map(Path, plans)))
+    files = list(dict.fromkeys(map(Path, asked.plans)))
     taken = {each.name for each in found} | {each.name for each in refused}
     found += [of_plan(source, file, name) for file, name in zip(files, _file_names(files, taken), strict=True)]
     if not found:
@@ -130,7 +114,9 @@ def digest(rope: RopeSet) -> str:
     return hashlib.sha256(json.dumps([layers, tables_of(rope)], sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _of_method(name: str, source: HfCheckpoint, method: str, goal: dict[str, Any], asked: Asked) -> Candidate:
+def _of_method(
+    name: str, source: HfCheckpoint, method: str, goal: dict[str, Any], asked: CandidateOptions
+) -> Candidate:
     same = {**goal, "reading": asked.reading, "original_length": asked.original_length}
     plan = make_plan(source, method, **same, for_runtimes=asked.for_runtimes)
     if not plan.bakes:
@@ -195,17 +181,6 @@ def _above_one(factor: float) -> float:
             f"{factor:g} is not above 1, which is the source itself, the baseline of all", where="--factor"
         )
     return factor
-
-
-def check_beyond(target_length: int, context: int, trained: int, reading: str | None, to: str) -> None:
-    """Raise ConfigError for a target within what the source reaches already. to: what else would be done, a verb."""
-    known = context if reading == CURRENT else trained
-    if target_length <= known:
-        what = "that it is extended to" if known > trained else "that the model was trained on"
-        raise ConfigError(
-            f"{target_length} is within the {known} tokens {what}: there is nothing to {to}",
-            where="--target-length", try_=f"a target length beyond {known}",
-        )  # fmt: skip
 
 
 def _with_parameters(error: RopetoolError, source: HfCheckpoint, method: str, goal: dict[str, Any]) -> RopetoolError:

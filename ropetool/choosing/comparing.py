@@ -1,20 +1,20 @@
-"""`ropetool compare`: candidates beside each other in one loaded model, on the same tokens, with one baseline.
+"""`ropetool compare`: measures candidates in one loaded model, on the same tokens, with one baseline.
 
-What is measured, and how it is judged, is verification's to say; nothing is written but the journal.
+It uses the measures and the limits of `verify`, and writes only the journal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_source
-from ropetool.choosing.candidates import Asked, Refused, candidates_of, check_beyond
+from ropetool.choosing.candidates import Candidate, Refused, candidates_of
 from ropetool.choosing.measuring import (
     Field,
     Raw,
@@ -26,15 +26,15 @@ from ropetool.choosing.measuring import (
     views,
     whole_work,
 )
+from ropetool.choosing.options import CandidateOptions, CompareArguments, split_arguments
 from ropetool.choosing.ranking import Ranking, ranked
 from ropetool.choosing.results import CandidateResult, Comparison
+from ropetool.choosing.source import SourceModel
 from ropetool.errors import ConfigError
 from ropetool.escaping import command
 from ropetool.files import hub
 from ropetool.files.counting import nobody
 from ropetool.registry import addition
-from ropetool.rope.tables import RopeSet
-from ropetool.runtimes import inspection
 from ropetool.verification import catalogue, estimate, suites
 from ropetool.verification.conditions import SOURCE, conditions, run_key
 from ropetool.verification.corpus import read_corpus
@@ -42,16 +42,18 @@ from ropetool.verification.duration import Run, check_duration
 from ropetool.verification.gate import Limits
 from ropetool.verification.measure import Setting
 from ropetool.verification.measures.loss import LastSegment
-from ropetool.verification.opening import Open
-from ropetool.verification.options import check_budget
+from ropetool.verification.options import VerifyOptions
 from ropetool.verification.results import Estimate
 from ropetool.verification.run import check_amounts, checks_of, default_lengths, result_of, results_of, with_proofs
 from ropetool.verification.runners.torch_runner import TorchRunner
-from ropetool.verification.scoring import TARGET, Progress
-from ropetool.verification.session import documents_of, lengths_of
+from ropetool.verification.scoring import TARGET, Corpus, Progress
+from ropetool.verification.session import documents_of
 from ropetool.verification.statistics import clustered
-from ropetool.verification.texts import fingerprint
+from ropetool.verification.texts import Document, fingerprint
 from ropetool.verification.whole_suites import kept_on_disk, yardsticks
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 YARDSTICK = "a yardstick, put on the source: no file holds it"
 
@@ -59,129 +61,201 @@ YARDSTICK = "a yardstick, put on the source: no file holds it"
 def compare(
     source: str | Path | Checkpoint,
     *,
-    methods: Sequence[str] = (),
-    factors: Sequence[float] = (),
-    target_lengths: Sequence[int] = (),
-    plans: Sequence[str | Path] = (),
-    reading: str | None = None,
-    original_length: int | None = None,
-    for_runtimes: Sequence[str] = (),
-    texts: Sequence[str | Path] = (),
-    lengths: Sequence[int] | None = None,
-    baseline_beyond: bool = False,
-    compare_with: str = "",
-    suite: str | None = None,
-    measures: Sequence[str] = (),
-    segments: int | None = None,
-    trials: int | None = None,
-    limits: Limits | None = None,
-    budget: float | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    dtype: str = "auto",
-    resume: bool = False,
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
+    **options: Unpack[CompareArguments],
 ) -> Comparison:
     """Measure one model with each method at each factor, and with each saved plan, and rank them.
 
     Loads the model once and changes its rotary table in memory. The unchanged source, within its trained length, is the
     baseline of every candidate. Candidates that cannot be written or measured stay in the result with the reason.
 
-    lengths: tokens, for all candidates. None measures each candidate up to its context.
-    baseline_beyond: also score the source beyond its trained length.
-    compare_with: names of reference attention variants, separated by commas. They run on the source at all lengths, and
-      stay out of the rankings, because a file cannot contain them.
-    suite, measures: without both, the quick suite. The grade may add measures as proof.
-    reading, original_length, for_runtimes: see `plan`.
-    budget: minutes for the run. None allows an hour, `NO_BUDGET` any time.
+    options: the arguments in `CompareArguments`. `CandidateOptions` and `VerifyOptions` explain them.
+      lengths: tokens, for all candidates. None measures each candidate up to its context.
+      suite, measures: without both, the quick suite. The grade may add measures as proof.
+      compare_with: names of reference attention variants, separated by commas. They run on the source at all lengths,
+        and stay out of the rankings, because a file cannot contain them.
+      budget: minutes for the run. None allows an hour, `NO_BUDGET` any time.
+    progress: called with a stage, and the finished and total tokens.
+    say: receives sentences about the work ahead.
 
     Raises: TooLong if the run exceeds the budget; ConfigError; CheckpointError; UnknownMethod; PlanMismatch for a plan
     of a different source; the first refusal if every candidate is refused.
     """
-    check_budget(budget)
-    checkpoint = opened(source)
-    found = inspection.inspect_checkpoint(checkpoint)
-    context, trained = lengths_of(found, checkpoint)
-    for length in target_lengths:
-        check_beyond(length, context, original_length or trained, reading, "compare")
-    asked = Asked(reading, original_length, tuple(for_runtimes))
-    candidates, refused = candidates_of(
-        checkpoint, methods, factors=factors, target_lengths=target_lengths, plans=plans, asked=asked
-    )
-    free_grade, limits = limits is None, limits or Limits()
-    chosen = suites.choose(suite or (None if measures else "quick"), measures, segments, trials)
-    contexts = {each.target_length for each in candidates}
-    wanted = list(lengths) if lengths is not None else sorted({*default_lengths(trained, max(contexts)), *contexts})
-    check_amounts(wanted, trained, chosen)
-    named = addition("yardsticks_named")(compare_with, trained, max(wanted)) if compare_with else []
-    for name in {each.name for each in candidates} & {each.name for each in named}:
-        raise ConfigError(
-            "a yardstick of this comparison has the same name", where=f"--plan {name}", try_="rename the plan"
-        )
-    notes: list[str] = []
-    documents = documents_of(texts, max(wanted), notes)
-    asked_for = Run(chosen, tuple(wanted), limits.grade)
-    chosen = with_proofs(chosen, limits, max(wanted) > trained, len(documents))
-    runner = Open({})(checkpoint.path, device=device, dtype=dtype, report=notes.append)
-    assert isinstance(runner, TorchRunner)
-    assert found.rope is not None
-    with closing(runner):
-        able, unfit = views(runner, candidates, checkpoint, found.rope, wanted, everywhere=lengths is not None)
-        (progress or nobody)("reading the texts", 0, 0)
-        corpus = read_corpus(documents, {TARGET: runner}, {})
-        setting = Setting(
-            chosen, corpus, runner, tuple(wanted), trained, None, limits, seed,
-            baseline_reach=None if baseline_beyond else trained,
-        )  # fmt: skip
-        field = prepare(setting, {*(trial.reach for trial in able), max(wanted)})
-        able, unscaled = checked(able)
-        beside, unfitting = _beside(named, runner, checkpoint, found.rope, max(wanted), trained)
-        measured = [*able, *beside]
+    candidates, measuring = split_arguments(options)
+    return compare_candidates(source, candidates, measuring, progress=progress, say=say)
 
-        @cache
-        def pace() -> estimate.Pace:
-            """Return the pace of the source, probed once."""
-            return estimate.pace(runner, corpus, whole_work(field, measured), chosen.most_scored or 1)
 
-        def rows(run: Run) -> Mapping[int, int]:
-            """Return the rows of this run, or of a smaller one, whose lengths all candidates are measured at."""
-            if run == asked_for:
-                return whole_work(field, measured)
-            grade, longest = replace(limits, grade=run.grade), run.lengths[-1]
-            suite = with_proofs(run.suite, grade, longest > trained, len(documents))
-            smaller = prepare(replace(setting, suite=suite, lengths=run.lengths, limits=grade), {longest})
-            return whole_work(smaller, [replace(trial, reach=longest) for trial in measured])
-
-        check_duration(asked_for, rows, pace, budget, trained, free_grade=free_grade)
+def compare_candidates(
+    source: str | Path | Checkpoint,
+    candidates: CandidateOptions,
+    options: VerifyOptions,
+    *,
+    progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Comparison:
+    """Measure and rank candidates as `compare` does. Uses only the options in `MeasureArguments`. Raises: as `compare`."""
+    tell = progress or nobody
+    chosen = _Chosen.of(SourceModel.of(opened(source)), candidates, options)
+    with closing(chosen.source.load(options.device, options.dtype, chosen.notes.append)) as runner:
+        loaded = chosen.on(runner, tell)
+        loaded.check_duration()
         if say is not None:
-            foretell(pace, field, measured, say)
-        key = run_key({SOURCE: checkpoint}, documents, ("compare", device, dtype))
-        with kept_on_disk(key, conditions({SOURCE: checkpoint}, documents, {}, device), resume, notes) as wrap:
-            raw, own = measure(runner, measured, field, wrap, progress or nobody)
-    name = hub.name_of(checkpoint.path)
-    results = [_result(trial, field, raw[trial.name], own[trial.reach], name) for trial in (*able, *beside)]
-    results += [
-        CandidateResult(each.name, None, None, each.reason) for each in (*refused, *unfit, *unscaled, *unfitting)
-    ]
-    return Comparison(
-        source=name,
-        trained_length=trained,
-        lengths=tuple(wanted),
-        suite=chosen.name,
-        grade=limits.grade,
-        scored=field.last.scored if field.last else 0,
-        seed=seed,
-        baseline=_baseline(field, own),
-        candidates=tuple(results),
-        rankings=tuple(_rankings(field, able, raw)),
-        beside=_ranked(field, [*able, *beside], raw, max(wanted)) if beside else None,
-        documents=field.last.documents() if field.last else corpus.names,
-        text_fingerprint=fingerprint(documents),
-        texts=catalogue.described(documents, bundled=not texts),
-        runtime=runner.description,
-        notes=tuple(dict.fromkeys([*notes, *(note for each in results if each.found for note in each.found.notes)])),
-    )
+            foretell(lambda: loaded.pace, loaded.field, loaded.trials, say)
+        raw, own = loaded.measure(tell)
+    return loaded.result(raw, own)
+
+
+@dataclass(frozen=True, eq=False)
+class _Chosen:
+    """A comparison before the model is loaded.
+
+    baseline_beyond: also score the source beyond its trained length.
+    refused: candidates that no file can contain.
+    named: the reference attention variants.
+    run: suite, lengths and grade, without the measures that the grade adds.
+    notes: sentences for the result.
+    """
+
+    source: SourceModel
+    options: VerifyOptions
+    baseline_beyond: bool
+    candidates: Sequence[Candidate]
+    refused: Sequence[Refused]
+    named: Sequence[Any]
+    run: Run
+    limits: Limits
+    documents: Sequence[Document]
+    notes: list[str]
+
+    @classmethod
+    def of(cls, source: SourceModel, asked: CandidateOptions, options: VerifyOptions) -> _Chosen:
+        """Plan the candidates, choose suite and lengths, and read the documents. Raises: as `compare`."""
+        for length in asked.target_lengths:
+            source.check_beyond(length, asked.reading, "compare", asked.original_length)
+        candidates, refused = candidates_of(source.checkpoint, asked)
+        name = options.suite or (None if options.measures else "quick")
+        suite = suites.choose(name, options.measures, options.segments, options.trials)
+        lengths = options.lengths
+        if lengths is None:
+            contexts = {each.target_length for each in candidates}
+            lengths = sorted({*default_lengths(source.trained, max(contexts)), *contexts})
+        check_amounts(lengths, source.trained, suite)
+        named = _named(options.compare_with, source.trained, lengths[-1], candidates)
+        limits, notes = options.limits or Limits(), list[str]()
+        documents = documents_of(options.texts, lengths[-1], notes)
+        run = Run(suite, tuple(lengths), limits.grade)
+        return cls(source, options, asked.baseline_beyond, candidates, refused, named, run, limits, documents, notes)
+
+    def on(self, runner: TorchRunner, tell: Progress) -> _Loaded:
+        """Return the views of the model and the rows, and load the model. Raises: ConfigError if the texts are too short."""
+        source, lengths = self.source, self.run.lengths
+        everywhere = self.options.lengths is not None
+        able, unfit = views(runner, self.candidates, source.checkpoint, source.rope, lengths, everywhere=everywhere)
+        tell("reading the texts", 0, 0)
+        corpus = read_corpus(self.documents, {TARGET: runner}, {})
+        field = prepare(self.setting(self.run, corpus, runner), {*(trial.reach for trial in able), lengths[-1]})
+        able, unscaled = checked(able)
+        beside, unfitting = self._beside(runner)
+        return _Loaded(self, runner, field, able, beside, (*self.refused, *unfit, *unscaled, *unfitting))
+
+    def setting(self, run: Run, corpus: Corpus, runner: TorchRunner) -> Setting:
+        """Return the setting of this run or of a smaller one, with the measures that its grade adds."""
+        trained, limits = self.source.trained, replace(self.limits, grade=run.grade)
+        suite = with_proofs(run.suite, limits, run.lengths[-1] > trained, len(self.documents))
+        return Setting(
+            suite, corpus, runner, run.lengths, trained, None, limits, self.options.seed,
+            baseline_reach=None if self.baseline_beyond else trained,
+        )  # fmt: skip
+
+    def _beside(self, runner: TorchRunner) -> tuple[list[Trial], list[Refused]]:
+        """Return the trials of reference attention variants, and refusals of variants that do not fit the model."""
+        if not self.named:
+            return [], []
+        source, longest = self.source, self.run.lengths[-1]
+        trials: tuple[list[Trial], list[Refused]] = addition("yardstick_trials")(
+            runner, self.named, source.checkpoint, source.rope, longest, source.trained
+        )
+        return trials
+
+
+@dataclass(frozen=True, eq=False)
+class _Loaded:
+    """A comparison in the loaded model.
+
+    able: the candidates that are ranked.
+    beside: the reference attention variants that fit the model.
+    refused: the candidates and variants that are not measured.
+    """
+
+    chosen: _Chosen
+    runner: TorchRunner
+    field: Field
+    able: Sequence[Trial]
+    beside: Sequence[Trial]
+    refused: Sequence[Refused]
+
+    @property
+    def trials(self) -> list[Trial]:
+        """Everything that is measured besides the source."""
+        return [*self.able, *self.beside]
+
+    @cached_property
+    def pace(self) -> estimate.Pace:
+        """The pace of the source, probed once."""
+        setting = self.field.setting
+        return estimate.pace(self.runner, setting.corpus, self.rows(self.chosen.run), setting.suite.most_scored or 1)
+
+    def rows(self, run: Run) -> Mapping[int, int]:
+        """Return the rows of this run, or of a smaller run that measures every candidate at all its lengths."""
+        if run == self.chosen.run:
+            return whole_work(self.field, self.trials)
+        longest = run.lengths[-1]
+        smaller = prepare(self.chosen.setting(run, self.field.setting.corpus, self.runner), {longest})
+        return whole_work(smaller, [replace(trial, reach=longest) for trial in self.trials])
+
+    def check_duration(self) -> None:
+        """Refuse a run that exceeds its budget. Raises: TooLong."""
+        chosen, options = self.chosen, self.chosen.options
+        check_duration(
+            chosen.run, self.rows, lambda: self.pace, options.budget, chosen.source.trained, free_grade=options.limits is None
+        )  # fmt: skip
+
+    def measure(self, tell: Progress) -> tuple[dict[str, Raw], dict[int, Raw]]:
+        """Return the figures of each trial by its name, and of the source by reach; both are kept in the journal."""
+        chosen, options = self.chosen, self.chosen.options
+        models, documents = {SOURCE: chosen.source.checkpoint}, chosen.documents
+        key = run_key(models, documents, ("compare", options.device, options.dtype))
+        decides = conditions(models, documents, {}, options.device)
+        with kept_on_disk(key, decides, options.resume, chosen.notes) as wrap:
+            return measure(self.runner, self.trials, self.field, wrap, tell)
+
+    def result(self, raw: Mapping[str, Raw], own: Mapping[int, Raw]) -> Comparison:
+        """Return the result of every candidate, and the rankings. raw, own: the figures that `measure` returned."""
+        chosen, field, last = self.chosen, self.field, self.field.last
+        setting, lengths = field.setting, chosen.run.lengths
+        name = hub.name_of(chosen.source.checkpoint.path)
+        results = [_result(trial, field, raw[trial.name], own[trial.reach], name) for trial in self.trials]
+        results += [CandidateResult(each.name, None, None, each.reason) for each in self.refused]
+        notes = [*chosen.notes, *(note for each in results if each.found for note in each.found.notes)]
+        return Comparison(
+            source=name,
+            trained_length=chosen.source.trained,
+            lengths=lengths,
+            suite=setting.suite.name,
+            grade=setting.limits.grade,
+            scored=last.scored if last else 0,
+            seed=setting.seed,
+            baseline=_baseline(field, own),
+            candidates=tuple(results),
+            rankings=tuple(_rankings(field, self.able, raw)),
+            beside=_ranked(field, self.trials, raw, lengths[-1]) if self.beside else None,
+            documents=last.documents() if last else setting.corpus.names,
+            text_fingerprint=fingerprint(chosen.documents),
+            texts=catalogue.described(chosen.documents, bundled=not chosen.options.texts),
+            runtime=self.runner.description,
+            notes=tuple(dict.fromkeys(notes)),
+        )
 
 
 def opened(source: str | Path | Checkpoint) -> HfCheckpoint:
@@ -196,16 +270,19 @@ def opened(source: str | Path | Checkpoint) -> HfCheckpoint:
     return checkpoint
 
 
-def _beside(
-    named: Sequence[Any], runner: TorchRunner, source: HfCheckpoint, meant: RopeSet, reach: int, trained_length: int
-) -> tuple[list[Trial], list[Refused]]:
-    """Return the trials of reference attention variants, and refusals of those that do not fit the model."""
-    if not named:
-        return [], []
-    trials: tuple[list[Trial], list[Refused]] = addition("yardstick_trials")(
-        runner, named, source, meant, reach, trained_length
-    )
-    return trials
+def _named(names: str | None, trained: int, longest: int, candidates: Sequence[Candidate]) -> Sequence[Any]:
+    """Return the reference attention variants of a list of names. trained, longest: lengths in tokens.
+
+    Raises: ConfigError for an unknown name, and for a candidate with the name of a variant.
+    """
+    if not names:
+        return ()
+    named: Sequence[Any] = addition("yardsticks_named")(names, trained, longest)
+    for name in {each.name for each in candidates} & {each.name for each in named}:
+        raise ConfigError(
+            "a yardstick of this comparison has the same name", where=f"--plan {name}", try_="rename the plan"
+        )
+    return named
 
 
 def _result(trial: Trial, field: Field, raw: Raw, own: Raw, baseline: str) -> CandidateResult:

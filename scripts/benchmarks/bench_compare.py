@@ -35,6 +35,7 @@ def main() -> None:
     from ropetool.checkpoint.hf import HfCheckpoint
     from ropetool.choosing.candidates import candidates_of
     from ropetool.choosing.measuring import views
+    from ropetool.choosing.options import CandidateOptions
     from ropetool.verification.corpus import read_corpus
     from ropetool.verification.journal import Journal, JournaledRunner
     from ropetool.verification.measures.loss import prepare_last_segment, row
@@ -45,7 +46,7 @@ def main() -> None:
     source, runner = HfCheckpoint.open(DEMO), TorchRunner(DEMO, device="cpu", dtype="float32")
     meant = ropetool.inspect(DEMO).rope
     assert meant is not None
-    candidates, _ = candidates_of(source, ["yarn"], factors=[8])
+    candidates, _ = candidates_of(source, CandidateOptions(methods=["yarn"], factors=[8]))
     trials, _ = views(runner, candidates, source, meant, LENGTHS, everywhere=False)
     corpus = read_corpus(embedded_documents(), {TARGET: runner}, {})
     losses = prepare_last_segment(corpus, LENGTHS, 256, context_length=2048, margin=0.1, segments=SEGMENTS, seed=0)

@@ -1,21 +1,47 @@
-"""The named arguments of `verify`, which mypy checks, are the fields of its options."""
+"""The named arguments of `verify` and `compare`, which mypy checks, are the fields of their options."""
 
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
 import ropetool
+from ropetool.choosing.options import CandidateOptions, CompareArguments, split_arguments
 from ropetool.verification.options import MeasureArguments, VerifyArguments, VerifyOptions
 
 
+def types_of(*arguments: Any) -> dict[str, str]:
+    """Return the types of named arguments, as text."""
+    types = {name: each for of_one in arguments for name, each in of_one.__annotations__.items()}
+    return {name: getattr(each, "__forward_arg__", each) for name, each in types.items()}
+
+
+def fields_of(*options: Any) -> dict[str, Any]:
+    """Return the types of the fields of dataclasses, as text."""
+    return {field.name: field.type for of_one in options for field in fields(of_one)}
+
+
 def test_each_argument_is_a_field_of_the_same_type() -> None:
-    arguments = {**MeasureArguments.__annotations__, **VerifyArguments.__annotations__}
-    types = {name: getattr(each, "__forward_arg__", each) for name, each in arguments.items()}
-    assert types == {field.name: field.type for field in fields(VerifyOptions)}
+    assert types_of(MeasureArguments, VerifyArguments) == fields_of(VerifyOptions)
+    shared, own = fields_of(VerifyOptions), fields_of(CandidateOptions)
+    assert not shared.keys() & own.keys()
+    measuring = {name: shared[name] for name in types_of(MeasureArguments)}
+    assert types_of(MeasureArguments, CompareArguments) == {**measuring, **own}
+
+
+def test_the_arguments_of_compare_are_split() -> None:
+    candidates, measuring = split_arguments(
+        {"methods": ["yarn"], "baseline_beyond": True, "seed": 3, "compare_with": ""}
+    )
+    assert candidates == CandidateOptions(methods=["yarn"], baseline_beyond=True)
+    assert measuring == VerifyOptions(seed=3, compare_with="")
 
 
 def test_an_unknown_argument_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="suites"):
         ropetool.verify("model", suites="quick")  # type: ignore[call-arg]
+    for name in ("suites", "baseline", "certificate_file"):  # the last two are only for `verify`
+        with pytest.raises(TypeError, match=name):
+            ropetool.compare("model", **{name: "quick"})

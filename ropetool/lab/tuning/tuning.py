@@ -20,7 +20,7 @@ from ropetool.checkpoint import fingerprints
 from ropetool.checkpoint.certificate import USABLE
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_source
-from ropetool.choosing.candidates import check_beyond
+from ropetool.choosing.source import SourceModel
 from ropetool.errors import ConfigError
 from ropetool.escaping import command
 from ropetool.files import hub
@@ -36,16 +36,14 @@ from ropetool.lab.tuning.results import TuneResult
 from ropetool.lab.tuning.searching import DRAWS, STAGES, Score, Searched, Vector, search, work
 from ropetool.lab.tuning.spaces import Space
 from ropetool.plans.plan import Plan
-from ropetool.runtimes import inspection
 from ropetool.verification import estimate
 from ropetool.verification.conditions import SOURCE, conditions, run_key
 from ropetool.verification.corpus import read_corpus
 from ropetool.verification.gate import GRADES
 from ropetool.verification.journal import Journal, JournaledRunner, kept_journal
-from ropetool.verification.opening import Open
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import TARGET, Done, Progress, Runner
-from ropetool.verification.session import documents_of, lengths_of
+from ropetool.verification.session import documents_of
 from ropetool.verification.texts import fingerprint
 
 MINUTES = 10.0  # of a budget that nobody stated
@@ -91,20 +89,15 @@ def tune(
             "is a GGUF file, and llama.cpp has no way to turn a loaded model by another table", where=str(checkpoint.path),
             try_=f"{command('ropetool', 'import', checkpoint.path, '-o', 'DIR')}, and tune DIR",
         )  # fmt: skip
-    found = inspection.inspect_checkpoint(checkpoint)
-    context, trained = lengths_of(found, checkpoint)
-    check_beyond(target_length, context, trained, reading, "tune")
-    if found.rope is None:
-        raise ConfigError("nothing says how it rotates", where=str(checkpoint.path))
-    planner = Planner(checkpoint, found.rope, target_length, reading, tuple(for_runtimes))
+    model = SourceModel.of(checkpoint)
+    model.check_beyond(target_length, reading, "tune")
+    planner = Planner(checkpoint, model.rope, target_length, reading, tuple(for_runtimes))
     trained = planner.default.trained_length
     ground = planner.opened(chosen)
     notes: list[str] = []
     documents = documents_of(texts, target_length, notes)
-    runner = Open({})(checkpoint.path, device=device, dtype=dtype, report=notes.append)
-    assert isinstance(runner, TorchRunner)
     tell = progress or nobody
-    with closing(runner):
+    with closing(model.load(device, dtype, notes.append)) as runner:
         tell("reading the texts", 0, 0)
         corpora = split(read_corpus(documents, {TARGET: runner}, {TARGET: checkpoint.path}), target_length, seed)
         search_on, judge_on = (
@@ -118,8 +111,8 @@ def tune(
             max_regression, reading, for_runtimes, generations, budget,
         )  # fmt: skip
         key = run_key({SOURCE: checkpoint}, documents, [*map(str, ways)])
-        model = fingerprints.of(checkpoint)
-        decides = conditions({SOURCE: checkpoint}, documents, {SOURCE: model}, device)
+        known = fingerprints.of(checkpoint)
+        decides = conditions({SOURCE: checkpoint}, documents, {SOURCE: known}, device)
         with kept_journal(key, decides, resume, notes) as journal:
             count = generations or _generations(journal, runner, search_on, judge_on, budget or MINUTES)
             run = _Run(planner, chosen, ground, bounds, runner, checkpoint.family.nested, journal, tell, count)
@@ -131,7 +124,7 @@ def tune(
             if tuned is not None:
                 unseen = [tokens.tobytes() for tokens in judge_on.corpus.tokens]
                 judged = f"{identity(tuned)} {target_length} {seed} {amounts[1]}"
-                judgement = run.judged(judge_on, tuned, error_of(model, unseen, judged, notes))
+                judgement = run.judged(judge_on, tuned, error_of(known, unseen, judged, notes))
     words = "" if winner.best is None else chosen.point(ground, winner.best).words
     if tuned is not None:
         tuned = replace(tuned, suffix=f"tuned-{target_length}", notes=(*tuned.notes, f"found by a search: {words}"))
