@@ -116,10 +116,11 @@ def test_the_record_is_of_this_code(monkeypatch: pytest.MonkeyPatch) -> None:
     entry, found = RECORD["512 yarn"], {}
 
     def begun(self: Any, *_: object) -> Searched:
-        return Searched(self.space.starts(self.ground)[1], 0, ())
+        return Searched(self.task.space.starts(self.task.ground)[1], 0, ())
 
     def judged(self: Any, material: Material, *_: object) -> None:
-        view = self.planner.view(self.runner, self.planner.default, self.nested)
+        planner, nested = self.task.planner, self.task.source.checkpoint.family.nested
+        view = planner.view(self.runner, planner.default, nested)
         losses = material._text(view, 512, 1.0, ignore)
         found.update(loss=float(np.mean(losses)), names=list(material.corpus.names))
         raise KeyboardInterrupt

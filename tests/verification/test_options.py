@@ -1,4 +1,4 @@
-"""The named arguments of `verify` and `compare`, which mypy checks, are the fields of their options."""
+"""The named arguments of `verify`, `compare` and `tune`, which mypy checks, are the fields of their options."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 import ropetool
 from ropetool.choosing.options import CandidateOptions, CompareArguments, split_arguments
+from ropetool.lab.tuning.options import TuneArguments, TuneOptions
 from ropetool.verification.options import MeasureArguments, VerifyArguments, VerifyOptions
 
 
@@ -25,6 +26,7 @@ def fields_of(*options: Any) -> dict[str, Any]:
 
 def test_each_argument_is_a_field_of_the_same_type() -> None:
     assert types_of(MeasureArguments, VerifyArguments) == fields_of(VerifyOptions)
+    assert types_of(TuneArguments) == fields_of(TuneOptions)
     shared, own = fields_of(VerifyOptions), fields_of(CandidateOptions)
     assert not shared.keys() & own.keys()
     measuring = {name: shared[name] for name in types_of(MeasureArguments)}
@@ -42,6 +44,8 @@ def test_the_arguments_of_compare_are_split() -> None:
 def test_an_unknown_argument_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="suites"):
         ropetool.verify("model", suites="quick")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="generation"):
+        ropetool.tune("model", 512, generation=1)  # type: ignore[call-arg]
     for name in ("suites", "baseline", "certificate_file"):  # the last two are only for `verify`
         with pytest.raises(TypeError, match=name):
             ropetool.compare("model", **{name: "quick"})

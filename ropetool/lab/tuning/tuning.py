@@ -1,6 +1,6 @@
-"""One tuning: source, space, texts, search and judgement put together.
+"""Runs a tuning: source, space, texts, search and judgement.
 
-Knows nothing of options, or of how results are shown.
+Does not know command line options, or how results are shown.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,8 +30,9 @@ from ropetool.lab.tuning import spaces
 from ropetool.lab.tuning.figures import Bounds, Figures
 from ropetool.lab.tuning.judging import Judgement, judge
 from ropetool.lab.tuning.looks import error_of
-from ropetool.lab.tuning.material import SEARCHED, UNSEEN, Amounts, Material, prepare, split
-from ropetool.lab.tuning.planning import DEFAULT, Planner, identity
+from ropetool.lab.tuning.material import Material, prepare, split
+from ropetool.lab.tuning.options import TuneArguments, TuneOptions
+from ropetool.lab.tuning.planning import Planner, identity
 from ropetool.lab.tuning.points import Ground
 from ropetool.lab.tuning.results import TuneResult
 from ropetool.lab.tuning.searching import DRAWS, STAGES, Score, Searched, Vector, search, work
@@ -44,9 +46,11 @@ from ropetool.verification.journal import Journal, JournaledRunner, kept_journal
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import TARGET, Done, Progress, Runner
 from ropetool.verification.session import documents_of
-from ropetool.verification.texts import fingerprint
+from ropetool.verification.texts import Document, fingerprint
 
-MINUTES = 10.0  # of a budget that nobody stated
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 MOST_GENERATIONS = 40  # later ones hardly move
 SPARE = 2.0  # times what a budget has to be, where one is named: the next probe may find the machine half as fast
 SCHEDULE = hashlib.sha256(b"the generations of this search").digest()  # its key in the journal
@@ -56,106 +60,167 @@ def tune(
     source: str | Path | Checkpoint,
     target_length: int,
     *,
-    space: str = DEFAULT,
-    budget: float | None = None,
-    max_regression: float | None = None,
-    reading: str | None = None,
-    for_runtimes: Sequence[str] = (),
-    texts: Sequence[str | Path] = (),
-    generations: int | None = None,
-    amounts: tuple[Amounts, Amounts] = (SEARCHED, UNSEEN),
-    seed: int = 0,
-    device: str = "auto",
-    dtype: str = "auto",
-    resume: bool = False,
+    progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
+    **options: Unpack[TuneArguments],
+) -> TuneResult:
+    """Search a space for the best point for one model and target length, and evaluate the point once on unseen text.
+
+    target_length: tokens, beyond the trained length.
+    options: the fields of `TuneOptions`, by name.
+    progress: called with a stage, and the finished and total tokens.
+    say: receives sentences about the work ahead.
+
+    Raises: ConfigError for a target within the trained length, texts that are too short or too few, a budget too small;
+    LossyExport if no file contains a point of the space for these runtimes; UnknownName, CheckpointError, and as `make_plan`.
+    """
+    return tune_source(source, target_length, TuneOptions(**options), progress=progress, say=say)
+
+
+def tune_source(
+    source: str | Path | Checkpoint,
+    target_length: int,
+    options: TuneOptions,
+    *,
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> TuneResult:
-    """Return the best point of a space for one model and target length, judged once on text that the search never saw.
+    """Search and evaluate as `tune` does. Raises: as `tune`."""
+    task, tell = _Task.of(source, target_length, options), progress or nobody
+    with closing(task.source.load(options.device, options.dtype, task.notes.append)) as runner:
+        tell("reading the texts", 0, 0)
+        searched, unseen = task.read(runner)
+        with task.journal() as journal:
+            count = options.generations or _generations(journal, runner, searched, unseen, options.minutes)
+            if say is not None:
+                say(f"{count * DRAWS} points of space {options.space}, {DRAWS} a generation, and the judgement")
+            run = _Run(task, runner, journal, tell, count)
+            winner = run.search(searched, options.seed)
+            tuned = task.plan(winner)
+            judgement = None if tuned is None else run.judged(unseen, tuned, task.error(unseen, tuned))
+    return task.result(searched, unseen, winner, judgement, runner.description)
 
-    budget: minutes, which decide how many generations there are; `generations` does so too, for what is to be the same
-    anywhere. max_regression: the ratio of perplexities within the trained length, against the source, that is allowed; by
-    default that of grade usable, or what YaRN's own table costs where that is more. reading: original or current, of a source
-    that is scaled already. amounts: how much text the search reads, and the judgement.
 
-    Raises: ConfigError for a target within the trained length, texts that are too short or too few, a budget too small; LossyExport
-    for a space that no file holds for these runtimes; UnknownName, CheckpointError, and what `make_plan` raises.
-    """
-    chosen = spaces.get(space)
-    _check(budget, max_regression, generations)
+def _opened(source: str | Path | Checkpoint) -> HfCheckpoint:
+    """Return a source in which points can be measured. Raises: ConfigError for a GGUF file; CheckpointError."""
     checkpoint = open_source(source)
     if not isinstance(checkpoint, HfCheckpoint):
         raise ConfigError(
             "is a GGUF file, and llama.cpp has no way to turn a loaded model by another table", where=str(checkpoint.path),
             try_=f"{command('ropetool', 'import', checkpoint.path, '-o', 'DIR')}, and tune DIR",
         )  # fmt: skip
-    model = SourceModel.of(checkpoint)
-    model.check_beyond(target_length, reading, "tune")
-    planner = Planner(checkpoint, model.rope, target_length, reading, tuple(for_runtimes))
-    trained = planner.default.trained_length
-    ground = planner.opened(chosen)
-    notes: list[str] = []
-    documents = documents_of(texts, target_length, notes)
-    tell = progress or nobody
-    with closing(model.load(device, dtype, notes.append)) as runner:
-        tell("reading the texts", 0, 0)
-        corpora = split(read_corpus(documents, {TARGET: runner}, {TARGET: checkpoint.path}), target_length, seed)
-        search_on, judge_on = (
-            prepare(corpus, runner.tokenize, trained, target_length, amount, seed, asked)
-            for corpus, amount, asked in zip(corpora, amounts, (seed, -1 - seed), strict=True)
+    return checkpoint
+
+
+@dataclass(frozen=True, eq=False)
+class _Task:
+    """A tuning before the model is loaded.
+
+    target_length, trained: lengths in tokens.
+    ground: the start of the space.
+    notes: sentences for the result.
+    """
+
+    source: SourceModel
+    target_length: int
+    trained: int
+    options: TuneOptions
+    space: Space
+    planner: Planner
+    ground: Ground
+    documents: Sequence[Document]
+    notes: list[str]
+
+    @classmethod
+    def of(cls, source: str | Path | Checkpoint, target_length: int, options: TuneOptions) -> _Task:
+        """Open the source and the space, and read the documents. Raises: as `tune`."""
+        space = spaces.get(options.space)
+        model = SourceModel.of(_opened(source))
+        model.check_beyond(target_length, options.reading, "tune")
+        planner = Planner(model.checkpoint, model.rope, target_length, options.reading, tuple(options.for_runtimes))
+        trained = planner.default.trained_length  # first: `opened` reports other errors of a source
+        ground, notes = planner.opened(space), list[str]()
+        documents = documents_of(options.texts, target_length, notes)
+        return cls(model, target_length, trained, options, space, planner, ground, documents, notes)
+
+    @property
+    def bounds(self) -> Bounds:
+        """The limits of a point within the trained length."""
+        limit, grade = self.options.max_regression, GRADES[USABLE]
+        return Bounds(math.log(grade.max_ratio if limit is None else limit), limit is not None, grade.max_lost)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The fingerprint of the source."""
+        return fingerprints.of(self.source.checkpoint)
+
+    def read(self, runner: TorchRunner) -> tuple[Material, Material]:
+        """Return the rows of the search and the rows of the judgement. Raises: ConfigError if the texts are too short."""
+        seed, length = self.options.seed, self.target_length
+        whole = read_corpus(self.documents, {TARGET: runner}, {TARGET: self.source.checkpoint.path})
+        searched, unseen = (
+            prepare(corpus, runner.tokenize, self.trained, length, amount, seed, asked)
+            for corpus, amount, asked in zip(
+                split(whole, length, seed), self.options.amounts, (seed, -1 - seed), strict=True
+            )
         )
-        limit = GRADES[USABLE].max_ratio if max_regression is None else max_regression
-        bounds = Bounds(math.log(limit), max_regression is not None, GRADES[USABLE].max_lost)
+        return searched, unseen
+
+    @contextmanager
+    def journal(self) -> Iterator[Journal]:
+        """Yield the journal of this search."""
+        options, models = self.options, {SOURCE: self.source.checkpoint}
         ways = (
-            "tune", space, target_length, seed, device, dtype, amounts,
-            max_regression, reading, for_runtimes, generations, budget,
+            "tune", options.space, self.target_length, options.seed, options.device, options.dtype, options.amounts,
+            options.max_regression, options.reading, options.for_runtimes, options.generations, options.budget,
         )  # fmt: skip
-        key = run_key({SOURCE: checkpoint}, documents, [*map(str, ways)])
-        known = fingerprints.of(checkpoint)
-        decides = conditions({SOURCE: checkpoint}, documents, {SOURCE: known}, device)
-        with kept_journal(key, decides, resume, notes) as journal:
-            count = generations or _generations(journal, runner, search_on, judge_on, budget or MINUTES)
-            run = _Run(planner, chosen, ground, bounds, runner, checkpoint.family.nested, journal, tell, count)
-            if say is not None:
-                say(f"{count * DRAWS} points of space {space}, {DRAWS} a generation, and the judgement")
-            winner = run.search(search_on, seed)
-            tuned = None if winner.best is None else planner.plan(chosen, ground, winner.best)
-            judgement = None
-            if tuned is not None:
-                unseen = [tokens.tobytes() for tokens in judge_on.corpus.tokens]
-                judged = f"{identity(tuned)} {target_length} {seed} {amounts[1]}"
-                judgement = run.judged(judge_on, tuned, error_of(known, unseen, judged, notes))
-    words = "" if winner.best is None else chosen.point(ground, winner.best).words
-    if tuned is not None:
-        tuned = replace(tuned, suffix=f"tuned-{target_length}", notes=(*tuned.notes, f"found by a search: {words}"))
-    return TuneResult(
-        source=hub.name_of(checkpoint.path), space=space, trained_length=trained, target_length=target_length,
-        lengths=search_on.lengths, runtimes=planner.default.runtimes, seed=seed, minutes=budget or MINUTES,
-        points=winner.points, steps=winner.steps, searched=corpora[0].names, unseen=corpora[1].names,
-        segments=(search_on.segments, judge_on.segments),
-        winner=words, judgement=judgement,
-        default=planner.default, tuned=tuned, inv_freq=ground.inv_freq, max_regression=max_regression,
-        text_fingerprint=fingerprint(documents), runtime=runner.description, notes=tuple(notes),
-    )  # fmt: skip
+        key = run_key(models, self.documents, [*map(str, ways)])
+        decides = conditions(models, self.documents, {SOURCE: self.fingerprint}, options.device)
+        with kept_journal(key, decides, options.resume, self.notes) as journal:
+            yield journal
+
+    def plan(self, winner: Searched) -> Plan | None:
+        """Return the plan of the best point, or None if the search did not improve on the default."""
+        return None if winner.best is None else self.planner.plan(self.space, self.ground, winner.best)
+
+    def error(self, unseen: Material, tuned: Plan) -> float:
+        """Return the error that the judgement of a plan may have, and record the judgement."""
+        judged = f"{identity(tuned)} {self.target_length} {self.options.seed} {self.options.amounts[1]}"
+        return error_of(self.fingerprint, [tokens.tobytes() for tokens in unseen.corpus.tokens], judged, self.notes)
+
+    def result(
+        self, searched: Material, unseen: Material, winner: Searched, judgement: Judgement | None, runtime: str
+    ) -> TuneResult:
+        """Return the result. runtime: the description of the runner."""
+        words, tuned, options = "", self.plan(winner), self.options
+        if winner.best is not None and tuned is not None:
+            words = self.space.point(self.ground, winner.best).words
+            notes = (*tuned.notes, f"found by a search: {words}")
+            tuned = replace(tuned, suffix=f"tuned-{self.target_length}", notes=notes)
+        return TuneResult(
+            source=hub.name_of(self.source.checkpoint.path), space=options.space, trained_length=self.trained,
+            target_length=self.target_length, lengths=searched.lengths, runtimes=self.planner.default.runtimes,
+            seed=options.seed, minutes=options.minutes, points=winner.points, steps=winner.steps,
+            searched=searched.corpus.names, unseen=unseen.corpus.names, segments=(searched.segments, unseen.segments),
+            winner=words, judgement=judgement, default=self.planner.default, tuned=tuned, inv_freq=self.ground.inv_freq,
+            max_regression=options.max_regression, text_fingerprint=fingerprint(self.documents), runtime=runtime,
+            notes=tuple(self.notes),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """The loaded model that is asked, and all that decides what it is asked as."""
+    """A tuning in the loaded model. generations: the number of generations of the search."""
 
-    planner: Planner
-    space: Space
-    ground: Ground
-    bounds: Bounds
+    task: _Task
     runner: TorchRunner
-    nested: bool
     journal: Journal
     tell: Progress
     generations: int
 
     def search(self, material: Material, seed: int) -> Searched:
-        """Return what the search finds on its part of the text."""
-        space, ground = self.space, self.ground
+        """Return the best point and the steps of the search on its part of the text."""
+        space, ground, planner, bounds = self.task.space, self.task.ground, self.task.planner, self.task.bounds
         total = int(self.generations * work() * estimate.tokens(material.rows()))
         finished, generation = 0, 0
 
@@ -171,15 +236,13 @@ class _Run:
         def evaluate(vectors: Sequence[Vector], stage: int) -> list[Score]:
             share, whole = STAGES[stage], stage == len(STAGES) - 1
             source = material.within(self._journaled(self.runner, "source"), share, done)
-            default = self._figures(material, self.planner.default, share, done)
-            each = [
-                self._figures(material, self.planner.plan(space, ground, vector), share, done) for vector in vectors
-            ]
-            return [self.bounds.score(figures, default, source, whole=whole) for figures in each]
+            default = self._figures(material, planner.default, share, done)
+            each = [self._figures(material, planner.plan(space, ground, vector), share, done) for vector in vectors]
+            return [bounds.score(figures, default, source, whole=whole) for figures in each]
 
         return search(
             space.size(ground), space.starts(ground), space.smooth, evaluate, self.generations, seed,
-            partial(self.planner.possible, space, ground), told,
+            partial(planner.possible, space, ground), told,
         )  # fmt: skip
 
     def judged(self, material: Material, tuned: Plan, error: float) -> Judgement:
@@ -193,28 +256,15 @@ class _Run:
             self.tell("the judgement", finished, total)
 
         source = material.within(self._journaled(self.runner, "source"), 1.0, done)
-        default, best = (self._figures(material, plan, 1.0, done) for plan in (self.planner.default, tuned))
-        return judge(default, best, source, material.documents, self.bounds, error)
+        default, best = (self._figures(material, plan, 1.0, done) for plan in (self.task.planner.default, tuned))
+        return judge(default, best, source, material.documents, self.task.bounds, error)
 
     def _figures(self, material: Material, plan: Plan, share: float, done: Done) -> Figures:
-        view = self.planner.view(self.runner, plan, self.nested)
+        view = self.task.planner.view(self.runner, plan, self.task.source.checkpoint.family.nested)
         return material.figures(self._journaled(view, identity(plan)), share, done)
 
     def _journaled(self, runner: Runner, role: str) -> JournaledRunner:
         return JournaledRunner(runner, self.journal, role)
-
-
-def _check(budget: float | None, max_regression: float | None, generations: int | None) -> None:
-    if budget is not None and not (math.isfinite(budget) and budget > 0):
-        raise ConfigError(f"{budget} is not a number of minutes above 0", where="--budget")
-    if max_regression is not None and not (math.isfinite(max_regression) and max_regression >= 1):
-        raise ConfigError(
-            f"{max_regression} is not a ratio of perplexities of at least 1",
-            where="--max-regression",
-            try_="--max-regression 1.1",
-        )
-    if generations is not None and generations < 1:
-        raise ConfigError(f"{generations} is not a number of generations above 0", where="generations")
 
 
 def _generations(journal: Journal, runner: TorchRunner, search_on: Material, judge_on: Material, minutes: float) -> int:
