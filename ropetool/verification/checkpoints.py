@@ -29,11 +29,11 @@ def verify_checkpoint(
     say: Callable[[str], None] | None = None,
     **options: Unpack[VerifyArguments],
 ) -> VerifyResult:
-    """Answer three questions about an extension: is the file what it says, what do short texts cost, does it work at length.
+    """Verify an extension within a time limit: read the file back, and measure short texts and the full length.
 
-    The answers are in `VerifyResult.answers`. A suite, measures, lengths, segments, trials, limits, another file, a judge,
-    logs, an engine or reference variants ask for a whole suite instead, which is the standard one without a name. The run of a
-    suite is certified in the target's record. Without a baseline and a record, the verdict is partial at best.
+    The result has the three answers in `answers`. These options select a whole suite instead, by default the standard
+    one: suite, measures, lengths, segments, trials, limits, against, judge, lm_eval, engine, compare_with. The result is
+    certified in the target's record. Without a baseline and a record, the verdict is partial at best.
 
     options: the fields of `VerifyOptions`, by name.
     progress: called with a stage, and the finished and total tokens.

@@ -87,10 +87,10 @@ class Words:
 
 @dataclass(frozen=True)
 class Judged:
-    """What a judge adds to a measure: it runs a measurement too.
+    """The part of a judge in a measure: it runs one of the measurements too.
 
     measurement: the name of that measurement.
-    result: calculates the result from the measurement, and from what it found of target, baseline (or None) and judge.
+    result: calculates the result from the measurement and from the raw figures of target, baseline (or None) and judge.
     """
 
     measurement: str

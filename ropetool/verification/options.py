@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 MINUTES = 10.0  # of a default verification without a budget
 
-_LOGITS = "it takes all logits, and no server returns them"
+_LOGITS = "it needs all logits, and servers do not return them"
 _BOUND = "the server may not have read the files that a certificate is bound to"
 UNSERVED = {
     "against": _LOGITS,
     "judge": _LOGITS,
-    "lm_eval": "its logs are those of a model that is run from its files",
+    "lm_eval": "the logs belong to a model that runs from its files",
     "certificate_file": _BOUND,
     "full_hash": _BOUND,
     "engine": "the server runs the model",
-    "cache_type": "the server was started with a cache of its own",
+    "cache_type": "the server has its own cache already",
     "compare_with": "a yardstick is put into a model that is run from its files",
 }
 """The options that a verification of a server's model cannot have, with the reasons."""
@@ -71,12 +71,12 @@ class VerifyOptions:
 
     baseline: the checkpoint to compare with. None uses the source that the record names if it is unchanged, else the
       target's own figures within its trained length.
-    against: another file of the same model; its logits are compared with the target's.
+    against: another file of the same model, to compare logits with.
     judge: a model that reads all lengths and chooses the key tokens.
     lm_eval: a folder with the logs of lm-evaluation-harness for both models.
     texts: documents, folders or .jsonl files; without any, the texts of the package.
     lengths: tokens, increasing. None doubles from a quarter of the trained length up to the configured context.
-    suite, measures, segments, trials, limits: what a suite measures, how much of it, and the limits of its grade.
+    suite, measures, segments, trials, limits: the measures of a suite, their amounts, and the limits of its grade.
     budget: minutes that the command may take. None allows 10, and an hour for a suite.
     device, dtype: as torch names them, or "auto". float32 makes llama.cpp compute in float32 too.
     certificate_file: the file of the certificate, if it is not the target's record. full_hash: it covers every byte.
@@ -86,10 +86,10 @@ class VerifyOptions:
     cache_type: the type of llama.cpp's cache for the target. It belongs to the run and not to the file, so only
       `certificate_file` gets a certificate.
     compare_with: reference attention variants by name, with commas between them. They run on the baseline, or on the
-      target without one, and gate nothing.
+      target without one. They never fail a run.
     far_text: a default verification asks a kept model whether it uses distant text, if time is left.
 
-    Raises: ConfigError for a budget that is no number of minutes above 0.
+    Raises: ConfigError for a budget that is not a number of minutes above 0.
     """
 
     baseline: str | Path | None = None

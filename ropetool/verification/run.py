@@ -83,10 +83,10 @@ class Pair:
 
 @dataclass(frozen=True)
 class Models:
-    """The models of a run, and how they are opened.
+    """The models of a run, with the functions that open them.
 
     target, baseline: checkpoints; without a baseline, the target within its trained length is the baseline.
-    against: a file whose logits are compared with the target's; it is open together with the target.
+    against: a file to compare logits with; it is open together with the target.
     judge: a model that reads all lengths and chooses the key tokens.
     runner: opens a checkpoint. target_runner: opens the target, if `runner` must not.
     wrap: wraps each runner; gets the runner and its role.
@@ -115,18 +115,18 @@ class Models:
         return paths
 
     def open(self, role: str, path: Path, options: VerifyOptions, notes: list[str]) -> Runner:
-        """Return the runner of a checkpoint. notes: receives what it had to change."""
+        """Return the runner of a checkpoint. notes: receives a sentence for each change that it had to make."""
         make = self.target_runner if role == TARGET and self.target_runner is not None else self.runner
         return make(path, device=options.device, dtype=options.dtype, report=notes.append)
 
     def wrapped(self, runner: Runner, role: str) -> Runner:
-        """Return a runner as it is measured."""
+        """Return the wrapped runner, for measurements."""
         return runner if self.wrap is None else self.wrap(runner, role)
 
 
 @dataclass(frozen=True)
 class Material:
-    """What a run measures: a suite of these texts at these lengths.
+    """The work of a run: a suite, its texts and its lengths.
 
     lengths: tokens, increasing. Lengths beyond the trained length and beyond `context_length` are measured too.
     """
@@ -248,7 +248,7 @@ class _SuiteRun:
         base.close()
 
     def _work_of(self, measurements: Sequence[Measurement]) -> Counter[int]:
-        """Return how many rows of each length these measurements compute, of models and yardsticks."""
+        """Return the number of rows of each length, for models and yardsticks together."""
         yardsticks = told_by(measurements) * len(self._yardsticks)
         return work_of(measurements, self._roles) + work_of(yardsticks, [TARGET])
 
@@ -281,7 +281,7 @@ class _SuiteRun:
     def foretell(
         self, say: Callable[[str], None], foretell: Callable[[Sequence[Measurement]], str] | None = None
     ) -> None:
-        """Say what these texts can decide, and how long the run takes if that is long."""
+        """Announce the precision of these texts, and the duration of a long run."""
         if self.attainable is not None:
             say(_told(self.attainable, self.limits))
         for line in _told_of_answers(self.measurements, self.limits):
@@ -294,7 +294,7 @@ class _SuiteRun:
 
     @cached_property
     def attainable(self) -> float | None:
-        """The ratio that the texts of the longest length are likely to tell from 1; None where nothing is compared."""
+        """The smallest ratio above 1 that the texts of the longest length probably detect; None without losses."""
         chosen = next((m.chosen for m in self.measurements if isinstance(m, LastSegment)), None)
         if chosen is None:
             return None
@@ -328,7 +328,7 @@ class _SuiteRun:
             yield measure.name, measure.judged.result(made[name], *of_models, of_judge)
 
     def divergence(self) -> tuple[DivergenceResult | None, Sequence[Check]]:
-        """Return how far the logits of the other file are from the target's, and the checks of that."""
+        """Return the divergence between the logits of the other file and of the target, and its checks."""
         pair = self.models.against
         if pair is None:
             return None, ()
@@ -346,7 +346,7 @@ class _SuiteRun:
         return result, with_inexact_tables(checks) if pair.inexact else checks
 
     def _divergence_before(self, pair: Pair) -> DivergenceResult | None:
-        """Return how far the pair is apart before the extension, within the trained length, where that is asked for."""
+        """Return the divergence of the pair before the extension, within the trained length; None without such files."""
         if pair.before is None:
             return None
         with ExitStack() as stack:

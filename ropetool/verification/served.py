@@ -66,8 +66,8 @@ def verify_served(
     A baseline runs on this machine. Without one, the served model's own figures within its trained length are the baseline.
     Lengths that the server does not take are left out, and the verdict is then partial.
 
-    Raises: ServerError for a server that does not answer, or not as its interface says; ConfigError for another model
-    behind it, and as `verify_target` does; CheckpointError.
+    Raises: ServerError if the server does not answer, or not by its interface; ConfigError if it serves another model,
+    and as `verify_target`; CheckpointError.
     """
     _refuse_other_options(options)
     checkpoint = open_checkpoint(hub.local(target))
