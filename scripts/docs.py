@@ -38,6 +38,7 @@ import defects_page
 import family_page
 import identified_page
 import tune_demo_page
+import verdicts_page
 import yardsticks_page
 from engine_grid import judging, recorded
 
@@ -74,6 +75,7 @@ def generated() -> Iterator[tuple[Path, str]]:
     plain = (ROOT / f"ropetool/families/{PLAIN}.json").read_text(encoding="utf-8")
     yield ROOT / "docs/family-files.md", filled("docs/family-files.md", {"family": f"```json\n{plain}```"})
     yield ROOT / "docs/suites.md", filled("docs/suites.md", verify_tables())
+    yield ROOT / "docs/judging.md", filled("docs/judging.md", {"default-verdicts": verdicts_page.table()})
     exports = {"held": _table(family_page.HELD, family_page.held()), "converted": converted_page.table()}
     yield ROOT / "docs/export.md", filled("docs/export.md", exports)
     yield ROOT / "docs/conformance.md", filled("docs/conformance.md", conformance_page.tables())

@@ -168,6 +168,15 @@ RECORDS = (
         needs="the second model of scripts/train_demo_model.py --second",
     ),
     Record(
+        "default-verdicts",
+        (
+            *DEFECTS, *STATISTICS, "ropetool/verification/verdict/*.py", "ropetool/texts/manifest.json",
+            "scripts/defects/default_verdicts.py",
+        ),
+        ("defects/default_verdicts.py",), 50, ("tests/verification/default_verdicts.json",), "judging.md",
+        needs="the second model of scripts/train_demo_model.py --second",
+    ),
+    Record(
         "planted-tables",
         (
             "ropetool/identify/hypotheses.py", "ropetool/identify/reference.py", "ropetool/identify/prompts.py",
