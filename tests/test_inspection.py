@@ -16,13 +16,29 @@ import ropetool
 from ropetool.errors import InvalidRope
 from ropetool.report.inspected import inspection_json, inspection_text
 from ropetool.rope.tables import Regime
-from ropetool.runtimes import inspection
+from ropetool.runtimes import decoded, inspection
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 
 
 def inspected(tmp_path: Path, family: str, style: str = "v4", **changes: Any) -> inspection.Inspection:
     return inspection.inspect(write_config(tmp_path / "model", {**configs.config(family, style), **changes}))
+
+
+def test_a_runtime_is_decoded_when_its_reading_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    own = decoded._decoded
+    monkeypatch.setattr(decoded, "_decoded", lambda name, checkpoint: asked.append(name) or own(name, checkpoint))
+    found = inspected(tmp_path, "llama", rope_scaling=YARN)
+    assert found.rope is not None
+    assert asked == ["transformers"]
+    last = found.readings.names[-1]
+    assert found.readings.named(last) == found.readings[-1]
+    assert asked == ["transformers", last]
+    assert [reading.name for reading in found.readings] == list(found.readings.names)
+    assert sorted(asked) == sorted(found.readings.names)
+    assert found.readings.named("tgi") is None
+    assert found.readings[:2] == tuple(found.readings)[:2]
 
 
 # --- the data of --json

@@ -61,7 +61,7 @@ class Opened:
 
     def reading(self, runtime: str) -> Decoded | None:
         """Return what a runtime makes of it, None for one that reads another format."""
-        return next((reading for reading in self.found.readings if reading.name == runtime), None)
+        return self.found.readings.named(runtime)
 
 
 def opened(path: Path) -> Opened:

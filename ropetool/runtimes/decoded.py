@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, overload
 from weakref import WeakKeyDictionary
 
 from ropetool import runtimes
@@ -73,6 +73,35 @@ def _decoded(runtime: str, checkpoint: Checkpoint) -> Decoded:
     except runtimes.Refuses as refusal:
         known, stops = not isinstance(refusal, runtimes.NotKnown), not isinstance(refusal, runtimes.NotHeld)
         return Decoded(runtime, None, str(refusal), known, stops)
+
+
+class Readings(Sequence[Decoded]):
+    """What several runtimes make of a checkpoint. Each is decoded when it is first read.
+
+    names: the runtimes.
+    """
+
+    def __init__(self, names: Sequence[str], checkpoint: Checkpoint) -> None:
+        self.names, self._checkpoint = tuple(names), checkpoint
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, index: int) -> Decoded: ...
+    @overload
+    def __getitem__(self, index: slice) -> Readings: ...
+    def __getitem__(self, index: int | slice) -> Decoded | Readings:
+        if isinstance(index, slice):
+            return Readings(self.names[index], self._checkpoint)
+        return decoded(self.names[index], self._checkpoint)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def named(self, name: str) -> Decoded | None:
+        """Return the reading of a runtime; None for another runtime."""
+        return decoded(name, self._checkpoint) if name in self.names else None
 
 
 def first_that_serves(

@@ -24,7 +24,7 @@ from ropetool.files.hf.jsontext import shown
 from ropetool.files.hub import HubId, hub_id, origin, peek_checkpoint, peek_gguf
 from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import hf_formulas, kv_cache
-from ropetool.runtimes.decoded import Decoded, decoded
+from ropetool.runtimes.decoded import Readings
 from ropetool.runtimes.kv_cache import KvCache
 from ropetool.runtimes.llama_cpp.architectures import WITHOUT_ROTATION
 from ropetool.runtimes.llama_cpp.layers import learned_positions
@@ -41,7 +41,7 @@ class Inspection:
     family, rope: None if the model_type is unknown.
     trained_length: the length before any scaling, in tokens; None if it is unknown.
     stated: the rope keys as written in the file.
-    readings: how each runtime decodes them.
+    readings: how each runtime decodes them, on first access.
     kv_bytes: the cache by layer type.
     made: ropetool's record; None if ropetool did not write the checkpoint.
     as_type: the built-in model_type that the user chose with --as.
@@ -57,7 +57,7 @@ class Inspection:
     rope: RopeSet | None
     trained_length: int | None
     stated: Mapping[str, Any]
-    readings: tuple[Decoded, ...]
+    readings: Readings
     kv_bytes: Mapping[str, KvCache]
     notes: tuple[str, ...]
     made: provenance.Provenance | None = None
@@ -119,7 +119,7 @@ def _of_gguf(view: GgufCheckpoint, path: Path) -> Inspection:
     described = families.of_gguf(arch)
     alone = described and (len(described) == 1 or described[0].model_type == arch)
     family = described[0] if alone else None  # of two families under one name a file does not say which it is
-    readings = tuple(decoded(runtime.name, view) for runtime in runtimes.for_format("gguf"))
+    readings = Readings([runtime.name for runtime in runtimes.for_format("gguf")], view)
     rope = next((r.rope for r in readings if r.rope is not None), None)
     made = provenance.record(path)
     other = provenance.of_another(path, made)
@@ -193,12 +193,12 @@ def _of_hf(checkpoint: HfCheckpoint) -> Inspection:
     stated = stated_rope_keys(config)
     if family is None:
         return Inspection(
-            files.path, "hf", model_type, None, None, None, stated, (), {},
+            files.path, "hf", model_type, None, None, None, stated, Readings((), checkpoint), {},
             (*notes, _why_as_written(config, model_type, refusal), *_as_built_in(checkpoint)),
         )  # fmt: skip
     notes += [*read_live(family), *remote_code(config, family)]
     style.read(config, family, where)
-    readings = tuple(decoded(name, checkpoint) for name in _hf_runtimes(family))
+    readings = Readings(_hf_runtimes(family), checkpoint)
     rope = next((r.rope for r in readings if r.rope is not None), None)
     if rope is not None:
         notes += _windows(config, family, rope, where)

@@ -246,13 +246,13 @@ def _tables(target: Checkpoint, made: Provenance | None, plan: Plan | None, orig
     if plan is None:
         reason = "exported from a checkpoint that is gone or has changed, and without a plan"
         return Check(TABLES, None, TABLE_TOLERANCE, NOT_ASKED, reason)
-    readings = {reading.name: reading for reading in inspection.inspect_checkpoint(target).readings}
-    wanted = plan.runtimes if made.kind != EXPORT else tuple(readings)[:1]
+    readings = inspection.inspect_checkpoint(target).readings
+    wanted = plan.runtimes if made.kind != EXPORT else readings.names[:1]
     source = None if origin.source is None else opened(origin.source)
-    results = [_against_plan(plan, readings.get(name), source) for name in wanted]
+    results = [_against_plan(plan, readings.named(name), source) for name in wanted]
     figure = max((figure for figure, _ in results), default=math.inf)
     reasons = [f"{name}: {reason}" for name, (_, reason) in zip(wanted, results, strict=True) if reason]
-    accepted = reasons and _inexact_plan(plan, readings.get(wanted[0]), target)
+    accepted = reasons and _inexact_plan(plan, readings.named(wanted[0]), target)
     if accepted:
         return Check(TABLES, figure if math.isfinite(figure) else None, TABLE_TOLERANCE, INEXACT, accepted)
     agreed = f"{', '.join(wanted)}: {_agreed(plan, origin)}, context {plan.max_position_embeddings}"
