@@ -70,7 +70,10 @@ def test_one_row_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
         if not page.is_refused(row) and row["texts"] <= FEW
     }  # fmt: skip
     name = random.Random(defects.DEMO + defects.HF).choice(sorted(rows))
-    with defects.benches([defects.DEMO]) as benches, verdicts.planted(benches[defects.DEMO], defects.HF, name) as target:
+    with (
+        defects.benches([defects.DEMO]) as benches,
+        verdicts.planted(benches[defects.DEMO], defects.HF, name) as target,
+    ):
         answers = verdicts.by_texts(benches[defects.DEMO], defects.HF, Path(target))
     assert (answers.verdict, len(answers.texts)) == (rows[name]["verdict"], rows[name]["texts"])
     for question in ("short", "long"):
