@@ -59,6 +59,12 @@ def test_a_program_stands_for_all_its_releases_and_a_version_for_one() -> None:
     assert set(ENGINES) <= set(runtimes.names())
 
 
+@pytest.mark.parametrize("name", ["ollama", "Ollama", "ollama@0.30", "lmstudio", "koboldcpp", "llama-server"])
+def test_programs_that_run_llama_cpp_mean_it(name: str) -> None:
+    assert runtimes.all_of(name, "gguf") == runtimes.all_of("llama.cpp")
+    assert runtimes.get(name).name == "llama.cpp"
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -67,7 +73,7 @@ def test_a_program_stands_for_all_its_releases_and_a_version_for_one() -> None:
         ("vllm@", "vllm  is not known"),
         ("vllm@new", "vllm new is not known"),
         ("transformers@5", "transformers 5 is not known; known: 5.23.0"),
-        ("Ollama", "Ollama reads files with llama.cpp"),
+        ("ollama@0.29", "ollama 0.29 does not run llama.cpp"),
         ("vllmm@0.25", r"no runtime is called 'vllmm' \(did you mean vllm\?\); known: .*vllm"),
     ],
 )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from ropetool.cli import notes, print_json, show, terminal_width
-from ropetool.cli.options import AS, EXPLAIN, Length, for_runtimes
+from ropetool.cli.options import AS, EXPLAIN, for_runtimes, target_length
 
 
 @click.command("advise")
 @click.argument("source", type=click.Path())
-@click.option("--target-length", type=Length(), required=True, help="The context to reach: 131072, 128k or 1M tokens.")
+@target_length("The context to reach: 131072, 128k or 1M tokens.", required=True)
 @for_runtimes(
     "A runtime that must read the output; repeat for several. Default: transformers, llama.cpp for GGUF files."
 )

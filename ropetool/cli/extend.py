@@ -26,6 +26,7 @@ from ropetool.cli.options import (
     for_runtimes,
     in_place,
     naming_a_smaller_run,
+    target_length,
     written_beside,
 )
 from ropetool.cli.retrying import OPENED, collected, completed_tries, number_or_name
@@ -59,9 +60,7 @@ GROUPS = {
 @click.option(
     "--factor", type=Factor(), help="How many times the trained length, or the one that --from names: 4 or 4x."
 )
-@click.option(
-    "--target-length", type=Length(), help="The new context in tokens, instead of --factor: 131072, 128k or 1M."
-)
+@target_length("The new context in tokens, instead of --factor: 131072, 128k or 1M.")
 @click.option("--force-factor", is_flag=True, help="Extend without training beyond 32 times the trained length.")
 @click.option(
     "--from",

@@ -7,17 +7,13 @@ from pathlib import Path
 import click
 
 from ropetool.cli import command_line, notes, print_json, show, terminal_width
-from ropetool.cli.options import AS, Length
+from ropetool.cli.options import AS, target_length
 from ropetool.errors import ConfigError
 
 
 @click.command("inspect")
 @click.argument("source", type=click.Path())
-@click.option(
-    "--target-length",
-    type=Length(),
-    help="Show what this length would take: 131072, 128k or 1M tokens. Default: the context stated.",
-)
+@target_length("Show what this length would take: 131072, 128k or 1M tokens. Default: the context stated.")
 @click.option(
     "--cost", is_flag=True,
     help="What that length costs: parameters, bytes of weights and cache, FLOPs, tokens of `verify`, with the arithmetic.",

@@ -50,6 +50,26 @@ def tokens(text: str) -> int:
     return int(length)
 
 
+class _WithAliases(click.Option):
+    """An option whose help and errors show only its first name."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        names, self.opts = self.opts, self.opts[:1]
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts = names
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        return f"'{self.opts[0]}'"
+
+
+def target_length(help: str, **more: Any) -> Callable[..., Any]:
+    """Return --target-length. It also has the names that other programs give to the context length."""
+    names = ("--target-length", "--context", "--ctx", "--length")
+    return click.option(*names, "target_length", cls=_WithAliases, type=Length(), help=help, **more)
+
+
 class _InAscii(_Type):
     """A number in ASCII digits: Python's own readers take 1_024, and the digits of any script."""
 

@@ -31,10 +31,10 @@ __all__ = [
     "names",
 ]
 
-# Programs that hold another one's code to read files: what is asked of them is asked of that.
-HOLDING = dict.fromkeys(
-    ("ollama", "koboldcpp", "lm-studio", "lmstudio", "llama-server", "llama-cpp-python"), "llama.cpp"
-)
+# Programs that run llama.cpp, so that their names mean it.
+LLAMA_CPP = "llama.cpp"
+RUNNING_LLAMA_CPP = ("ollama", "koboldcpp", "lm-studio", "lmstudio", "llama-server", "llama-cpp-python")
+OLLAMA_SINCE = (0, 30)  # older releases run another engine
 FIRST = ("transformers", "llama.cpp")  # what a format is read by where nobody asks for another
 
 
@@ -109,10 +109,10 @@ def all_of(name: str, file_format: str | None = None) -> tuple[Runtime, ...]:
     Raises: UnknownRuntime if there is none, or it does not read the format.
     """
     program, _, version = name.partition("@")
+    if program.lower() in RUNNING_LLAMA_CPP:
+        _check_release(program.lower(), version)
+        name = program = LLAMA_CPP
     found = _discovered().get(program)
-    if program.lower() in HOLDING:
-        held = HOLDING[program.lower()]
-        raise UnknownRuntime(f"{program} reads files with {held}", where="--for", try_=f"--for {held}")
     if found is None:
         raise UnknownRuntime(
             f"no runtime is called {program[:40]!r}{did_you_mean(program, names())}; known: {', '.join(names())}",
@@ -122,6 +122,16 @@ def all_of(name: str, file_format: str | None = None) -> tuple[Runtime, ...]:
         readers = ", ".join(dict.fromkeys(r.program for r in for_format(file_format)))
         raise UnknownRuntime(f"{program} does not read {file_format} files; these do: {readers}", where="--for")
     return _of_version(found, program, version) if "@" in name else found
+
+
+def _check_release(program: str, version: str) -> None:
+    """Raise UnknownRuntime for a release of Ollama that does not run llama.cpp."""
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isascii() and part.isdigit())
+    if program == "ollama" and numbers and numbers < OLLAMA_SINCE:
+        raise UnknownRuntime(
+            f"ollama {version} does not run llama.cpp, and ropetool does not know its older engine",
+            where="--for", try_="--for ollama, which means 0.30 and later",
+        )  # fmt: skip
 
 
 def _of_version(found: tuple[Runtime, ...], program: str, version: str) -> tuple[Runtime, ...]:

@@ -58,6 +58,20 @@ def test_every_command_has_help_with_the_same_first_line(command: str) -> None:
         assert getattr(option, "help", None) or option.metavar or isinstance(option, click.Argument), option.name
 
 
+@pytest.mark.parametrize("words", [(), ("extend",), ("gguf", "set")])
+def test_help_is_a_command_too(words: tuple[str, ...]) -> None:
+    assert run("help", *words).out == run(*words, "--help").out != ""
+
+
+def test_the_context_length_has_the_names_of_other_programs(model: Path) -> None:
+    first = run("extend", model, "--target-length", "2k", "--dry-run")
+    assert first.code == 0
+    for name in ("--context", "--ctx", "--length"):
+        assert run("extend", model, name, "2k", "--dry-run") == first
+        assert f"{name} " not in run("extend", "--help").out
+    assert "Missing option '--target-length'." in run("advise", model).err
+
+
 def test_the_version() -> None:
     assert run("--version").out == f"ropetool, version {ropetool.__version__}\n"
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ropetool.cli import command_line, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.options import NUMBER, SPACE, WHOLE, Length, check_new, for_runtimes, write_new
+from ropetool.cli.options import NUMBER, SPACE, WHOLE, check_new, for_runtimes, target_length, write_new
 from ropetool.cli.wording import in_own_words
 
 PLAN_OUT = "--plan-out"
@@ -18,7 +18,7 @@ PLAN_OUT = "--plan-out"
 
 @click.command("tune")
 @click.argument("source", type=click.Path())
-@click.option("--target-length", type=Length(), required=True, help="The context to reach: 131072, 128k or 1M tokens.")
+@target_length("The context to reach: 131072, 128k or 1M tokens.", required=True)
 @click.option(
     "--space", type=SPACE, default="yarn", show_default=True, metavar="NAME",
     help="Search space: yarn, ramp or pairs; in the weights pair-gain, head-gain or head-band-gain.",
