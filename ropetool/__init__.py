@@ -35,6 +35,7 @@ __all__ = [
     "patch",
     "plan",
     "recover",
+    "restore",
     "tune",
     "verify",
 ]
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from ropetool.plans.applying import apply
     from ropetool.plans.bakes import make_bake as bake
     from ropetool.plans.in_place import apply_in_place
+    from ropetool.plans.restoring import restore
     from ropetool.plans.search import make_plan as plan
     from ropetool.runtimes.inspection import inspect
     from ropetool.verification.checkpoints import verify_checkpoint as verify
@@ -65,6 +67,7 @@ _HOMES = {
     "apply_in_place": ("ropetool.plans.in_place", "apply_in_place"),
     "compare": ("ropetool.choosing.comparing", "compare"),
     "tune": ("ropetool.lab.tuning.tuning", "tune"),
+    "restore": ("ropetool.plans.restoring", "restore"),
     "recover": ("ropetool.files.gguf.in_place", "recover"),
     "diff": ("ropetool.comparison", "compare"),
     "examine": ("ropetool.doctor", "examine"),
@@ -73,6 +76,10 @@ _HOMES = {
     "verify": ("ropetool.verification.checkpoints", "verify_checkpoint"),
     "patch": ("ropetool.verification.patching", "patch"),
 }
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def __getattr__(name: str) -> Any:

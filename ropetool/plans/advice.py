@@ -108,16 +108,19 @@ class Advice:
 
 
 def advise(
-    found: Inspection, target_length: int, for_runtimes: Sequence[str] = (), reading: str | None = None,
-    force_factor: bool = False,
+    source: str | Path | Inspection, target_length: int, for_runtimes: str | Sequence[str] = (),
+    reading: str | None = None, force_factor: bool = False,
 ) -> Advice:  # fmt: skip
     """Return the best method for a longer context, and the reason. Makes plans, but does not write.
 
-    for_runtimes: the runtimes that must read the output.
+    source: a path, a hub id, or the result of `inspect`.
+    for_runtimes: the runtimes that must read the output; one name, or several.
     reading: `original` or `current`, to allow only one of the two ways from a scaled source.
     force_factor: also advise a method without training beyond 32 times the trained length.
     Raises: ConfigError if the checkpoint's rotation is unknown, UnknownRuntime for an unknown name.
     """
+    found = source if isinstance(source, Inspection) else inspect(source)
+    for_runtimes = (for_runtimes,) if isinstance(for_runtimes, str) else for_runtimes
     for name in for_runtimes:
         _ = runtimes.all_of(name) if found.checkpoint is None else runtime_names(name, found.checkpoint)
     if found.rope is None:

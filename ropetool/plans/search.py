@@ -47,7 +47,7 @@ def make_plan(
     attention_factor: str | float = "auto",
     temperature_scope: str | None = None,
     original_length: int | None = None,
-    for_runtimes: Sequence[str] = (),
+    for_runtimes: str | Sequence[str] = (),
     config_style: str | None = None,
     as_type: str | None = None,
     force_factor: bool = True,
@@ -65,7 +65,8 @@ def make_plan(
     chosen = methods.get(method)
     Goal.make(1, factor, target_length, attention_factor)  # what is wrong at any length is said before readings are
     checkpoint, retyped, notes_as = opened_as(open_source(source), as_type)
-    wanted = tuple(dict.fromkeys(name for asked in for_runtimes for name in runtime_names(asked, checkpoint)))
+    requested = (for_runtimes,) if isinstance(for_runtimes, str) else for_runtimes
+    wanted = tuple(dict.fromkeys(name for asked in requested for name in runtime_names(asked, checkpoint)))
     if config_style is not None and isinstance(checkpoint, GgufCheckpoint):
         raise InvalidRope("GGUF files have no config style", where="--config-style")
     form = format_of(checkpoint, config_style)
