@@ -30,36 +30,36 @@ WORDS = 300  # characters of an exception that are shown
 # name -> (module, first line of its help, page of docs/); the line is here so that --help loads no command. Without a module,
 # the laboratory has registered the command.
 COMMANDS = {
-    "inspect": ("inspect", "Show what a checkpoint says and what runtimes make of it.", "runtimes.md"),
-    "doctor": ("doctor", "Find and mend what runtimes get wrong in checkpoints.", "doctor.md"),
-    "advise": ("advise", "Recommend a method for a target length, and say why.", "choosing.md"),
+    "inspect": ("inspect", "Show the RoPE settings and how each runtime reads them.", "runtimes.md"),
+    "doctor": ("doctor", "Find and fix RoPE settings that runtimes misread.", "doctor.md"),
+    "advise": ("advise", "Recommend a method for a context length, with reasons.", "choosing.md"),
     "methods": ("lists", "List the methods, or explain one.", "methods.md"),
     "families": ("lists", "List the model families, or explain one.", "families.md"),
     "runtimes": ("lists", "List the runtimes, or explain one.", "runtimes.md"),
     "extend": ("extend", "Write a copy of a model with a longer context.", "choosing.md"),
     "bake": ("bake", "Fold scaling factors into the weights.", "bake.md"),
-    "apply": ("apply", "Carry out a plan made by extend or bake --plan-out.", "choosing.md"),
-    "compare": ("compare", "Measure several methods side by side in one model.", "choosing.md"),
-    "check": ("check", "Say what a checkpoint is, and whether that is true.", "verify.md"),
-    "verify": ("verify", "Measure what a longer context does, and judge it.", "verify.md"),
-    "tune": (None, "Search the RoPE settings that serve one model best.", "tune.md"),
-    "identify": ("identify", "Say which rotary table a running server computes.", "identify.md"),
-    "restore": ("restore", "Undo the last edit in place of a GGUF file.", "in-place.md"),
+    "apply": ("apply", "Apply a plan written by extend, bake or tune.", "choosing.md"),
+    "compare": ("compare", "Measure and rank several methods on one model.", "choosing.md"),
+    "check": ("check", "Compare a checkpoint with its record and its source.", "verify.md"),
+    "verify": ("verify", "Measure whether an extended model still works.", "verify.md"),
+    "tune": (None, "Search for the best RoPE settings of one model.", "tune.md"),
+    "identify": ("identify", "Identify the RoPE table that a running server uses.", "identify.md"),
+    "restore": ("restore", "Undo the last in-place edit of a GGUF file.", "gguf.md"),
     "export": ("export", "Write a checkpoint as a GGUF file for llama.cpp.", "export.md"),
     "import": ("import_", "Write a GGUF file as a Hugging Face checkpoint.", "import.md"),
-    "gguf": ("gguf", "List and set keys of GGUF files; split and merge them.", "gguf.md"),
-    "diff": ("diff", "Say how two checkpoints differ, tensor by tensor.", "diff.md"),
-    "recover": ("recover", "Finish or take back an interrupted edit in place.", "in-place.md"),
+    "gguf": ("gguf", "List and set keys of GGUF files, and split or merge them.", "gguf.md"),
+    "diff": ("diff", "Compare RoPE tables, settings and weights of two models.", "diff.md"),
+    "recover": ("recover", "Finish or undo an interrupted in-place edit.", "gguf.md"),
     "demo": ("demo", "Extend, verify and export the embedded checkpoint.", "tutorial.md"),
 }
 
 # What commands are for, in the order of the help.
 GROUPS = {
-    "See": ("inspect", "doctor", "diff", "identify"),
+    "Inspect": ("inspect", "doctor", "diff", "identify"),
     "Choose": ("advise", "compare", "tune", "methods", "families", "runtimes"),
     "Extend": ("extend", "bake", "apply", "restore", "recover"),
     "Measure": ("check", "verify", "demo"),
-    "Move": ("export", "import", "gguf"),
+    "Convert": ("export", "import", "gguf"),
 }
 
 
@@ -103,7 +103,7 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="ropetool")
 def group() -> None:
-    """Extend the context window of language models, explain and measure it.
+    """Extend the context window of language models, and measure the result.
 
     \b
     ropetool inspect model.gguf --target-length 32k

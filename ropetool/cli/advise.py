@@ -10,9 +10,9 @@ from ropetool.cli.options import AS, EXPLAIN, for_runtimes, target_length
 
 @click.command("advise")
 @click.argument("source", type=click.Path())
-@target_length("The context to reach: 131072, 128k or 1M tokens.", required=True)
+@target_length("The target context length in tokens: 131072, 128k or 1M.", required=True)
 @for_runtimes(
-    "A runtime that must read the output; repeat for several. Default: transformers, llama.cpp for GGUF files."
+    "A runtime that must read the output correctly (repeatable). Default: transformers, or llama.cpp for GGUF files."
 )
 @AS
 @EXPLAIN
@@ -20,10 +20,10 @@ from ropetool.cli.options import AS, EXPLAIN, for_runtimes, target_length
 def advise_command(
     source: str, target_length: int, for_runtimes: tuple[str, ...], as_type: str | None, explain: bool, as_json: bool
 ) -> None:
-    """Recommend a method for a target length, and say why.
+    """Recommend a method for a context length, with reasons.
 
-    No model is run: how far each method reaches follows from the turns of its rotary pairs, and whether it can be written from a
-    plan that is made. `ropetool extend` without --method takes what is advised.
+    Does not run the model. The reach of a method, in tokens, follows from the angles of its rotary pairs. ropetool also plans
+    each method, to check that the file can store it. `ropetool extend` without --method uses the recommended method.
 
     \b
     ropetool advise model --target-length 131072

@@ -18,22 +18,24 @@ if TYPE_CHECKING:
 @click.command("apply")
 @click.argument("source", type=click.Path())
 @click.argument("plan_file", metavar="PLAN.json", type=click.Path())
-@click.option("--output", "-o", type=click.Path(), help="Default: beside the source, as extend would name it.")
+@click.option(
+    "--output", "-o", type=click.Path(), help="The output path. Default: next to the source, with a name from the plan."
+)
 @in_place
 @click.option("--copy", is_flag=True, help="Copy the weight files instead of linking them.")
 @click.option(
     "--no-sidecars", "sidecars", is_flag=True, default=True, flag_value=False,
-    help="Leave the model card as it is; beside a GGUF file write neither card nor Modelfile.",
+    help="Do not change the model card. For a GGUF file, do not write a card or a Modelfile.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace an output that ropetool wrote.")
+@click.option("--force", is_flag=True, help="Replace an earlier output of ropetool.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def apply_command(
     source: str, plan_file: str, output: str | None, in_place: bool, copy_if_needed: bool, copy: bool, sidecars: bool,
     force: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Carry out a plan made by extend or bake --plan-out.
+    """Apply a plan written by extend, bake or tune.
 
-    A source whose values are no longer those of the plan is refused.
+    extend and bake write a plan with --plan-out. ropetool refuses a source that differs from the source of the plan.
 
     \b
     ropetool extend model --method yarn --factor 8 --dry-run --plan-out plan.json

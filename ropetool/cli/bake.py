@@ -24,33 +24,55 @@ MAX_PAIRS = 65536  # of a list; a head has at most a few hundred
     "--side",
     default="",
     metavar="k|q|both|norm",
-    help="Where a factor goes. Default: k; softmax-scale: norm, MLA's query latent, where there is one, else q.",
-)
-@click.option("--gain", "gains", metavar="LIST|FILE", help="pair-gain: a number for each rotary pair, as a JSON list.")
-@click.option("--multiplier", type=NUMBER, help="score: the multiplier of the whole score.")
-@click.option(
-    "--to", default="", metavar="half|interleaved|llama", help="layout: the order of the channels. rearch: llama."
-)
-@click.option("--pairs", default="", metavar="I,I-J,...", help="drop-pairs: which ones; 0 turns fastest.")
-@click.option("--mode", default="", metavar="still|mute", help="drop-pairs: no rotation, or no part in the score.")
-@click.option("--layer-type", default="full_attention", show_default=True, help="pair-gain, score: the kind of layer.")
-@click.option("--config-only", is_flag=True, help="attention-factor: into the config's own multiplier of the score.")
-@click.option(
-    "--bake-dtype", default="", metavar="f32|f64", help="Store the scaled tensors so. Default: their own type."
+    help="Where the factor goes: keys, queries, both, or the norm of MLA's query latent. Default: k. For softmax-scale: norm "
+    "if the model has it, else q.",
 )
 @click.option(
-    "--check", is_flag=True, help="Print the scores of each touched layer before and after; they must stay the same."
+    "--gain", "gains", metavar="LIST|FILE", help="For pair-gain: one number per rotary pair, as a JSON list or file."
 )
-@click.option("--output", "-o", type=click.Path(), help="Default: beside the source, SOURCE-baked.")
+@click.option("--multiplier", type=NUMBER, help="For score: the multiplier of the whole score.")
+@click.option(
+    "--to",
+    default="",
+    metavar="half|interleaved|llama",
+    help="For layout: the order of the channels, half or interleaved. For rearch: llama.",
+)
+@click.option(
+    "--pairs",
+    default="",
+    metavar="I,I-J,...",
+    help="For drop-pairs: the pairs, such as 0,60-63. Pair 0 rotates fastest.",
+)
+@click.option(
+    "--mode",
+    default="",
+    metavar="still|mute",
+    help="For drop-pairs: stop the rotation, or remove the pairs from the score.",
+)
+@click.option(
+    "--layer-type", default="full_attention", show_default=True, help="For pair-gain and score: the layer type."
+)
+@click.option(
+    "--config-only",
+    is_flag=True,
+    help="For attention-factor: change the score multiplier in the config, not the weights.",
+)
+@click.option(
+    "--bake-dtype", default="", metavar="f32|f64", help="The type of the scaled tensors. Default: their stored type."
+)
+@click.option(
+    "--check", is_flag=True, help="Print the attention scores of each changed layer before and after the bake."
+)
+@click.option("--output", "-o", type=click.Path(), help="The output path. Default: SOURCE-baked, next to the source.")
 @in_place
-@click.option("--dry-run", is_flag=True, help="Print the plan with every value, write nothing.")
-@click.option("--plan-out", type=click.Path(), help="Write the plan to a file, for `ropetool apply`.")
-@click.option("--copy", is_flag=True, help="Copy the other weight files instead of linking them.")
+@click.option("--dry-run", is_flag=True, help="Print the plan with every value. Do not write the output.")
+@click.option("--plan-out", type=click.Path(), help="Also write the plan to this file, for `ropetool apply`.")
+@click.option("--copy", is_flag=True, help="Copy the unchanged weight files instead of linking them.")
 @click.option(
     "--no-sidecars", "sidecars", is_flag=True, default=True, flag_value=False,
-    help="Leave the model card as it is; beside a GGUF file write neither card nor Modelfile.",
+    help="Do not change the model card. For a GGUF file, do not write a card or a Modelfile.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace an output that ropetool wrote.")
+@click.option("--force", is_flag=True, help="Replace an earlier output of ropetool.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def bake_command(
     source: str, what: str, gains: str | None, pairs: str, check: bool, output: str | None, dry_run: bool,
@@ -59,8 +81,8 @@ def bake_command(
 ) -> None:  # fmt: skip
     """Fold scaling factors into the weights.
 
-    For runtimes that ignore the config keys. Writes a copy of a checkpoint; the source is only read. With --dry-run a
-    config without weights will do.
+    For runtimes that ignore the config keys of a factor. Writes a copy of the checkpoint. With --dry-run a config without
+    weights is enough.
 
     \b
     BAKE is one of
@@ -70,11 +92,11 @@ def bake_command(
       score             a multiplier of the whole score
       layout            the order of the rotary channels, half or interleaved
       shift-safe        GGUF: attention-factor, so that llama.cpp's context shift stays exact
-      rearch            GGUF: a qwen2 file as one of llama, which takes frequency vectors
-      drop-pairs        pairs that stand still or are muted; lossy, and extends no context
+      rearch            GGUF: a qwen2 file as llama, which supports frequency vectors
+      drop-pairs        stop or mute rotary pairs (lossy, does not extend the context)
 
-    The config no longer asks for what is baked. Products are rounded once; the error is measured and printed. What the
-    weights cannot hold exactly is refused.
+    The config of the output no longer sets the factor. ropetool rounds each product once, and prints the measured error. It
+    refuses a bake that the weights cannot represent.
 
     \b
     ropetool bake model-yarn-8x attention-factor --check

@@ -10,16 +10,23 @@ from ropetool.cli.options import WHOLE
 
 @click.command("check")
 @click.argument("target", type=click.Path())
-@click.option("--baseline", type=click.Path(), help="What to compare with. Default: the unchanged source of TARGET.")
-@click.option("--trained-length", type=WHOLE, metavar="N", help="The context length before any extension, in tokens.")
+@click.option(
+    "--baseline", type=click.Path(), help="The model before the extension. Default: from the record of TARGET."
+)
+@click.option(
+    "--trained-length",
+    type=WHOLE,
+    metavar="N",
+    help="The trained length in tokens, before any extension. Default: from the record, else from the baseline.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def check_command(target: str, baseline: str | None, trained_length: int | None, as_json: bool) -> int:
-    """Say what a checkpoint is, and whether that is true.
+    """Compare a checkpoint with its record and its source.
 
-    This is the first question of `ropetool verify`. Tables, weights and files are compared with the source, and the runtime
-    is asked for its rotation. No text is read, so it takes seconds. The last line says what was measured.
+    Runs the first part of `ropetool verify`: compares tables, weights and files with the source, and the rotation of the runtime
+    with the table. Does not read texts, so it takes seconds. The last line shows the certificate.
 
-    Exit code 3 if it is not what it says, 1 if that is not known.
+    Exit code 3 if a check fails, 1 if the result is unknown.
 
     \b
     ropetool check model-yarn-8x

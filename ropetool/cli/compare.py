@@ -59,72 +59,92 @@ GROUPS = {
 @click.argument("source", type=click.Path())
 @click.option(
     "--methods", callback=separated, metavar="METHOD,METHOD,...",
-    help="Whose tables are compared; see `ropetool methods`. Default: those that `ropetool advise` knows.",
+    help="The methods to compare (`ropetool methods` lists them). Default with --factors or --target-length: yarn, llama3, "
+    "ntk-by-parts, mixed-ntk and ntk.",
 )  # fmt: skip
 @click.option(
-    "--factors", type=Factors(), default=(), metavar="S,S,...", help="How many times the trained length: 2,4,8."
+    "--factors",
+    type=Factors(),
+    default=(),
+    metavar="S,S,...",
+    help="The context lengths as multiples of the trained length, or with --from current of the current context length: 2,4,8.",
 )
 @click.option(
     "--target-length",
     "target_lengths",
     type=Length(),
     multiple=True,
-    help="A context in tokens, as 32k; repeat for several.",
+    help="A context length in tokens, such as 32k (repeatable).",
 )
 @click.option(
     "--plan", "plans", type=click.Path(), multiple=True, metavar="FILE",
-    help="A plan of `ropetool extend --plan-out`, beside the methods or alone; repeat for several.",
+    help="A plan of `extend --plan-out` or `tune` to measure, with or without methods (repeatable).",
 )  # fmt: skip
 @click.option(
     "--from", "reading", type=click.Choice(["original", "current"]),
-    help="For a source that is already scaled: what its methods start from, as for `ropetool extend`.",
+    help="For a source that is already scaled: replace its scaling (original), or build on its current table and context "
+    "length (current).",
 )  # fmt: skip
-@click.option("--original-length", type=Length(None), help="The length before any scaling, where the file states none.")
-@for_runtimes("A runtime that must read the outputs; repeat for several. Default: transformers.")
+@click.option(
+    "--original-length", type=Length(None), help="The context length before any scaling, in tokens. Overrides the file."
+)
+@for_runtimes("A runtime that must read the outputs correctly (repeatable). Default: transformers.")
 @click.option(
     "--text", "texts", type=click.Path(), multiple=True,
-    help="A document, a folder of them, or a .jsonl file; repeat for several. Default: texts of the package.",
+    help="A document, a folder of documents, or a .jsonl file (repeatable). Default: the bundled texts.",
 )  # fmt: skip
 @click.option(
     "--lengths", type=Lengths(), metavar="N,N,...",
-    help="Measure every candidate at these. Default: doubling up to the context of each.",
+    help="Measure all candidates at these lengths, in tokens. Default: doubling up to the context length of each candidate.",
 )  # fmt: skip
-@click.option("--baseline-beyond", is_flag=True, help="Measure the source as it is beyond its trained length too.")
+@click.option("--baseline-beyond", is_flag=True, help="Also measure the unchanged source beyond its trained length.")
 @click.option(
     "--compare-with", default="", metavar="NAME,...",
-    help="Put what no file can hold beside the candidates: rerope, 'leaky-rerope(128,16)', self-extend, ...",
+    help="Also run these attention variants, which a file cannot contain: rerope, 'leaky-rerope(128,16)', self-extend, ...",
 )  # fmt: skip
 @click.option(
-    "--suite", metavar="quick|standard|full", help="What to measure. Default: quick, and what the grade asks for."
+    "--suite",
+    metavar="quick|standard|full",
+    help="The measures. Default: quick, and the measures that the grade requires.",
 )
 @click.option(
-    "--measure", "measures", multiple=True, metavar="NAME", help="As for `ropetool verify`; repeat for several."
+    "--measure",
+    "measures",
+    multiple=True,
+    metavar="NAME",
+    help="A single measure, as in `ropetool verify` (repeatable).",
 )
 @GRADE
-@click.option("--segments", type=WHOLE, help="How many passages are scored at each length, 8 or more.")
-@click.option("--trials", type=WHOLE, help="How many trials of retrieval there are at each depth.")
+@click.option("--segments", type=WHOLE, help="Number of passages per length, 8 or more. Default: from the suite.")
+@click.option("--trials", type=WHOLE, help="Number of retrieval trials per depth. Default: from the suite.")
 @click.option(
-    "--budget", type=Minutes(), metavar="MINUTES|none", help="Let the run take longer than 60 minutes."
+    "--budget", type=Minutes(), metavar="MINUTES|none", help="The time limit of the run in minutes. Default: 60."
 )  # fmt: skip
-@click.option("--seed", type=WHOLE, default=0, show_default=True, help="Which passages.")
-@click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|mps|map", help="Where to compute.")
+@click.option("--seed", type=WHOLE, default=0, show_default=True, help="Random seed for the choice of passages.")
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    metavar="auto|cpu|cuda|mps|map",
+    help="The device. map spreads the layers over all devices.",
+)
 @click.option("--dtype", default="auto", show_default=True, metavar="auto|float32|bfloat16|float16|float64")
 @click.option(
-    "--csv", "csv_file", type=click.Path(), metavar="FILE", help="Write a row for each candidate and length too."
+    "--csv", "csv_file", type=click.Path(), metavar="FILE", help="Also write a row for each candidate and length."
 )
 @click.option("--report", type=click.Path(), help="Write an HTML report with plots into this new folder.")
 @click.option("--force", is_flag=True, help="Replace the folder of an earlier report.")
-@click.option("--resume", is_flag=True, help="Go on with an interrupted run.")
-@click.option("--explain", is_flag=True, help="Say below each table what its columns mean.")
+@click.option("--resume", is_flag=True, help="Continue an interrupted run.")
+@click.option("--explain", is_flag=True, help="Describe the columns below each table.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def compare_command(
     source: str, as_json: bool, explain: bool, csv_file: str | None, report: str | None, force: bool, **options: Any
 ) -> int:
-    """Measure several methods side by side in one model.
+    """Measure and rank several methods on one model.
 
-    The model is loaded once and turned by each table in memory; nothing is written. All candidates are scored on the same
-    tokens against the source as it is, and "better" is said where it is sure, paired by document and corrected for the number of
-    pairs.
+    Loads the model once and changes its RoPE table in memory. Does not write a model. All candidates read the same tokens, and
+    the unchanged source is the baseline. "Better" means significantly better, paired by document and corrected for the number
+    of pairs.
 
     \b
     ropetool compare model --factors 2,4,8

@@ -25,9 +25,9 @@ PASSAGE_TOKENS = 1500
 def demo_command(directory: str | None) -> int:
     """Extend, verify and export the embedded checkpoint.
 
-    The checkpoint is a Llama of 3.5 million parameters, trained at 256 tokens. It is unpacked to DIR, or to a temporary
-    folder, and extended eight times with YaRN. Verify then says what that costs. At last the model is exported to GGUF. If
-    llama.cpp is installed, its logits are compared with transformers'. It takes less than a minute on two cores.
+    Unpacks a Llama with 3.5 million parameters, trained at 256 tokens, into the new folder DIR or a temporary folder. Extends
+    it eight times with YaRN, verifies the result, and exports it to GGUF. If llama.cpp is installed, the demo compares the
+    logits of llama.cpp and transformers. It needs less than a minute on two cores.
 
     \b
     ropetool demo my-demo

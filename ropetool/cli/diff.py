@@ -16,11 +16,13 @@ DIFFERENT = 3
     "--json", "as_json", is_flag=True, help="Print the result as JSON, with every tensor that is not identical."
 )
 def diff_command(a: str, b: str, as_json: bool) -> int:
-    """Say how two checkpoints differ, tensor by tensor.
+    """Compare RoPE tables, settings and weights of two models.
 
-    A and B are directories with a config.json, or GGUF files. Tables, context and factors are compared as runtimes
-    compute them, weights by their numbers: identical, stored in another type, scaled by a constant, whole or in some
-    rows, with rows in another order, or changed. Exit code 3 where the two differ in meaning.
+    A and B are directories with a config.json, or GGUF files. ropetool compares tables, context length and factors as runtimes
+    compute them. For each tensor it reports one relation: identical, stored in a different type, scaled by a constant (all
+    or some rows), rows in a different order, or changed.
+
+    Exit code 3 if the two models compute something different.
 
     \b
     ropetool diff model model-yarn-8x

@@ -14,15 +14,23 @@ from ropetool.cli.options import check_in_place, for_runtimes, in_place
 @click.argument("sources", nargs=-1, type=click.Path(), metavar="SOURCE...")
 @click.option(
     "--source", "origin", type=click.Path(), metavar="ORIGIN",
-    help="The checkpoint that they were made from: they should compute the same.",
+    help="The checkpoint that SOURCE was converted from. Reports positions that differ from it.",
 )  # fmt: skip
-@for_runtimes("Your runtime; repeat for several. What it reads otherwise is an error, what others do is left out.")
-@click.option("--only", multiple=True, metavar="RULE", help="Apply only this rule; repeat for several.")
+@for_runtimes("A runtime that you use (repeatable). Treats warnings about it as errors, and skips other runtimes.")
+@click.option("--only", multiple=True, metavar="RULE", help="Apply only this rule (repeatable).")
 @click.option("--rules", "list_rules", is_flag=True, help="List the rules.")
-@click.option("--fix", is_flag=True, help="Write what can be mended exactly, as a copy beside the checkpoint.")
-@click.option("--output", "-o", type=click.Path(), help="With --fix of one checkpoint. Default: SOURCE-fixed.")
+@click.option(
+    "--fix",
+    is_flag=True,
+    help="Write a copy with an exact fix next to the checkpoint. Run doctor on the copy for further fixes.",
+)
+@click.option(
+    "--output", "-o", type=click.Path(), help="With --fix of one checkpoint: the output path. Default: SOURCE-fixed."
+)
 @in_place
-@click.option("--sarif", "sarif_file", type=click.Path(), metavar="FILE", help="Write the findings as SARIF 2.1.0 too.")
+@click.option(
+    "--sarif", "sarif_file", type=click.Path(), metavar="FILE", help="Also write the findings as SARIF 2.1.0."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings, or the rules, as JSON.")
 def doctor_command(
     sources: tuple[str, ...],
@@ -37,17 +45,17 @@ def doctor_command(
     sarif_file: str | None,
     as_json: bool,
 ) -> int:
-    """Find and mend what runtimes get wrong in checkpoints.
+    """Find and fix RoPE settings that runtimes misread.
 
-    SOURCE is what the other commands take, or a folder of many, searched at any depth. No weights are read. A checkpoint that
-    cannot be read is a finding, and the others are examined all the same.
+    SOURCE is a model as in the other commands, or a folder of models, searched at any depth. Does not read weights. An
+    unreadable checkpoint is a finding, and doctor continues with the others.
 
-    --fix writes copies that say the same table so that more runtimes read it: in both styles of config.json, with numbers as
-    numbers, with keys in the type that llama.cpp takes. The format's own runtime reads the same numbers from them. With --in-place
-    a GGUF file is changed itself.
+    --fix writes copies with the same table in a form that more runtimes read: both styles of config.json, numbers instead of
+    strings, and GGUF keys with the types that llama.cpp requires. The format's own runtime reads the same values from the
+    copy. With --in-place, --fix edits the GGUF file itself.
 
-    Exit code 3 where there is an error (with --fix: that is left), 1 where unreadable files are all that is wrong, or a copy could
-    not be written. Each command that is named as a fix was planned before.
+    Exit code 3 if there is an error, 1 if all errors are unreadable files or a copy could not be written. With --fix, only the
+    remaining errors count. ropetool plans each command that it prints as a fix, so the command works.
 
     \b
     ropetool doctor model

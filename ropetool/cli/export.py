@@ -16,72 +16,78 @@ if TYPE_CHECKING:
 
 @click.command("export")
 @click.argument("source", type=click.Path())
-@click.option("-o", "--output", type=click.Path(), help="Default: NAME-TYPE.gguf beside SOURCE.")
+@click.option("-o", "--output", type=click.Path(), help="The output file. Default: NAME-TYPE.gguf next to SOURCE.")
 @click.option(
     "--outtype", metavar="TYPE", default="auto", show_default=True,
-    help="Type of the matrices: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0; with the extra llama also q4_k_m, q5_k_m, "
-    "q6_k, iq4_xs and the like. auto: as stored.",
+    help="The type of the matrices: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, and with the extra llama also q4_k_m, "
+    "q5_k_m, q6_k, iq4_xs and similar types. auto keeps the stored type.",
 )  # fmt: skip
 @click.option(
     "--imatrix",
     metavar="FILE",
     type=click.Path(),
-    help="Importance matrix of llama-imatrix, for K-quants and IQ types.",
+    help="An importance matrix from llama-imatrix, for K-quants and IQ types.",
 )
-@click.option("--split-max-size", metavar="N[K|M|G]", help="Several files, with tensors of at most so many bytes each.")
-@click.option("--split-max-tensors", metavar="N", type=WHOLE, help="Several files, with at most N tensors each.")
-@click.option("--allow-nan", is_flag=True, help="Export weights that are NaN or infinite; blocks hold neither.")
+@click.option(
+    "--split-max-size",
+    metavar="N[K|M|G]",
+    help="Write several files, each with at most N bytes of tensors. K, M and G are powers of 1000.",
+)
+@click.option("--split-max-tensors", metavar="N", type=WHOLE, help="Write several files, each with at most N tensors.")
+@click.option("--allow-nan", is_flag=True, help="Export weights with NaN or infinity, as f32, f16 or bf16.")
 @click.option(
     "--allow-full-attention", is_flag=True,
-    help="Accept that llama.cpp attends to everything where the model has a sliding window that it ignores.",
+    help="Accept full attention if llama.cpp ignores the sliding window of the model.",
 )  # fmt: skip
 @click.option(
     "--require", metavar="publishable|usable|research", default="",
-    help="Refuse a checkpoint of ropetool without a certificate of this grade for its whole context.",
+    help="Refuse an extension by ropetool without a certificate of this grade up to its context length.",
 )  # fmt: skip
 @click.option(
     "--allow-unverified", is_flag=True,
-    help="Export what ropetool made without looking at it.",
+    help="Export an extension by ropetool without verification, or after a failed one.",
 )  # fmt: skip
 @click.option(
     "--rearch", metavar="ARCH", default="",
-    help="Write for another architecture whose graph computes the same: qwen2 models as llama, which takes any table.",
+    help="Write a different architecture that computes the same. Only llama for qwen2 models, which allows more "
+    "RoPE tables.",
 )  # fmt: skip
 @click.option(
     "--converter", metavar="auto|PATH", default="",
-    help="For a family that ropetool has no table of: llama.cpp's own converter, as a child process without network. PATH: "
-    "its script, or a folder of llama.cpp's sources.",
+    help="For families that ropetool cannot convert: run llama.cpp's converter in a process without network. PATH is the "
+    "script or a folder with llama.cpp's sources, and auto searches for it.",
 )  # fmt: skip
 @click.option(
     "--shift-safe", is_flag=True,
-    help="Put the attention factor into the keys: llama.cpp's context shift and cache reuse stay exact.",
+    help="Multiply the keys by the squared attention factor, so that llama.cpp's context shift and cache reuse stay exact.",
 )  # fmt: skip
 @click.option(
     "--allow-inexact", is_flag=True,
-    help="Write the nearest positions where llama.cpp cannot hold the checkpoint's, and say how far they are apart.",
+    help="If llama.cpp cannot compute the exact positions, write the nearest ones and report the difference.",
 )  # fmt: skip
 @click.option(
     "--no-check", "check", is_flag=True, default=True, flag_value=False,
-    help="Keep the file without comparing its tokens, tables and logits with the checkpoint's.",
+    help="Do not compare tokens, tables and logits of the file with the checkpoint.",
 )  # fmt: skip
 @click.option(
     "--no-sidecars", "sidecars", is_flag=True, default=True, flag_value=False,
-    help="Write no model card and no Modelfile beside the file.",
+    help="Do not write a model card and a Modelfile next to the file.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace a file that ropetool wrote.")
+@click.option("--force", is_flag=True, help="Replace an earlier output of ropetool.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def export_command(
     source: str, output: str | None, imatrix: str | None, as_json: bool, **choices: Any
 ) -> None:  # fmt: skip
     """Write a checkpoint as a GGUF file for llama.cpp.
 
-    The file states the checkpoint's positions so that llama.cpp computes the same ones. What a GGUF file or llama.cpp
-    cannot hold is refused, and nothing is written. So is an output of ropetool that failed its verification, or that is not
-    what its record says. If nobody verified it, export measures it, provided that takes less than two minutes. Otherwise a
-    note says that it was not measured.
+    llama.cpp computes the same positions from the file as transformers from the checkpoint. If a GGUF file or llama.cpp cannot
+    represent the model, export refuses it and does not write a file.
 
-    Before the file gets its name it is read back: its tokens, its tables and, where llama.cpp and transformers are
-    installed, its logits on a bundled text are compared with the checkpoint's. One that differs is not kept (exit code 3).
+    export also refuses an extension by ropetool that failed verification or differs from its record. If the extension is not
+    verified, export measures it if that takes less than two minutes. Otherwise a note reports that it was not measured.
+
+    Before export saves the file, it compares tokens, tables and logits with the checkpoint. The logits need llama.cpp and
+    transformers. If a check fails, export deletes the file, and the exit code is 3.
 
     \b
     ropetool verify model-yarn-8x --suite quick

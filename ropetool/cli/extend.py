@@ -51,22 +51,26 @@ GROUPS = {
 @click.argument("source", type=click.Path())
 @click.option(
     "--method", "-m", type=METHOD, metavar="METHOD",
-    help="A method; see `ropetool methods`. Default: the one that `ropetool advise` names; auto measures which is best.",
+    help="A method from `ropetool methods`, or auto to measure which one is best. Default: the advice of `ropetool advise`.",
 )  # fmt: skip
 @click.option(
     "--tune-minutes", type=NUMBER, metavar="MINUTES",
-    help="With --method auto: where that is yarn, tune for so long, and take what is surely better.",
+    help="With --method auto: if YaRN wins, tune it for this many minutes. Keep the result only if it is significantly better.",
 )  # fmt: skip
 @click.option(
-    "--factor", type=Factor(), help="How many times the trained length, or the one that --from names: 4 or 4x."
+    "--factor",
+    type=Factor(),
+    help="The new context length as a multiple: 4 or 4x. Multiplies the trained length, or with --from current the current "
+    "context length.",
 )
-@target_length("The new context in tokens, instead of --factor: 131072, 128k or 1M.")
-@click.option("--force-factor", is_flag=True, help="Extend without training beyond 32 times the trained length.")
+@target_length("The new context length in tokens, instead of --factor: 131072, 128k or 1M.")
+@click.option("--force-factor", is_flag=True, help="Allow more than 32 times the trained length without training.")
 @click.option(
     "--from",
     "reading",
     type=click.Choice(["original", "current"]),
-    help="For a source that is already scaled: replace its scaling, or build on its current table and context.",
+    help="For a source that is already scaled: replace its scaling (original), or build on its current table and context "
+    "length (current).",
 )
 @click.option(
     "-p",
@@ -74,55 +78,80 @@ GROUPS = {
     nargs=2,
     multiple=True,
     metavar="NAME VALUE",
-    help="A parameter of the method; see `ropetool methods NAME`.",
+    help="A parameter of the method (repeatable). `ropetool methods NAME` lists them.",
 )
 @click.option(
     "--attention-factor",
     default="auto",
     show_default=True,
     metavar="auto|none|yarn|logn|X",
-    help="What multiplies cos and sin.",
+    help="The factor on cos and sin: from the method (auto), 1 (none), 0.1 ln(s) + 1 (yarn), sqrt(ln(sL) / ln(L)) (logn), or X. "
+    "s is the factor of the extension, L the length before it.",
 )
 @click.option(
     "--temperature-scope",
     type=click.Choice(["rotary", "score"]),
-    help="What the method's factor multiplies where only a part of a head rotates. Default: what runtimes do.",
+    help="If only part of a head rotates: multiply the rotary part of the score, or the whole score. Default: score for MLA, "
+    "else rotary.",
 )
-@click.option("--beta-fast", type=NUMBER, help="yarn, ntk-by-parts: turns above which a pair is kept.")
-@click.option("--beta-slow", type=NUMBER, help="yarn, ntk-by-parts: turns below which a pair is divided.")
-@click.option("--rope-theta", type=NUMBER, help="abf: the new base.")
 @click.option(
-    "--original-length", type=Length(None), help="The length before any scaling, where the file states none or another."
+    "--beta-fast",
+    type=NUMBER,
+    help="For yarn and ntk-by-parts: turns within the trained length above which a pair does not change. "
+    "Default: 32, unless the source sets it.",
 )
-@click.option("--output", "-o", type=click.Path(), help="Default: beside the source, SOURCE-METHOD-FACTORx or -LENGTH.")
-@for_runtimes("A runtime that must agree; repeat for several. Default: transformers, llama.cpp for GGUF files.")
+@click.option(
+    "--beta-slow",
+    type=NUMBER,
+    help="For yarn and ntk-by-parts: turns within the trained length below which a pair is fully scaled. "
+    "Default: 1, unless the source sets it.",
+)
+@click.option("--rope-theta", type=NUMBER, help="For abf: the new base.")
+@click.option(
+    "--original-length", type=Length(None), help="The context length before any scaling, in tokens. Overrides the file."
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(),
+    help="The output path. Default: SOURCE-METHOD-FACTORx or SOURCE-METHOD-LENGTH, next to the source.",
+)
+@for_runtimes(
+    "A runtime that must read the output correctly (repeatable). Default: transformers, or llama.cpp for GGUF files."
+)
 @AS
-@click.option("--config-style", type=click.Choice(["v4", "v5", "both"]), help="Default: the style found in the source.")
+@click.option(
+    "--config-style",
+    type=click.Choice(["v4", "v5", "both"]),
+    help="rope_scaling (v4), rope_parameters (v5) or both. Default: the style of the source.",
+)
 @click.option(
     "--companion",
     type=click.Path(),
     metavar="DRAFT",
-    help="A model that drafts tokens for this one: it gets the same table, in an output beside it.",
+    help="A draft model for speculative decoding. Gets the same table, in a separate output next to DRAFT.",
 )
 @in_place
-@click.option("--dry-run", is_flag=True, help="Print the plan with every value, write nothing.")
-@click.option("--plan-out", type=click.Path(), help="Write the plan to a file, for `ropetool apply`.")
+@click.option("--dry-run", is_flag=True, help="Print the plan with every value. Do not write the output.")
+@click.option("--plan-out", type=click.Path(), help="Also write the plan to this file, for `ropetool apply`.")
 @click.option("--copy", is_flag=True, help="Copy the weight files instead of linking them.")
 @click.option(
     "--no-sidecars", "sidecars", is_flag=True, default=True, flag_value=False,
-    help="Leave the model card as it is; beside a GGUF file write neither card nor Modelfile.",
+    help="Do not change the model card. For a GGUF file, do not write a card or a Modelfile.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace an output that ropetool wrote.")
-@click.option("--verify", is_flag=True, help="Verify the output, and record the result as its certificate.")
-@click.option("--suite", type=click.Choice(["quick", "standard", "full"]), help="How much is measured. Default: quick.")
+@click.option("--force", is_flag=True, help="Replace an earlier output of ropetool.")
+@click.option("--verify", is_flag=True, help="Verify the output, and store the result as its certificate.")
+@click.option(
+    "--suite", type=click.Choice(["quick", "standard", "full"]), help="The suite of the verification. Default: quick."
+)
 @GRADE
 @click.option(
     "--export",
     type=click.Path(),
     metavar="FILE.gguf",
-    help="Implies --verify: write the output as a GGUF file too, if it passes.",
+    help="Also write the output as a GGUF file, if it passes verification. Implies --verify.",
 )
-@click.option("--allow-unverified", is_flag=True, help="With --export: do not verify.")
+@click.option("--allow-unverified", is_flag=True, help="With --export: export without verification.")
 @EXPLAIN
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @completed_tries()
@@ -144,14 +173,15 @@ def extend_command(
 ) -> int:
     """Write a copy of a model with a longer context.
 
-    The source is only read; its weight files are linked. With --in-place a GGUF file is changed itself. Every
-    runtime named by --for must read from the output exactly the table that the method derives; otherwise nothing is written.
+    Links the weight files and does not change the source. With --in-place it edits the GGUF file itself. Each runtime of --for
+    must read exactly the calculated table from the output. Otherwise ropetool does not write anything.
 
-    --verify and --export are `ropetool verify` and `ropetool export` of the output. An output that fails stays, with a
-    certificate that says so, and is not exported: exit code 3; 1 where a part of the verification could not run.
+    --verify and --export run `ropetool verify` and `ropetool export` on the output. If verification fails, the output stays with
+    a failed certificate, ropetool does not export it, and the exit code is 3. If the result is partial or undecided, the exit
+    code is 1.
 
-    --method auto runs the model: it compares the closed forms as `ropetool compare` does, and takes the best at the target that
-    keeps the short texts, YaRN where nothing is surely better.
+    --method auto runs the model. It compares the methods that `ropetool advise` knows, and keeps the best one at the target
+    length whose cost on short texts is within the limit of --grade. It keeps YaRN unless another method is significantly better.
 
     \b
     ropetool extend model --target-length 131072

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @click.group("gguf")
 def gguf_command() -> None:
-    """List and set keys of GGUF files; split and merge them.
+    """List and set keys of GGUF files, and split or merge them.
 
-    FILE is any GGUF file, of a model that is split over several any one of them.
+    FILE is a GGUF file of any architecture, or any file of a split model.
 
     \b
     ropetool gguf list model.gguf
@@ -36,7 +36,7 @@ def gguf_command() -> None:
 def list_command(source: str, as_json: bool) -> None:
     """List the keys of a file with types and values.
 
-    Of a long array the first elements are shown and their number, of a long text its start: `get` prints either whole.
+    Shortens long arrays and texts. `ropetool gguf get` prints the whole value.
 
     \b
     ropetool gguf list model.gguf
@@ -58,8 +58,7 @@ def list_command(source: str, as_json: bool) -> None:
 def get_command(source: str, key: str, as_json: bool) -> None:
     """Print the value of a key.
 
-    A text goes into a pipe or a file byte for byte, with nothing added; arrays are printed as JSON. `set --from-file`
-    takes both back.
+    Writes text to a pipe or a file byte for byte, and arrays as JSON. `ropetool gguf set --from-file` reads both.
 
     \b
     ropetool gguf get model.gguf llama.context_length
@@ -101,10 +100,12 @@ def _is_number(word: str) -> bool:
 
 FORCE = click.option(
     "--force", is_flag=True,
-    help="Write what llama.cpp would not load or would ignore; replace an output that a record lists.",
+    help="Make an edit that llama.cpp rejects or misreads. Also replace an earlier output of ropetool.",
 )  # fmt: skip
-OUTPUT = click.option("-o", "--output", metavar="FILE", type=click.Path(), required=True, help="Where the copy goes.")
-EITHER = click.option("-o", "--output", metavar="FILE", type=click.Path(), help="Write a copy. This or --in-place.")
+OUTPUT = click.option("-o", "--output", metavar="FILE", type=click.Path(), required=True, help="The output file.")
+EITHER = click.option(
+    "-o", "--output", metavar="FILE", type=click.Path(), help="Write a copy to this file, instead of --in-place."
+)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
@@ -116,20 +117,20 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as
     "--from-file",
     metavar="PATH",
     type=click.Path(),
-    help="Take the value from this file, - for standard input, byte for byte.",
+    help="Read the value from this file byte for byte, or from standard input with -.",
 )
 @EITHER
 @in_place
 @FORCE
 @JSON
 def set_command(source: str, key: str, words: tuple[str, ...], from_file: str | None, **choices: Any) -> None:
-    """Set a key of a file, in it or in a copy.
+    """Set a key in a file or in a copy.
 
-    TYPE is u8, i8, u16, i16, u32, i32, u64, i64, f32, f64, bool, str, or arr: and one of them, as in arr:i32. It may be
-    left out where llama.cpp wants a certain type, or the file has the key. An array is written as JSON.
+    TYPE is u8, i8, u16, i16, u32, i32, u64, i64, f32, f64, bool, str, or arr: with one of these, such as arr:i32. Default: the
+    type that llama.cpp requires, else the type in the file, else the type that the gguf package writes. Write arrays as JSON.
 
-    A value that llama.cpp would not load, or would take for another in silence, is refused with the rule that it breaks.
-    Where the rotary table changes, it is shown as it was and as it is.
+    ropetool refuses a value that llama.cpp rejects or silently misreads, and names the rule. If the RoPE table changes,
+    ropetool prints the old and the new table.
 
     \b
     ropetool gguf set model.gguf llama.context_length 32768 --in-place
@@ -161,9 +162,9 @@ def set_command(source: str, key: str, words: tuple[str, ...], from_file: str | 
 @FORCE
 @JSON
 def unset_command(source: str, key: str, **choices: Any) -> None:
-    """Remove a key of a file, in it or in a copy.
+    """Remove a key from a file or from a copy.
 
-    A key that llama.cpp cannot do without is refused.
+    ropetool refuses to remove a key that llama.cpp requires.
 
     \b
     ropetool gguf unset model.gguf tokenizer.chat_template --in-place
@@ -226,7 +227,7 @@ def _write(edit: KeyEdit, output: str | None, in_place: bool, copy_if_needed: bo
 
 @gguf_command.command("split")
 @click.argument("source", metavar="FILE", type=click.Path())
-@click.option("--max-size", metavar="SIZE", help="At most so many bytes of tensors a file: 2G, 500M; G is 10^9.")
+@click.option("--max-size", metavar="SIZE", help="At most this many bytes of tensors per file: 2G or 500M. G is 10^9.")
 @click.option("--max-tensors", metavar="N", type=WHOLE, help="At most N tensors per file.")
 @click.option(
     "-o",
@@ -234,17 +235,17 @@ def _write(edit: KeyEdit, output: str | None, in_place: bool, copy_if_needed: bo
     metavar="FILE",
     type=click.Path(),
     required=True,
-    help="NAME.gguf becomes NAME-00001-of-00003.gguf.",
+    help="The output name: NAME.gguf becomes NAME-00001-of-00003.gguf.",
 )
-@click.option("--force", is_flag=True, help="Replace files that a record lists.")
+@click.option("--force", is_flag=True, help="Replace an earlier output of ropetool.")
 @JSON
 def split_command(
     source: str, max_size: str | None, max_tensors: int | None, output: str, force: bool, as_json: bool
 ) -> None:
     """Write a model as several files.
 
-    The files are byte for byte those of llama.cpp's gguf-split: the first has all keys, and a new one begins where the
-    next tensor would exceed a limit. Both limits may be given, and FILE may be one of several already.
+    Writes the same bytes as llama.cpp's gguf-split. The first file has all keys. A new file begins before a tensor would exceed
+    a limit. You can pass both limits. FILE can be part of a split model.
 
     \b
     ropetool gguf split model.gguf --max-size 2G -o parts/model.gguf
@@ -266,13 +267,13 @@ def split_command(
 @gguf_command.command("merge")
 @click.argument("source", metavar="SHARD", type=click.Path())
 @OUTPUT
-@click.option("--force", is_flag=True, help="Replace a file that a record lists.")
+@click.option("--force", is_flag=True, help="Replace an earlier output of ropetool.")
 @JSON
 def merge_command(source: str, output: str, force: bool, as_json: bool) -> None:
     """Write a model of several files as one.
 
-    SHARD is any of the files. One that is missing, of another model or under another name than its keys ask for is
-    named. The file is byte for byte that of llama.cpp's gguf-split --merge.
+    SHARD is any of the files. ropetool refuses a missing file, a file of a different model, or a file whose name contradicts
+    its keys. Writes the same bytes as llama.cpp's gguf-split --merge.
 
     \b
     ropetool gguf merge parts/model-00001-of-00003.gguf -o model.gguf

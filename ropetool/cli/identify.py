@@ -24,24 +24,40 @@ UNNAMED = 3
 
 
 @click.command("identify")
-@click.option("--source", type=click.Path(), metavar="DIR", help="The checkpoint that is served, with its weights.")
+@click.option("--source", type=click.Path(), metavar="DIR", help="The served checkpoint, with its weights.")
 @click.option(
     "--gguf", type=click.Path(), metavar="FILE",
-    help="In place of --source: the GGUF file that is served. It is imported into a temporary checkpoint.",
+    help="Instead of --source: the served GGUF file. ropetool imports it into a temporary checkpoint.",
 )  # fmt: skip
-@click.option("--server", metavar="URL", help="The server. A key is taken from ROPETOOL_API_KEY.")
-@click.option("--model", metavar="NAME", help="Which of the server's models. Default: the only one.")
+@click.option("--server", metavar="URL", help="The address of the server. Put its API key into ROPETOOL_API_KEY.")
+@click.option("--model", metavar="NAME", help="The model on the server. Default: its only model.")
 @click.option(
     "--logprobs",
     type=click.Path(),
     metavar="FILE",
-    help="In place of a server: what any program answers to the prompts.",
+    help="Instead of --server: the prompts of --prompts-out, with the answers of any program.",
 )
-@click.option("--prompts-out", type=click.Path(), metavar="FILE", help="Write prompts for --logprobs, and ask nobody.")
-@click.option("--length", type=Lengths(), metavar="N", help="Tokens of the longest prompt. Default: what both take.")
-@click.option("--prompts", "count", type=WholeRange(12, 400), default=24, show_default=True, help="How many prompts.")
 @click.option(
-    "--device", default="auto", show_default=True, metavar="auto|cpu|cuda|mps|map", help="Where the reference computes."
+    "--prompts-out",
+    type=click.Path(),
+    metavar="FILE",
+    help="Write the prompts to FILE and exit without contacting a server.",
+)
+@click.option(
+    "--length",
+    type=Lengths(),
+    metavar="N",
+    help="Length of the longest prompt in tokens. Default: the limit of the model and the server.",
+)
+@click.option(
+    "--prompts", "count", type=WholeRange(12, 400), default=24, show_default=True, help="The number of prompts."
+)
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    metavar="auto|cpu|cuda|mps|map",
+    help="The device of the reference model.",
 )
 @click.option("--dtype", default="float32", show_default=True, metavar="auto|float32|bfloat16|float16|float64")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -49,13 +65,14 @@ def identify_command(
     source: str | None, gguf: str | None, server: str | None, model: str | None, logprobs: str | None, prompts_out: str | None,
     length: tuple[int, ...] | None, count: int, device: str, dtype: str, as_json: bool,
 ) -> int:  # fmt: skip
-    """Say which rotary table a running server computes.
+    """Identify the RoPE table that a running server uses.
 
-    The checkpoint is run with every table that a runtime may make of its keys: as they are meant, with the scaling or the
-    attention factor dropped, with defaults in place of keys, with kinds of layers mixed up, and as each known release of
-    each engine reads them. Prompts are chosen behind which these differ most, and the server is asked for the likeliest
-    next tokens. Named is the table that its answers fit, with the margin to the next one, and what of the keys it does
-    not read. Exit code 3 where it is not surely the one that is meant.
+    Runs the checkpoint with each table that a runtime could derive from its keys: the intended table, without the scaling or the
+    attention factor, with defaults instead of keys, with swapped layer types, and as each known engine release reads them.
+    Chooses prompts whose next tokens differ most between these tables, and requests the likeliest next tokens from the server.
+    The output names the table that fits the answers, the distance to the next table, and the keys that the server ignores.
+
+    Exit code 3 unless the server uses the intended table, with high confidence.
 
     \b
     ropetool identify --source model-yarn-8x --server http://localhost:8000

@@ -12,30 +12,36 @@ from ropetool.cli import local_source, notes, print_json, show
 
 @click.command("import")
 @click.argument("source", metavar="FILE.gguf", type=click.Path())
-@click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Default: beside FILE, under its name.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="DIR",
+    type=click.Path(),
+    help="The output directory. Default: the name of FILE, next to it.",
+)
 @click.option(
     "--dtype", metavar="TYPE", default="auto", show_default=True,
-    help="Type of the tensors: bf16, f16, f32. auto: that of most of the file's numbers, bf16 for quantised ones.",
+    help="The type of the tensors: bf16, f16 or f32. auto is the most common type of the file, and bf16 for quantised numbers.",
 )  # fmt: skip
 @click.option(
     "--as", "as_type", metavar="MODEL_TYPE", default="",
-    help="Become another class of the file's architecture: mistral for a llama file, say.",
+    help="Write a different class with the same architecture, such as mistral for a llama file.",
 )  # fmt: skip
 @click.option(
     "--no-check", "check", is_flag=True, default=True, flag_value=False,
-    help="Keep the checkpoint without comparing its tokens, tables and logits with the file's.",
+    help="Do not compare tokens, tables and logits of the checkpoint with the file.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace a directory that ropetool wrote.")
+@click.option("--force", is_flag=True, help="Replace an earlier output of ropetool.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def import_command(source: str, output: str | None, as_json: bool, **choices: Any) -> None:
     """Write a GGUF file as a Hugging Face checkpoint.
 
-    The checkpoint computes what llama.cpp does with the file: its positions, its sizes, its numbers as the file has
-    them, quantised ones decoded. A file that says what no class of transformers computes is refused, and nothing is
-    written. What a GGUF file does not hold, parts of the tokenizer, is made up and told.
+    The checkpoint computes the same as llama.cpp with the file. ropetool decodes quantised numbers. If no class of transformers
+    computes the same, import refuses the file and does not write anything. A GGUF file lacks some settings of the
+    tokenizer. import chooses them, with a note.
 
-    Before the checkpoint gets its name it is read back, as an export is: its tokens, its tables and, where llama.cpp and
-    transformers are installed, its logits. One that differs is not kept (exit code 3).
+    Before import saves the checkpoint, it compares tokens, tables and logits with the file. The logits need llama.cpp and
+    transformers. If a check fails, import deletes the checkpoint, and the exit code is 3.
 
     \b
     ropetool import model-Q8_0.gguf -o model

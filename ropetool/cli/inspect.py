@@ -13,25 +13,31 @@ from ropetool.errors import ConfigError
 
 @click.command("inspect")
 @click.argument("source", type=click.Path())
-@target_length("Show what this length would take: 131072, 128k or 1M tokens. Default: the context stated.")
+@target_length(
+    "Show cost and methods for this context length in tokens: 131072, 128k or 1M. Default: the configured length for "
+    "the cost, and twice that for the methods."
+)
 @click.option(
     "--cost", is_flag=True,
-    help="What that length costs: parameters, bytes of weights and cache, FLOPs, tokens of `verify`, with the arithmetic.",
+    help="Print the cost at that length and its calculation: parameters, bytes of weights and KV cache, FLOPs, and tokens that "
+    "`verify` reads.",
 )  # fmt: skip
 @click.option(
     "--html", type=click.Path(),
-    help="Draw it into this file: wavelengths before and after, what each runtime reads, what leads further.",
+    help="Write charts to this file: wavelengths before and after, the table of each runtime, and commands for a longer context.",
 )  # fmt: skip
 @AS
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, with every table.")
 def inspect_command(
     source: str, target_length: int | None, cost: bool, html: str | None, as_type: str | None, as_json: bool
 ) -> None:
-    """Show what a checkpoint says and what runtimes make of it.
+    """Show the RoPE settings and how each runtime reads them.
 
-    SOURCE is a directory with a config.json, a GGUF file, or a hub id, here and in all commands: ORG/NAME,
-    ORG/NAME@REVISION, and of a GGUF file ORG/NAME:FILE.gguf. No weights are read, and of the hub only config and headers.
-    The output ends with the command lines that extend the model; with --target-length, with what `ropetool advise` says.
+    In all commands, SOURCE is a directory with a config.json, a GGUF file, or a Hub id: ORG/NAME, ORG/NAME@REVISION, or
+    ORG/NAME:FILE.gguf for a GGUF file. inspect does not read weights. From the Hub it downloads only the config and headers.
+
+    The output ends with commands that extend the model. With a longer --target-length, it ends with the advice of
+    `ropetool advise` instead.
 
     \b
     ropetool inspect model --target-length 131072

@@ -11,7 +11,7 @@ from ropetool.cli import print_json, show
 from ropetool.cli.options import FAMILY, METHOD, RUNTIME
 from ropetool.errors import UnknownName
 
-as_json_option = click.option("--json", "as_json", is_flag=True, help="Print them, or the one, as JSON.")
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print the list or the explanation as JSON.")
 
 
 @contextmanager

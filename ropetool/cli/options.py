@@ -249,18 +249,21 @@ def known_spaces() -> list[str]:
 SPACE = Name(known_spaces)
 GRADE = click.option(
     "--grade", metavar="publishable|usable|research",
-    help="How little quality may be lost: 3 %, 10 % or half of perplexity, at every length. Default: usable.",
+    help="The allowed rise of perplexity at every length: 3 % (publishable), 10 % (usable) or 50 % (research). Default in a suite: "
+    "usable.",
 )  # fmt: skip
 AS = click.option(
     "--as",
     "as_type",
     type=FAMILY,
     metavar="MODEL_TYPE",
-    help="Read a model_type that only remote code knows as this built-in one; the output becomes one.",
+    help="Read a model_type of remote code as this built-in model_type. The output gets this type.",
 )
 
 
-EXPLAIN = click.option("--explain", is_flag=True, help="Print why each encoding is refused, not only the first reason.")
+EXPLAIN = click.option(
+    "--explain", is_flag=True, help="Print the reason for each refused encoding, not only for the first one."
+)
 
 
 def for_runtimes(help: str) -> Callable[..., Any]:
@@ -338,10 +341,10 @@ def _named(option: str, path: Path) -> Iterator[None]:
 _IN_PLACE = click.option(
     "--in-place",
     is_flag=True,
-    help="GGUF: change the file where it lies, only its keys and vectors; no copy is written.",
+    help="For GGUF: edit the keys and vectors of the file itself, without a copy.",
 )
 _COPY_IF_NEEDED = click.option(
-    "--copy-if-needed", is_flag=True, help="With --in-place: write the whole file again where nothing less will do."
+    "--copy-if-needed", is_flag=True, help="With --in-place: rewrite the whole file if the edit does not fit."
 )
 
 

@@ -11,11 +11,11 @@ from ropetool.cli import notes, print_json, show
 @click.argument("file", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def recover_command(file: str, as_json: bool) -> None:
-    """Finish or take back an interrupted edit in place.
+    """Finish or undo an interrupted in-place edit.
 
-    An edit with --in-place writes beside the file, before it begins, what it is going to do. After a crash or a power
-    failure the file is made the new one where its room was on the disk, else the old one again, byte for byte. Until then
-    every other command refuses it.
+    An edit with --in-place first writes a journal next to the file. After a crash or a power failure, recover finishes the edit
+    if its room was on the disk. Otherwise it restores the old file, byte for byte. Until then, every other command
+    refuses the file.
 
     \b
     ropetool recover model.gguf

@@ -9,20 +9,20 @@ from ropetool.cli import notes, print_json, show
 
 @click.command("restore")
 @click.argument("source", metavar="FILE", type=click.Path())
-@click.option("--all", "every", is_flag=True, help="Undo every edit of the log, back to the first.")
+@click.option("--all", "every", is_flag=True, help="Undo all edits in the log.")
 @click.option(
     "--copy-if-needed",
     is_flag=True,
-    help="Write the whole file again where nothing less will do: an added tensor goes.",
+    help="Rewrite the whole file if an added tensor cannot be removed in place.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def restore_command(source: str, every: bool, copy_if_needed: bool, as_json: bool) -> None:
-    """Undo the last edit in place of a GGUF file.
+    """Undo the last in-place edit of a GGUF file.
 
-    The log beside the file says what every key and vector was. They become that again, in place too, and so does the
-    record. A file that is not as its log says is left alone.
+    Keys, vectors and the record get their old content from the log next to the file. restore refuses a file that
+    another program changed.
 
-    Of any other output, a directory or a file that is a copy, it says what is to be deleted: its source is as it was.
+    For a directory or a file that is a copy, restore prints the command that deletes it, if the source is unchanged.
 
     \b
     ropetool restore model.gguf

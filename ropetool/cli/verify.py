@@ -50,11 +50,17 @@ GROUPS = {
 
 @click.command("verify", cls=Grouped, groups=GROUPS, context_settings={"allow_extra_args": True})
 @click.argument("target", type=click.Path())
-@click.option("--baseline", type=click.Path(), help="What to compare with. Default: the unchanged source of TARGET.")
-@click.option("--against", type=click.Path(), help="Another file of the same model: compare logits, token by token.")
+@click.option(
+    "--baseline", type=click.Path(), help="The model before the extension. Default: from the record of TARGET."
+)
+@click.option(
+    "--against",
+    type=click.Path(),
+    help="A different file of the same model. Compares the logits of both files, token by token.",
+)
 @click.option(
     "--judge", type=click.Path(),
-    help="A model with the same tokenizer that reads the whole context: it chooses the key tokens.",
+    help="A model that chooses the key tokens. It needs the same tokenizer, and reads the whole context.",
 )  # fmt: skip
 @click.option(
     "--compare-with", metavar="NAME,...",
@@ -63,117 +69,139 @@ GROUPS = {
 )  # fmt: skip
 @click.option(
     "--lm-eval", type=click.Path(), metavar="DIR",
-    help="Gate what lm-evaluation-harness logged of both models in DIR; without logs there, print the commands that make them.",
+    help="Compare the scores that lm-evaluation-harness logged in DIR for both models. Without logs, print the commands that "
+    "create them.",
 )  # fmt: skip
 @click.option(
     "--trained-length", type=WHOLE, metavar="N",
-    help="What the model was trained on before any extension. Default: as the record or the baseline says.",
+    help="The trained length in tokens, before any extension. Default: from the record, else from the baseline.",
 )  # fmt: skip
 @click.option(
     "--stated", type=(str, str), multiple=True, metavar="KEY VALUE",
-    help="A key of a TARGET without a record that is meant as it is, though the method would give another; as-is for any "
-    "value. Repeat for several.",
+    help="For a TARGET without a record: accept this key although the method gives a different value (repeatable). The VALUE "
+    "as-is accepts any value.",
 )  # fmt: skip
-@click.option("--finetuned", is_flag=True, help="Its weights were trained: tell how they differ, and do not judge it.")
+@click.option("--finetuned", is_flag=True, help="The weights are fine-tuned: report differences, but do not fail.")
 @click.option(
-    "--strict", is_flag=True, help="Fail for what changes no number too: templates, names, generation config."
+    "--strict",
+    is_flag=True,
+    help="Also fail on differences that do not change the numbers: templates, names, generation config.",
 )
 @click.option(
     "--text", "texts", type=click.Path(), multiple=True,
-    help="A document, a folder of them, or a .jsonl file; repeat for several. Default: texts of the package.",
+    help="A document, a folder of documents, or a .jsonl file (repeatable). Default: the bundled texts.",
 )  # fmt: skip
 @click.option(
     "--lengths",
     type=Lengths(),
     metavar="N,N,...",
-    help="As 4096,8192 or 4k,8k. Default: doubling up to the context stated.",
+    help="The lengths to measure, in tokens: 4096,8192 or 4k,8k. Default: doubling up to the configured context length.",
 )
 @click.option(
     "--suite", metavar="quick|standard|full",
-    help="Measure a whole suite, however many texts it takes. Default: as many texts as decide, or as the budget allows.",
+    help="Measure a whole suite with a fixed number of texts. Default: read texts until the verdict is clear or the budget ends.",
 )  # fmt: skip
 @click.option(
     "--measure", "measures", multiple=True, metavar="NAME", callback=print_measures, is_eager=True,
-    help="Measure this too, or only this without --suite: last-segment, far, retrieval and others; `--measure list` prints all. "
-    "Repeat for several.",
+    help="Add this measure to --suite, or run only this one (repeatable): last-segment, far, retrieval and others. `--measure "
+    "list` prints all.",
 )  # fmt: skip
 @GRADE
 @click.option(
     "--max-ratio", "--max-tax", "--min-retrieval", "replaced", hidden=True, callback=say_grade, expose_value=False,
-    help="Gone; --grade.",
+    help="Replaced by --grade.",
 )  # fmt: skip
 @click.option(
     "--max-kl", type=NUMBER,
-    help="Nats a token allowed with --against. Default: 1e-4, or by the unextended pair for quantised files.",
+    help="The limit of the mean KL divergence for --against, in nats per token. Default: from the types of both files.",
 )  # fmt: skip
-@click.option("--require-useful", is_flag=True, help="Fail where the longer context does not beat truncation.")
+@click.option(
+    "--require-useful", is_flag=True, help="Fail if the longer context is not significantly better than truncated text."
+)
 @click.option("--segments", type=WHOLE, help="Number of passages per length, 8 or more. Default: from the suite.")
 @click.option(
     "--budget", type=Minutes(), metavar="MINUTES|none",
-    help="How long the command may take. Default: 10; 60 for a whole suite.",
+    help="The time limit of the command in minutes. Default: 10, or 60 for a whole suite.",
 )  # fmt: skip
 @click.option("--trials", type=WHOLE, help="Number of retrieval trials per depth. Default: from the suite.")
-@click.option("--seed", type=WHOLE, default=0, show_default=True, help="Which passages.")
+@click.option("--seed", type=WHOLE, default=0, show_default=True, help="Random seed for the choice of passages.")
 @click.option(
     "--device", default="auto", show_default=True, metavar="auto|cpu|cuda|mps|map",
-    help="Where to compute; map spreads the layers over all devices.",
+    help="The device. map spreads the layers over all devices.",
 )  # fmt: skip
 @click.option("--dtype", default="auto", show_default=True, metavar="auto|float32|bfloat16|float16|float64")
 @click.option(
     "--exact-numbers", is_flag=True,
-    help="Have llama.cpp compute in float32, without flash attention. A whole suite always does.",
+    help="Let llama.cpp compute in float32 without flash attention. A whole suite always does this.",
 )  # fmt: skip
 @click.option(
     "--cache-type", metavar="f32|f16|bf16|q8_0|q5_1|q5_0|q4_1|q4_0|iq4_nl",
-    help="The type of keys and values where llama.cpp runs TARGET, a GGUF file; the baseline's is that of --dtype.",
+    help="The type of llama.cpp's KV cache for a GGUF TARGET. The cache of the baseline follows --dtype.",
 )  # fmt: skip
 @click.option(
     "--server", metavar="URL",
-    help="Judge what this server computes: vLLM, SGLang, llama-server, Ollama or OpenAI's interface. TARGET gives tokenizer and "
-    "record. A key is taken from ROPETOOL_API_KEY.",
+    help="Measure the model on this server: vLLM, SGLang, llama-server, Ollama, or any server with OpenAI's interface. TARGET "
+    "provides tokenizer and record, and ROPETOOL_API_KEY the API key.",
 )  # fmt: skip
-@click.option("--model", metavar="NAME", help="With --server: which of its models. Default: the only one.")
+@click.option("--model", metavar="NAME", help="With --server: the model on the server. Default: its only model.")
 @click.option(
-    "--tokenizer", type=click.Path(), metavar="DIR", help="With --server: whose tokenizer. Default: TARGET's."
+    "--tokenizer", type=click.Path(), metavar="DIR", help="With --server: the tokenizer. Default: from TARGET."
 )
 @click.option(
     "--runner", type=click.Choice(["vllm"]),
-    help="Have vLLM run TARGET and baseline in this process, asked for single tokens; it has to be in this Python. Default: "
-    "transformers, and llama.cpp for GGUF files.",
+    help="Run TARGET and the baseline with vLLM in this process. It must be installed in the same Python. Default: "
+    "transformers, or llama.cpp for GGUF files.",
 )  # fmt: skip
 @click.option(
-    "--tensor-parallel-size", type=WHOLE, metavar="N", help="With --runner vllm: over how many devices a layer goes."
+    "--tensor-parallel-size",
+    type=WHOLE,
+    metavar="N",
+    help="With --runner vllm: the number of devices that share each layer. Default: 1.",
 )
 @click.option(
-    "--pipeline-parallel-size", type=WHOLE, metavar="N", help="With --runner vllm: into how many stages layers go."
+    "--pipeline-parallel-size",
+    type=WHOLE,
+    metavar="N",
+    help="With --runner vllm: the number of pipeline stages. Default: 1.",
 )
 @click.option(
     "--score-prompts", is_flag=True,
-    help="With --server (vLLM, SGLang) or --runner vllm: take scores of whole prompts. Takes gigabytes there: not on a server that "
-    "others use.",
+    help="With --server (vLLM, SGLang) or --runner vllm: score whole prompts. This needs GB of memory, so do not use it on a "
+    "shared server.",
 )  # fmt: skip
 @click.option("--report", type=click.Path(), help="Write an HTML report with plots into this new folder.")
-@click.option("--resume", is_flag=True, help="Go on with an interrupted run.")
-@click.option("--certificate", type=click.Path(), help="Where to certify a checkpoint that ropetool did not write.")
+@click.option("--resume", is_flag=True, help="Continue an undecided or interrupted run.")
+@click.option(
+    "--certificate",
+    type=click.Path(),
+    help="The file for the certificate, if ropetool did not write the checkpoint. Default: the record of TARGET.",
+)
 @click.option(
     "--full-hash",
     is_flag=True,
-    help="Bind the certificate to all bytes of weights of 2 GB and more too, not to samples.",
+    help="Bind the certificate to every byte of the weights. Default: only to samples if the weights have 2 GB or more.",
 )
 @click.option("--force", is_flag=True, help="Replace the folder of an earlier report.")
-@click.option("--explain", is_flag=True, help="Say below each table what its columns mean.")
+@click.option("--explain", is_flag=True, help="Also print the single texts and all checks, and describe the columns.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def verify_command(target: str, as_json: bool, explain: bool, **options: Any) -> int:
-    """Measure what a longer context does, and judge it.
+    """Measure whether an extended model still works.
 
-    Three questions are answered within --budget minutes. Is the file what it says? What do short texts pay? Does it work
-    at its new length? Text after text is read until the answer is sure: keep (at most 10 % more perplexity), works (at
-    most 50 %), costs (between the two) or broken. Where the time ends first, you are told what more time would decide.
+    Answers three questions within --budget minutes. Do tables, weights and files match the record and the source? How much
+    worse are short texts? Does the model work at its new context length? verify reads texts until the verdict is clear:
 
-    --suite, --grade, --lengths, --measure and --segments ask for a whole suite, and for a certificate of a higher grade.
-    Its perplexity must be at most 1.03 times the baseline's for --grade publishable, 1.10 for usable, 1.5 for research.
+    \b
+      keep    perplexity rises by at most 10 %
+      works   by at most 50 %, and 10 % is still open or distant text is used less
+      costs   by more than 10 % and at most 50 %
+      broken  by more than 50 %, or tables, weights or files do not match
 
-    Exit code 3 for a broken model or a failed check, 1 if the question stays open.
+    If the time ends first, the output names the command and the minutes that are still necessary.
+
+    --suite, --grade, --lengths, --measure and --segments select a whole suite, which can certify higher grades. The perplexity
+    ratio to the baseline must be at most 1.03 for --grade publishable, 1.10 for usable and 1.5 for research.
+
+    Exit code 3 for a broken model or a failed check, 1 for an open result.
 
     \b
     ropetool verify model-yarn-8x

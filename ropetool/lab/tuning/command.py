@@ -18,37 +18,49 @@ PLAN_OUT = "--plan-out"
 
 @click.command("tune")
 @click.argument("source", type=click.Path())
-@target_length("The context to reach: 131072, 128k or 1M tokens.", required=True)
+@target_length("The target context length in tokens: 131072, 128k or 1M.", required=True)
 @click.option(
     "--space", type=SPACE, default="yarn", show_default=True, metavar="NAME",
-    help="Search space: yarn, ramp or pairs; in the weights pair-gain, head-gain or head-band-gain.",
+    help="The search space: yarn, ramp or pairs for the table, and pair-gain, head-gain or head-band-gain for the weights.",
 )  # fmt: skip
 @click.option(
-    "--budget", type=NUMBER, metavar="MINUTES", help="How long to search and judge, about. Default: 10 minutes."
+    "--budget",
+    type=NUMBER,
+    metavar="MINUTES",
+    help="Approximate time of search and evaluation, in minutes. Default: 10.",
 )
 @click.option(
     "--max-regression", type=NUMBER, metavar="X",
-    help="The perplexity within the trained length may be X times the source's. Default: 1.1, or what yarn costs where that is "
-    "more.",
+    help="The largest perplexity ratio to the source within the trained length. Default: 1.1, or the ratio of YaRN if that is "
+    "higher.",
 )  # fmt: skip
 @click.option(
     "--from", "reading", type=click.Choice(["original", "current"]),
-    help="Where a source that is scaled already starts: its trained length or its present context.",
+    help="For a source that is already scaled: replace its scaling (original), or build on its current table and context "
+    "length (current).",
 )  # fmt: skip
-@for_runtimes("A runtime that must read the output; repeat for several. Default: transformers.")
+@for_runtimes("A runtime that must read the output correctly (repeatable). Default: transformers.")
 @click.option(
     "--text", "texts", type=click.Path(), multiple=True,
-    help="A document, a folder of them, or a .jsonl file; repeat for several. Default: texts of the package.",
+    help="A document, a folder of documents, or a .jsonl file (repeatable). Default: the bundled texts.",
 )  # fmt: skip
-@click.option("--plan-out", type=click.Path(), help="Default: SOURCE-tuned-N-SPACE.json beside SOURCE.")
+@click.option(
+    "--plan-out", type=click.Path(), help="The plan file. Default: SOURCE-tuned-N-SPACE.json, next to SOURCE."
+)
 @click.option(
     "--seed", type=WHOLE, default=0, show_default=True, help="Random seed for the choice of documents and points."
 )
-@click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|mps|map", help="Where to compute.")
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    metavar="auto|cpu|cuda|mps|map",
+    help="The device. map spreads the layers over all devices.",
+)
 @click.option("--dtype", default="auto", show_default=True, metavar="auto|float32|bfloat16|float16|float64")
 @click.option("--report", type=click.Path(), help="Write an HTML report into this new folder.")
 @click.option("--force", is_flag=True, help="Replace the folder of an earlier report.")
-@click.option("--resume", is_flag=True, help="Go on with an interrupted run.")
+@click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def tune_command(
     source: str,
@@ -59,12 +71,13 @@ def tune_command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Search the RoPE settings that serve one model best.
+    """Search for the best RoPE settings of one model.
 
-    The model is loaded once. Points of a space are tried in it on a part of the documents: the loss of text beyond the trained
-    length, of copied passages and of answers, within a bound on what short text may cost. The best one is judged once against the
-    default, YaRN as `extend` writes it, on documents that the search never read. A gain that is not significant is said to be
-    none, and the default is recommended. The plan of what is recommended is written for `ropetool apply`.
+    Loads the model once, and tries points of a search space on part of the documents. It minimises the loss of text beyond the
+    trained length, of copied passages and of answers, within --max-regression on short texts.
+
+    Then it compares the best point once with the default, YaRN as in `extend`, on documents that the search did not read. If
+    the gain is not significant, tune recommends the default. It writes the recommended plan for `ropetool apply`.
 
     \b
     ropetool tune model --target-length 32k
