@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -245,12 +246,13 @@ def reach() -> str:
     still = {name for name, found in own.items() if found.rotates == "none"}
     extended = {name for name in every if name in own or _hands_over(name)} - still
     described = {arch for arch in archs.names() if arch not in archs.WITHOUT_ROTATION}
-    return (
+    sentences = (
         f"ropetool can extend {len(extended)} of the {len(every)} model types of transformers {records.VERSION} ({len(causal)} causal "
         f"types that rotate, {len(more)} multimodal). For {len(still)}, `--method length` only raises the configured context length. "
         f"{len(every - extended - still - left.keys())} do not have a rotary table to extend, and {len(left)} are unknown. ropetool "
-        f"knows {len(described)} of llama.cpp's {len(described) + len(_drafts())} architectures that rotate.\n"
+        f"knows {len(described)} of llama.cpp's {len(described) + len(_drafts())} architectures that rotate."
     )
+    return textwrap.fill(sentences, 118) + "\n"
 
 
 def _reach() -> str:
@@ -267,7 +269,7 @@ _FAMILIES = """Use this page to check whether ropetool supports your model. Sear
 
 - **family**: the `model_type`.
 - **other model types**: other names of the family, and multimodal models whose text model is of this family by default.
-  ropetool edits the RoPE keys of the text model inside. It does not export these models.
+  ropetool edits the RoPE keys of the text model inside. `export` writes only the text model.
 - **rotation**: `half` pairs channels i and i + d/2. `interleaved` pairs channels 2i and 2i + 1.
 - **GGUF architecture**: the name that `export` writes.
 - **export**, **import**, **bake**: whether these commands support the family. [export.md](export.md#families) shows which

@@ -1,4 +1,4 @@
-"""docs/asks.md: each command that it gives does what it says, on a stand-in of the kind of model that it names."""
+"""tests/asks.md: each command there works on a small model of the type that it names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from making import run, write_config
 from test_docs import complaint
 
-PAGE = Path(__file__).parents[1] / "docs" / "asks.md"
+PAGE = Path(__file__).with_name("asks.md")
 ROWS = [
     [cell.strip() for cell in line.strip().strip("|").split("|")]
     for line in PAGE.read_text(encoding="utf-8").splitlines() if re.match(r"\| \d+ \|", line)

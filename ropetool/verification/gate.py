@@ -1,6 +1,6 @@
 """The gate: what was measured beside its limits, and what could not be measured. Measures nothing.
 
-Formulas and reasons stand in docs/suites.md.
+docs/suites.md explains them.
 """
 
 from __future__ import annotations

@@ -72,24 +72,24 @@ def test_the_sentences_say_what_was_found() -> None:
     def chosen(name: str) -> str:
         return f"{RECORD[name]['judgement']['retrieved']['tuned']:.2f}"
 
-    assert f"tell key tokens by {by('512 yarn', 1)} nats better" in words
-    assert f"With twice the original length text is {by('1024 yarn', 0)} better" in words
+    assert f"lower the loss of key tokens by {by('512 yarn', 1)} nats" in words
+    assert f"With twice the original length, `yarn` lowers the text loss by {by('1024 yarn', 0)} nats" in words
     low, high = re.findall(r"\d+\.\d+", RECORD["1024 ramp"]["winner"])[:2]
-    assert f"a ramp from pair {low} to {high} is {by('1024 ramp', 0)} better" in words
-    assert f"tells key tokens by {by('1024 ramp', 1)} too, which `yarn` does not" in words
-    assert f"`pairs` beats YaRN, by {by('1024 pairs', 0)} on text and {by('1024 pairs', 1)} on key tokens" in words
+    for start, name in (f"A ramp from pair {low} to {high}", "1024 ramp"), ("**`pairs`**", "1024 pairs"):
+        text, keys = by(name, 0), by(name, 1)
+        assert f"{start} lowers the text loss by {text} nats and the key-token loss by {keys} nats" in words
     assert float(by("1024 pairs", 0)) < float(by("1024 ramp", 0))
     assert float(by("1024 pairs", 1)) < float(by("1024 ramp", 1))
     assert [RECORD[f"1024 {space}"]["points"] for space in ("pairs", "ramp")] == [36, 12]
     gains = [(by(f"1024 {space}", 1), by(f"1024 {space}", 2)) for space in ("pair-gain", "head-gain")]
     (pair_keys, pair_answers), (head_keys, head_answers) = gains
     assert (
-        f"key tokens by {pair_keys} and answers by {pair_answers} better, those of heads by {head_keys} and {head_answers}"
-        in words
+        f"lowers the key-token loss by {pair_keys} nats and the answer loss by {pair_answers} nats, `head-gain` by "
+        f"{head_keys} and {head_answers} nats" in words
     )
     default = f"{RECORD['1024 pair-gain']['judgement']['retrieved']['default']:.2f}"
-    assert f"{chosen('1024 pair-gain')} and {chosen('1024 head-gain')}, the default {default}" in words
-    assert f"heads and bands make text {by('1024 head-band-gain', 0).lstrip('-')} worse" in words
+    assert f"{chosen('1024 pair-gain')} and {chosen('1024 head-gain')}, and {default} with the default" in words
+    assert f"raises the text loss by {by('1024 head-band-gain', 0).lstrip('-')} nats" in words
     assert RECORD["1024 head-band-gain"]["judgement"]["reason"] == "it is worse on unseen text"
 
 

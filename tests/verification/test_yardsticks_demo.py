@@ -46,21 +46,21 @@ def test_the_printed_ratios_are_those_of_the_record(run: str) -> None:
 
 def test_the_sentences_say_what_was_measured() -> None:
     within, own = (mean("m16", name, 256, "regression") for name in ("rerope(128)", "target"))
-    assert f"({MINUS}{-within[0]:.3f} ± {within[1]:.3f} nats a token, YaRN {own[0]:+.3f} ± {own[1]:.3f})" in PAGE
+    assert f"{MINUS}{-within[0]:.3f} ± {within[1]:.3f} nats per token, and YaRN {own[0]:+.3f} ± {own[1]:.3f}." in PAGE
     capped, leaky = (mean("m16", name, 4096, "target_minus_this") for name in ("rerope(128)", "leaky-rerope(128,31)"))
-    assert (
-        f"is {capped[0]:.2f} ± {capped[1]:.2f} nats worse than the one and {leaky[0]:.2f} ± {leaky[1]:.2f} than" in PAGE
-    )
+    worse = (f"{mean:.2f} ± {half:.2f} nats worse than" for mean, half in (capped, leaky))
+    assert "is {} ReRoPE and {} Leaky ReRoPE".format(*worse) in PAGE
     near, far = (ratio("m16", "rerope(128)", length) for length in (1024, 4096))
-    assert f"({near:.3f} of the baseline's perplexity) and rises again by 4096 ({far:.2f})" in PAGE
+    assert f"{near:.3f} times the perplexity of the baseline at 1,024 tokens and {far:.2f} times at 4,096" in PAGE
     near, far = (ratio("m16", "rerope(128)+log-n", length) for length in (1024, 4096))
-    assert f"it is {near:.3f} at 1024 and {far:.3f} at 4096" in PAGE
+    assert f"ReRoPE has {near:.3f} times at 1,024 tokens and {far:.3f} times at 4,096" in PAGE
     plain, scaled = (ratio("m8", name, 2048) for name in ("rerope(128)", "rerope(128)+log-n"))
-    assert f"takes ReRoPE from {plain:.2f} to {scaled:.3f} of the baseline's perplexity" in PAGE
+    assert f"lowers ReRoPE from {plain:.2f} to {scaled:.3f} times the perplexity of the baseline" in PAGE
 
 
 def test_the_page_of_choosing_has_the_same_figures() -> None:
     own = (f"{ratio('m16', 'target', length):.2f}" for length in (256, 4096))
     capped = (ratio("m16", "rerope(128)", length) for length in (256, 4096))
     shown = "{:.3f} and {:.2f}".format(*capped)
-    assert f"the demo at 16x: {' and '.join(own)} with `yarn`, {shown} with [ReRoPE]" in CHOOSING
+    assert f"demo model at 16x: `yarn` {' and '.join(own)}" in CHOOSING
+    assert f"No file can store ReRoPE, which reaches {shown} for the demo model at 16x" in " ".join(CHOOSING.split())
