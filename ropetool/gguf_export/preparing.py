@@ -15,7 +15,7 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
 from ropetool.errors import NotACheckpoint
 from ropetool.escaping import command
-from ropetool.files import beside as places
+from ropetool.files import hub
 from ropetool.files.gguf import Value
 from ropetool.files.gguf.splitting import Limits
 from ropetool.gguf_export import files
@@ -117,5 +117,5 @@ def _is_gguf_already(source: Path, model: GgufCheckpoint) -> NotACheckpoint:
 
 def beside(source: Path, outtype: str) -> Path:
     """Return where an export goes that no output is named for: NAME-TYPE.gguf beside the checkpoint."""
-    source = places.beside(source).absolute()
+    source = hub.beside(source).absolute()
     return source.with_name(f"{source.name}-{outtype.upper()}{SUFFIX}")

@@ -13,7 +13,7 @@ from ropetool.checkpoint.edits import FileEdit
 from ropetool.checkpoint.identity import Identity
 from ropetool.checkpoint.opening import first_file
 from ropetool.errors import ConfigError, CorruptFile
-from ropetool.files.beside import beside
+from ropetool.files import hub
 from ropetool.files.gguf import model_name
 from ropetool.files.hf import read_object
 from ropetool.files.hf.jsontext import ABSENT, is_text, shown
@@ -158,11 +158,11 @@ class Plan:
         return rope_tables(self.tables)
 
     def output_beside(self, source: Path) -> Path:
-        """Return the default output, called after method and reach: beside the source as it was named, never in a store.
+        """Return the default output, called after method and reach: beside the source as it was named, never in a hub cache.
 
         Where the plan replaces an extension by ropetool, that one's part of the name goes too.
         """
-        place = Path(os.path.abspath(beside(source)))
+        place = Path(os.path.abspath(hub.beside(source)))
         name, end = (model_name(place), place.suffix) if self.format == "gguf" else (place.name, "")
         made = provenance.read(first_file(source)) if self.reading == ORIGINAL else None
         return place.with_name(f"{name if made is None else provenance.unsuffixed(name, made)}-{self.suffix}{end}")

@@ -3,7 +3,7 @@
 Knows huggingface_hub and which files belong to a model; what stands in them is for others to read.
 """
 
-from ropetool.files.hub.ids import HubId, absolute, blobs, hub_id, name_of, origin
+from ropetool.files.hub.ids import HubId, absolute, beside, blobs, hub_id, name_of, origin
 from ropetool.files.hub.peeking import Peeked, config_folder, peek_checkpoint, peek_gguf
 from ropetool.files.hub.snapshots import local, on_disk
 
@@ -11,6 +11,7 @@ __all__ = [
     "HubId",
     "Peeked",
     "absolute",
+    "beside",
     "blobs",
     "config_folder",
     "hub_id",

@@ -92,6 +92,12 @@ def _in_cache(path: Path) -> tuple[tuple[str, ...], int]:
     return parts, next(found, 0)
 
 
+def beside(source: Path) -> Path:
+    """Return the path beside which outputs go by default: of the hub's cache, the model's name in the current folder."""
+    found = origin(source)
+    return source if found is None else Path.cwd() / found.name
+
+
 def name_of(path: Path) -> str:
     """Return what a checkpoint is called: of the hub's cache, as on the hub, where the path ends in a commit or a digest."""
     found = origin(path)
