@@ -174,7 +174,7 @@ def extend_command(
     """Write a copy of a model with a longer context.
 
     Links the weight files and does not change the source. With --in-place it edits the GGUF file itself. Each runtime of --for
-    must read exactly the calculated table from the output. Otherwise ropetool does not write anything.
+    must read exactly the calculated table from the output. Otherwise extend writes nothing.
 
     --verify and --export run `ropetool verify` and `ropetool export` on the output. If verification fails, the output stays with
     a failed certificate, ropetool does not export it, and the exit code is 3. If the result is partial or undecided, the exit

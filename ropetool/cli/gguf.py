@@ -129,7 +129,7 @@ def set_command(source: str, key: str, words: tuple[str, ...], from_file: str | 
     TYPE is u8, i8, u16, i16, u32, i32, u64, i64, f32, f64, bool, str, or arr: with one of these, such as arr:i32. Default: the
     type that llama.cpp requires, else the type in the file, else the type that the gguf package writes. Write arrays as JSON.
 
-    ropetool refuses a value that llama.cpp rejects or silently misreads, and names the rule. If the RoPE table changes,
+    It refuses a value that llama.cpp rejects or silently misreads, and names the rule. If the RoPE table changes,
     ropetool prints the old and the new table.
 
     \b
@@ -164,7 +164,7 @@ def set_command(source: str, key: str, words: tuple[str, ...], from_file: str | 
 def unset_command(source: str, key: str, **choices: Any) -> None:
     """Remove a key from a file or from a copy.
 
-    ropetool refuses to remove a key that llama.cpp requires.
+    It refuses to remove a key that llama.cpp requires.
 
     \b
     ropetool gguf unset model.gguf tokenizer.chat_template --in-place

@@ -19,7 +19,7 @@ from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import ConfigError, NotACheckpoint, RopetoolError
 from ropetool.escaping import command
-from ropetool.files.beside import beside
+from ropetool.files import hub
 from ropetool.files.counting import nobody
 from ropetool.files.dtypes import STORAGE
 from ropetool.files.gguf import GGML_TYPES, ggml_type, model_name
@@ -148,7 +148,7 @@ def _rounding(dtype: str) -> str:
 
 
 def _beside(file: Path) -> Path:
-    place = beside(file)
+    place = hub.beside(file)
     return place.with_name(model_name(place).removesuffix(".gguf"))
 
 

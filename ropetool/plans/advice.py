@@ -15,7 +15,7 @@ from ropetool.plans.basis import CURRENT, Request
 from ropetool.plans.proposals import LENGTH, Proposal, extent_of, proposals, proposed
 from ropetool.plans.refusals import LONGEST
 from ropetool.plans.scope import FORCE, NECESSARY, Extent
-from ropetool.plans.search import make_plan, runtime_names
+from ropetool.plans.search import listed, make_plan, runtime_names
 from ropetool.rope import arithmetic
 from ropetool.rope.methods import Goal
 from ropetool.rope.reach import attention_holds, critical_dimension, least_base, reach, reach_of_new_base
@@ -120,7 +120,7 @@ def advise(
     Raises: ConfigError if the checkpoint's rotation is unknown, UnknownRuntime for an unknown name.
     """
     found = source if isinstance(source, Inspection) else inspect(source)
-    for_runtimes = (for_runtimes,) if isinstance(for_runtimes, str) else for_runtimes
+    for_runtimes = listed(for_runtimes)
     for name in for_runtimes:
         _ = runtimes.all_of(name) if found.checkpoint is None else runtime_names(name, found.checkpoint)
     if found.rope is None:

@@ -65,8 +65,7 @@ def make_plan(
     chosen = methods.get(method)
     Goal.make(1, factor, target_length, attention_factor)  # what is wrong at any length is said before readings are
     checkpoint, retyped, notes_as = opened_as(open_source(source), as_type)
-    requested = (for_runtimes,) if isinstance(for_runtimes, str) else for_runtimes
-    wanted = tuple(dict.fromkeys(name for asked in requested for name in runtime_names(asked, checkpoint)))
+    wanted = tuple(dict.fromkeys(name for each in listed(for_runtimes) for name in runtime_names(each, checkpoint)))
     if config_style is not None and isinstance(checkpoint, GgufCheckpoint):
         raise InvalidRope("GGUF files have no config style", where="--config-style")
     form = format_of(checkpoint, config_style)
@@ -285,14 +284,19 @@ def _scoped(derived: Derived, source: Source, entry: LayerRope, scope: str | Non
     )  # fmt: skip
 
 
+def listed(for_runtimes: str | Sequence[str]) -> Sequence[str]:
+    """Return the names of runtimes as a sequence, one or several."""
+    return (for_runtimes,) if isinstance(for_runtimes, str) else for_runtimes
+
+
 def runtime_names(asked: str, checkpoint: Checkpoint) -> list[str]:
     """Return the runtimes that an option selects. llama.cpp reads a Hugging Face checkpoint through ropetool's export.
 
     Raises: UnknownRuntime. For a GGUF file, the error contains the import command that makes it readable.
     """
-    if asked == GgufCheckpoint.runtime:
-        return [asked]
     known = runtimes.all_of(asked)
+    if known[0].name == GgufCheckpoint.runtime:
+        return [GgufCheckpoint.runtime]
     if checkpoint.format == "gguf" and "gguf" not in known[0].formats:
         folder = checkpoint.path.with_name(model_name(checkpoint.path))
         raise UnknownRuntime(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ropetool.files.beside import beside
+from ropetool.files.hub import beside
 
 DIGEST = "0123456789abcdef" * 4
 

@@ -26,9 +26,8 @@ from ropetool.errors import (
     NotACheckpoint,
     RopetoolError,
 )
-from ropetool.files.beside import beside
 from ropetool.files.gguf import HeaderGoesOn, parse_header, read_header
-from ropetool.files.hub import HubId, absolute, hub_id, local, name_of, origin, peeking
+from ropetool.files.hub import HubId, absolute, beside, hub_id, local, name_of, origin, peeking
 from ropetool.report.inspected import inspection_json
 from ropetool.runtimes import inspection
 

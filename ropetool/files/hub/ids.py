@@ -1,4 +1,4 @@
-"""What names a model on the hub, and what the paths of the hub's local cache say. Asks nobody and reads no file."""
+"""Names of models on the Hub, and of models in local stores: the Hub's cache and Ollama's store. Sends no request."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ _PAGE = re.compile(
 )
 # huggingface_hub's cache: models--ORG--NAME/snapshots/COMMIT/FILE is a link to models--ORG--NAME/blobs/DIGEST
 _REPOSITORY, _SNAPSHOTS, _BLOBS = "models--", "snapshots", "blobs"
+_OLLAMA_BLOB = re.compile(r"sha256-[0-9a-f]{64}")
+_LARGEST_MANIFEST = 1 << 16  # bytes of a manifest; those of Ollama have about a thousand
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,24 @@ def _in_cache(path: Path) -> tuple[tuple[str, ...], int]:
 
 
 def beside(source: Path) -> Path:
-    """Return the path beside which outputs go by default: of the hub's cache, the model's name in the current folder."""
-    found = origin(source)
-    return source if found is None else Path.cwd() / found.name
+    """Return the path beside which outputs go by default. For a model in a store, this is its name in the current folder."""
+    repository = origin(source)
+    name = _name_in_ollama(Path(os.path.abspath(source))) if repository is None else repository.name
+    return source if name is None else Path.cwd() / name
+
+
+def _name_in_ollama(blob: Path) -> str | None:
+    """Return a name for a blob of Ollama's store, from the first manifest that lists it; None for any other path.
+
+    Source: the store of Ollama 0.30 has blobs/sha256-DIGEST and manifests/HOST/OWNER/MODEL/TAG.
+    """
+    if blob.parent.name != "blobs" or not _OLLAMA_BLOB.fullmatch(blob.name):
+        return None
+    digest = blob.name.replace("-", ":").encode()
+    for manifest in sorted((blob.parents[1] / "manifests").rglob("*")):
+        if manifest.is_file() and manifest.stat().st_size <= _LARGEST_MANIFEST and digest in manifest.read_bytes():
+            return f"{manifest.parent.name}-{manifest.name}.gguf"
+    return f"{blob.name[:15]}.gguf"
 
 
 def name_of(path: Path) -> str:

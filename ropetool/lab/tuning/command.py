@@ -123,8 +123,8 @@ def tune_command(
 
 def _beside(path: Path, target_length: int, space: str) -> Path:
     """Return where the plan goes by default: beside the source as it was named, never into a store."""
-    from ropetool.files.beside import beside
+    from ropetool.files import hub
 
-    place = Path(os.path.abspath(beside(path)))
+    place = Path(os.path.abspath(hub.beside(path)))
     place = place.with_name(f"{place.name}-tuned-{target_length}-{space}.json")
     return place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
