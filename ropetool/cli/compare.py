@@ -9,7 +9,11 @@ import click
 
 from ropetool.cli import command_line, in_colour, local_source, notes, print_json, show, terminal_width
 from ropetool.cli.options import (
+    DEVICE,
+    DTYPE,
     GRADE,
+    READING,
+    TEXTS,
     WHOLE,
     Factor,
     Grouped,
@@ -80,19 +84,12 @@ GROUPS = {
     "--plan", "plans", type=click.Path(), multiple=True, metavar="FILE",
     help="A plan of `extend --plan-out` or `tune` to measure, with or without methods (repeatable).",
 )  # fmt: skip
-@click.option(
-    "--from", "reading", type=click.Choice(["original", "current"]),
-    help="For a source that is already scaled: replace its scaling (original), or build on its current table and context "
-    "length (current).",
-)  # fmt: skip
+@READING
 @click.option(
     "--original-length", type=Length(None), help="The context length before any scaling, in tokens. Overrides the file."
 )
 @for_runtimes("A runtime that must read the outputs correctly (repeatable). Default: transformers.")
-@click.option(
-    "--text", "texts", type=click.Path(), multiple=True,
-    help="A document, a folder of documents, or a .jsonl file (repeatable). Default: the bundled texts.",
-)  # fmt: skip
+@TEXTS
 @click.option(
     "--lengths", type=Lengths(), metavar="N,N,...",
     help="Measure all candidates at these lengths, in tokens. Default: doubling up to the context length of each candidate.",
@@ -121,14 +118,8 @@ GROUPS = {
     "--budget", type=Minutes(), metavar="MINUTES|none", help="The time limit of the run in minutes. Default: 60."
 )  # fmt: skip
 @click.option("--seed", type=WHOLE, default=0, show_default=True, help="Random seed for the choice of passages.")
-@click.option(
-    "--device",
-    default="auto",
-    show_default=True,
-    metavar="auto|cpu|cuda|mps|map",
-    help="The device. map spreads the layers over all devices.",
-)
-@click.option("--dtype", default="auto", show_default=True, metavar="auto|float32|bfloat16|float16|float64")
+@DEVICE
+@DTYPE
 @click.option(
     "--csv", "csv_file", type=click.Path(), metavar="FILE", help="Also write a row for each candidate and length."
 )

@@ -18,6 +18,7 @@ from ropetool.cli.options import (
     GRADE,
     METHOD,
     NUMBER,
+    READING,
     Factor,
     Grouped,
     Length,
@@ -65,13 +66,7 @@ GROUPS = {
 )
 @target_length("The new context length in tokens, instead of --factor: 131072, 128k or 1M.")
 @click.option("--force-factor", is_flag=True, help="Allow more than 32 times the trained length without training.")
-@click.option(
-    "--from",
-    "reading",
-    type=click.Choice(["original", "current"]),
-    help="For a source that is already scaled: replace its scaling (original), or build on its current table and context "
-    "length (current).",
-)
+@READING
 @click.option(
     "-p",
     "params",

@@ -247,6 +247,20 @@ def known_spaces() -> list[str]:
 
 
 SPACE = Name(known_spaces)
+DEVICE = click.option(
+    "--device", default="auto", show_default=True, metavar="auto|cpu|cuda|mps|map",
+    help="The device. map spreads the layers over all devices.",
+)  # fmt: skip
+DTYPE = click.option("--dtype", default="auto", show_default=True, metavar="auto|float32|bfloat16|float16|float64")
+TEXTS = click.option(
+    "--text", "texts", type=click.Path(), multiple=True,
+    help="A document, a folder of documents, or a .jsonl file (repeatable). Default: the bundled texts.",
+)  # fmt: skip
+READING = click.option(
+    "--from", "reading", type=click.Choice(["original", "current"]),
+    help="For a source that is already scaled: replace its scaling (original), or build on its current table and context "
+    "length (current).",
+)  # fmt: skip
 GRADE = click.option(
     "--grade", metavar="publishable|usable|research",
     help="The allowed rise of perplexity at every length: 3 % (publishable), 10 % (usable) or 50 % (research). Default in a suite: "

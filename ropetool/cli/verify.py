@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ropetool.cli import command_line, in_colour, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.options import GRADE, NUMBER, WHOLE, Grouped, Lengths, Minutes, naming_a_smaller_run
+from ropetool.cli.options import (
+    DEVICE,
+    DTYPE,
+    GRADE,
+    NUMBER,
+    TEXTS,
+    WHOLE,
+    Grouped,
+    Lengths,
+    Minutes,
+    naming_a_smaller_run,
+)
 from ropetool.escaping import command
 
 if TYPE_CHECKING:
@@ -87,10 +98,7 @@ GROUPS = {
     is_flag=True,
     help="Also fail on differences that do not change the numbers: templates, names, generation config.",
 )
-@click.option(
-    "--text", "texts", type=click.Path(), multiple=True,
-    help="A document, a folder of documents, or a .jsonl file (repeatable). Default: the bundled texts.",
-)  # fmt: skip
+@TEXTS
 @click.option(
     "--lengths",
     type=Lengths(),
@@ -125,11 +133,8 @@ GROUPS = {
 )  # fmt: skip
 @click.option("--trials", type=WHOLE, help="Number of retrieval trials per depth. Default: from the suite.")
 @click.option("--seed", type=WHOLE, default=0, show_default=True, help="Random seed for the choice of passages.")
-@click.option(
-    "--device", default="auto", show_default=True, metavar="auto|cpu|cuda|mps|map",
-    help="The device. map spreads the layers over all devices.",
-)  # fmt: skip
-@click.option("--dtype", default="auto", show_default=True, metavar="auto|float32|bfloat16|float16|float64")
+@DEVICE
+@DTYPE
 @click.option(
     "--exact-numbers", is_flag=True,
     help="Let llama.cpp compute in float32 without flash attention. A whole suite always does this.",

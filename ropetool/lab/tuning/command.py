@@ -10,7 +10,19 @@ from typing import Any
 import click
 
 from ropetool.cli import command_line, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.options import NUMBER, SPACE, WHOLE, check_new, for_runtimes, target_length, write_new
+from ropetool.cli.options import (
+    DEVICE,
+    DTYPE,
+    NUMBER,
+    READING,
+    SPACE,
+    TEXTS,
+    WHOLE,
+    check_new,
+    for_runtimes,
+    target_length,
+    write_new,
+)
 from ropetool.cli.wording import in_own_words
 
 PLAN_OUT = "--plan-out"
@@ -34,30 +46,17 @@ PLAN_OUT = "--plan-out"
     help="The largest perplexity ratio to the source within the trained length. Default: 1.1, or the ratio of YaRN if that is "
     "higher.",
 )  # fmt: skip
-@click.option(
-    "--from", "reading", type=click.Choice(["original", "current"]),
-    help="For a source that is already scaled: replace its scaling (original), or build on its current table and context "
-    "length (current).",
-)  # fmt: skip
+@READING
 @for_runtimes("A runtime that must read the output correctly (repeatable). Default: transformers.")
-@click.option(
-    "--text", "texts", type=click.Path(), multiple=True,
-    help="A document, a folder of documents, or a .jsonl file (repeatable). Default: the bundled texts.",
-)  # fmt: skip
+@TEXTS
 @click.option(
     "--plan-out", type=click.Path(), help="The plan file. Default: SOURCE-tuned-N-SPACE.json, next to SOURCE."
 )
 @click.option(
     "--seed", type=WHOLE, default=0, show_default=True, help="Random seed for the choice of documents and points."
 )
-@click.option(
-    "--device",
-    default="auto",
-    show_default=True,
-    metavar="auto|cpu|cuda|mps|map",
-    help="The device. map spreads the layers over all devices.",
-)
-@click.option("--dtype", default="auto", show_default=True, metavar="auto|float32|bfloat16|float16|float64")
+@DEVICE
+@DTYPE
 @click.option("--report", type=click.Path(), help="Write an HTML report into this new folder.")
 @click.option("--force", is_flag=True, help="Replace the folder of an earlier report.")
 @click.option("--resume", is_flag=True, help="Continue an interrupted run.")
@@ -122,7 +121,7 @@ def tune_command(
 
 
 def _beside(path: Path, target_length: int, space: str) -> Path:
-    """Return where the plan goes by default: beside the source as it was named, never into a store."""
+    """Return the default place of the plan: next to the source under the user's name for it, or in the current folder."""
     from ropetool.files import hub
 
     place = Path(os.path.abspath(hub.beside(path)))
