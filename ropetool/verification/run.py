@@ -180,10 +180,10 @@ def verify(
             checks = checks()
         if say is not None:
             run.foretell(say, foretell)
-        results = run.measure()
+        results, yardsticks = run.measure()
         divergence, divergence_checks = run.divergence()
     judged = [*checks, *checks_of(results, run.setting), *divergence_checks]
-    return run.result(results, judged, divergence)
+    return replace(run.result(results, judged, divergence), yardsticks=yardsticks)
 
 
 class _SuiteRun:
@@ -204,7 +204,6 @@ class _SuiteRun:
         self.notes: list[str] = []
         self.runners: dict[str, Runner] = {}
         self._yardsticks: Mapping[str, Runner] = {}
-        self._yardstick_results: list[YardstickResult] = []
 
     def open(self, beside: Beside | None) -> None:
         """Open the models and choose the rows."""
@@ -301,19 +300,22 @@ class _SuiteRun:
         documents = [segment.document for segment in chosen[max(chosen)]]
         return perplexity(attainable(documents, SPREAD))
 
-    def measure(self) -> dict[str, Any]:
-        """Measure every model, and return the result of each measure by its name."""
+    def measure(self) -> tuple[dict[str, Any], tuple[YardstickResult, ...]]:
+        """Measure every model. Return the result of each measure by its name, and the results of the yardsticks."""
         raw = _measure_each(self.around, self.measurements, self._tell, {self._roles[-1]: self._yardsticks})
         results = results_of(self.measurements, self.setting, raw[TARGET], raw.get(BASELINE, {}))
         if self.models.judge is not None:
             results |= dict(self._judged(raw))
+        return results, tuple(self._of_yardsticks(raw))
+
+    def _of_yardsticks(self, raw: Mapping[str, Mapping[str, Any]]) -> Iterator[YardstickResult]:
+        """Yield the result of each yardstick. raw: by role or yardstick, and measurement."""
+        told = told_by(self.measurements)
         reference = raw.get(BASELINE) or {suites.LAST_SEGMENT: raw[TARGET].get(suites.LAST_SEGMENT)}
         for name in self._yardsticks:
             assert self._beside is not None
-            told = told_by(self.measurements)
             own = result_of(results_of(told, self.setting, raw[name], reference), told, (), self.setting)
-            self._yardstick_results.append(yardstick_result(name, self._beside, own, told, raw[TARGET], raw[name]))
-        return results
+            yield yardstick_result(name, self._beside, own, told, raw[TARGET], raw[name])
 
     def _judged(self, raw: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
         """Yield the results that the judge decides, by the name of their measure. raw: by role and measurement."""
@@ -385,7 +387,6 @@ class _SuiteRun:
             notes=(*self.notes, *result.notes),
             attainable=self.attainable,
             judge=None if models.judge is None else hub.name_of(models.judge),
-            yardsticks=tuple(self._yardstick_results),
         )
 
 
