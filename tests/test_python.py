@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 import ropetool
+from ropetool.lab.tuning import tuning
+from ropetool.lab.tuning.options import TuneOptions
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 
@@ -28,3 +30,8 @@ def test_one_runtime_needs_no_list() -> None:
     plans = [ropetool.plan(DEMO, "yarn", factor=2, for_runtimes=each) for each in ("vllm", ["vllm"])]
     assert plans[0].runtimes == plans[1].runtimes != ropetool.plan(DEMO, "yarn", factor=2).runtimes
     assert ropetool.advise(DEMO, 2048, "vllm").chosen == ropetool.advise(DEMO, 2048, ["vllm"]).chosen
+
+
+def test_one_runtime_needs_no_list_in_a_search() -> None:
+    tasks = [tuning._Task.of(DEMO, 512, TuneOptions(for_runtimes=each)) for each in ("vllm", ["vllm"])]
+    assert tasks[0].planner.default.runtimes == tasks[1].planner.default.runtimes

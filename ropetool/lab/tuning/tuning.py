@@ -38,6 +38,7 @@ from ropetool.lab.tuning.results import TuneResult
 from ropetool.lab.tuning.searching import DRAWS, STAGES, Score, Searched, Vector, search, work
 from ropetool.lab.tuning.spaces import Space
 from ropetool.plans.plan import Plan
+from ropetool.plans.search import listed
 from ropetool.verification import estimate
 from ropetool.verification.conditions import SOURCE, conditions, run_key
 from ropetool.verification.corpus import read_corpus
@@ -98,7 +99,7 @@ def tune_source(
             winner = run.search(searched, options.seed)
             tuned = task.plan(winner)
             judgement = None if tuned is None else run.judged(unseen, tuned, task.error(unseen, tuned))
-    return task.result(searched, unseen, winner, judgement, runner.description)
+    return task.result(searched, unseen, winner, tuned, judgement, runner.description)
 
 
 def _opened(source: str | Path | Checkpoint) -> HfCheckpoint:
@@ -137,7 +138,9 @@ class _Task:
         space = spaces.get(options.space)
         model = SourceModel.of(_opened(source))
         model.check_beyond(target_length, options.reading, "tune")
-        planner = Planner(model.checkpoint, model.rope, target_length, options.reading, tuple(options.for_runtimes))
+        planner = Planner(
+            model.checkpoint, model.rope, target_length, options.reading, tuple(listed(options.for_runtimes))
+        )
         trained = planner.default.trained_length  # first: `opened` reports other errors of a source
         ground, notes = planner.opened(space), list[str]()
         documents = documents_of(options.texts, target_length, notes)
@@ -189,10 +192,11 @@ class _Task:
         return error_of(self.fingerprint, [tokens.tobytes() for tokens in unseen.corpus.tokens], judged, self.notes)
 
     def result(
-        self, searched: Material, unseen: Material, winner: Searched, judgement: Judgement | None, runtime: str
-    ) -> TuneResult:
-        """Return the result. runtime: the description of the runner."""
-        words, tuned, options = "", self.plan(winner), self.options
+        self, searched: Material, unseen: Material, winner: Searched, tuned: Plan | None, judgement: Judgement | None,
+        runtime: str,
+    ) -> TuneResult:  # fmt: skip
+        """Return the result. tuned: the plan of the winner. runtime: the description of the runner."""
+        words, options = "", self.options
         if winner.best is not None and tuned is not None:
             words = self.space.point(self.ground, winner.best).words
             notes = (*tuned.notes, f"found by a search: {words}")
