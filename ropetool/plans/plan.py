@@ -158,7 +158,7 @@ class Plan:
         return rope_tables(self.tables)
 
     def output_beside(self, source: Path) -> Path:
-        """Return the default output, called after method and reach: beside the source as it was named, never in a store.
+        """Return the default output, named after method and length: next to the source, or in the current folder for a store.
 
         Where the plan replaces an extension by ropetool, that one's part of the name goes too.
         """

@@ -1,4 +1,4 @@
-"""The gate: what was measured beside its limits, and what could not be measured. Measures nothing.
+"""The gate: compares figures with their limits, and lists missing measurements. Does not measure.
 
 docs/suites.md explains them.
 """

@@ -95,7 +95,7 @@ def _in_cache(path: Path) -> tuple[tuple[str, ...], int]:
 
 
 def beside(source: Path) -> Path:
-    """Return the path beside which outputs go by default. For a model in a store, this is its name in the current folder."""
+    """Return the path whose folder and name default outputs use. A model in a store gets its name in the current folder."""
     repository = origin(source)
     name = _name_in_ollama(Path(os.path.abspath(source))) if repository is None else repository.name
     return source if name is None else Path.cwd() / name
