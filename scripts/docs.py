@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Write the parts of the documentation that follow from code and data.
 
-docs/cli.md and docs/families.md are written whole; elsewhere what stands between `<!-- NAME -->` and
+docs/cli.md is written whole; elsewhere what stands between `<!-- NAME -->` and
 `<!-- /NAME -->`.
-With --examples the commands of docs/tutorial.md are run, about a minute, and what they print is put behind them.
+With --examples the commands of docs/install.md are run, about a minute, and what they print is put behind them.
 
     scripts/docs.py               write them
     scripts/docs.py --examples    run the worked example too
@@ -56,36 +56,35 @@ from ropetool.runtimes.llama_cpp.architectures import Architecture, Sliding
 from ropetool.verification import floors
 
 WIDTH = 100
-PLAIN = "seed_oss"  # the family whose file docs/family-files.md shows
-TUTORIAL = "docs/tutorial.md"
+PLAIN = "seed_oss"  # the family whose file docs/families.md shows
+TUTORIAL = "docs/install.md"
 NOTICE = "<!-- Written by scripts/docs.py; do not edit. -->\n"
 
 
 def generated() -> Iterator[tuple[Path, str]]:
     """Yield each file with the whole text that it should have."""
     yield ROOT / "docs/cli.md", cli_reference()
-    yield ROOT / "docs/families.md", family_reference()
-    tables = {"methods": method_table(), "parameters": parameter_table()}
-    yield ROOT / "README.md", filled("README.md", {"reach": reach()})
-    yield ROOT / "docs/methods.md", filled("docs/methods.md", tables)
-    known = {
-        "runtimes": runtime_table(), "architecture-reach": architecture_reach(), "architectures": architecture_table(),
-        "sliding": sliding_table(), "folds": fold_table(), "engines": engine_grids(),
-    }  # fmt: skip
-    yield ROOT / "docs/runtimes.md", filled("docs/runtimes.md", known)
     plain = (ROOT / f"ropetool/families/{PLAIN}.json").read_text(encoding="utf-8")
-    yield ROOT / "docs/family-files.md", filled("docs/family-files.md", {"family": f"```json\n{plain}```"})
-    yield ROOT / "docs/suites.md", filled("docs/suites.md", verify_tables())
-    yield ROOT / "docs/judging.md", filled("docs/judging.md", {"default-verdicts": verdicts_page.table()})
-    exports = {"held": _table(family_page.HELD, family_page.held()), "converted": converted_page.table()}
-    yield ROOT / "docs/export.md", filled("docs/export.md", exports)
-    yield ROOT / "docs/conformance.md", filled("docs/conformance.md", conformance_page.tables())
-    yield ROOT / "docs/identify.md", filled("docs/identify.md", {"identified": identified_page.table()})
-    yield ROOT / "docs/doctor.md", filled("docs/doctor.md", {"rules": rule_table()})
-    searches = {"example": tune_demo_page.example(), "demo": _table(tune_demo_page.HEAD, tune_demo_page.table())}
-    yield ROOT / "docs/tune.md", filled("docs/tune.md", {"noise": noise_table(), **searches})
-    yield ROOT / "docs/yardsticks.md", filled("docs/yardsticks.md", yardsticks_page.parts())
-    yield ROOT / "docs/architecture.md", filled("docs/architecture.md", {"tree": tree(), "layers": layer_table()})
+    blocks = {
+        "README.md": {"reach": reach()},
+        "docs/families.md": {"family": f"```json\n{plain}```", "refused": _reach(), "families": _table(family_page.HEAD, family_page.rows())},
+        "docs/choosing.md": {
+            "methods": method_table(), "parameters": parameter_table(), "noise": noise_table(),
+            "example": tune_demo_page.example(), "demo": _table(tune_demo_page.HEAD, tune_demo_page.table()),
+        },
+        "docs/runtimes.md": {
+            "runtimes": runtime_table(), "architecture-reach": architecture_reach(), "architectures": architecture_table(),
+            "sliding": sliding_table(), "folds": fold_table(), "engines": engine_grids(),
+        },
+        "docs/judging.md": {**verify_tables(), "default-verdicts": verdicts_page.table()},
+        "docs/export.md": {"held": _table(family_page.HELD, family_page.held()), "converted": converted_page.table()},
+        "scripts/conformance_kit/conformance.md": conformance_page.tables(),
+        "docs/inspecting.md": {"identified": identified_page.table(), "rules": rule_table()},
+        "docs/measurements.md": yardsticks_page.parts(),
+        "docs/architecture.md": {"tree": tree(), "layers": layer_table()},
+    }  # fmt: skip
+    for name, parts in blocks.items():
+        yield ROOT / name, filled(name, parts)
 
 
 def noise_table() -> str:
@@ -105,7 +104,7 @@ def noise_table() -> str:
 
 
 def verify_tables() -> dict[str, str]:
-    """Return the tables of docs/suites.md, by their markers."""
+    """Return the tables of docs/judging.md, by their markers."""
     return {"kl-floors": floor_table(), "cache-types": cache_types_page.table(), **defects_page.tables()}
 
 
@@ -207,12 +206,6 @@ _ROPETOOL_COMPLETE=fish_source ropetool | source        # ~/.config/fish/config.
 # --- families, methods, runtimes
 
 
-def family_reference() -> str:
-    """Return the page of all families: what the columns mean, what is refused, and the table."""
-    table = _table(family_page.HEAD, family_page.rows())
-    return f"# Model families\n\n{NOTICE}\n{_FAMILIES}\n{_reach()}\n## All families\n\n{table}"
-
-
 def _left() -> dict[str, str]:
     """Return the types of transformers that are neither served nor settled, with the reason."""
     reasons = {name: records.reason(name) for name in _types()[0] | _types()[1] if families.find(name) is None}
@@ -259,30 +252,9 @@ def _reach() -> str:
     """Return how many of transformers' rotary types are extended, and the names of those that are refused."""
     refused = ", ".join(f"`{name}`" for name in sorted({*_left(), *UNREAD}))
     return (
-        f"## Reach\n\n{reach()}\n{len(records.unrotated())} types lack rotary positions, and ropetool refuses them. It also refuses "
+        f"{reach()}\n{len(records.unrotated())} types lack rotary positions, and ropetool refuses them. It also refuses "
         f"these types. `ropetool families TYPE` prints the reason.\n\n{refused}\n"
     )
-
-
-_FAMILIES = """Use this page to check whether ropetool supports your model. Search for the `model_type` in its config.json. The command
-`ropetool families NAME` prints all that ropetool knows of one family, such as the default base, the head size and the sources.
-
-- **family**: the `model_type`.
-- **other model types**: other names of the family, and multimodal models whose text model is of this family by default.
-  ropetool edits the RoPE keys of the text model inside. `export` writes only the text model.
-- **rotation**: `half` pairs channels i and i + d/2. `interleaved` pairs channels 2i and 2i + 1.
-- **GGUF architecture**: the name that `export` writes.
-- **export**, **import**, **bake**: whether these commands support the family. [export.md](export.md#families) shows which
-  scaling an exported file can contain. For a family without export, llama.cpp's converter may work: see
-  [export.md](export.md#families-without-a-table-llamacpps-converter).
-- **runtimes besides transformers**: at least one release runs an unscaled model, and ropetool decodes how.
-  `transformers-v4` is transformers 4.57. `inspect` shows the runtimes for your checkpoint.
-
-`extend` and `inspect` support all families. If transformers lacks the class, `ropetool families NAME` shows which remote
-code ropetool's description is based on. ropetool never runs that code. If the data lacks a type, ropetool probes the
-installed transformers. For other types, `inspect` shows the RoPE keys as written, and `extend` refuses the model.
-[How to add a family](contributing.md#a-model-family).
-"""
 
 
 def method_table() -> str:
@@ -628,7 +600,7 @@ def _said(path: Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is stale")
-    parser.add_argument("--examples", action="store_true", help="run the commands of docs/tutorial.md too")
+    parser.add_argument("--examples", action="store_true", help="run the commands of docs/install.md too")
     options = parser.parse_args()
     check = options.check
     if options.examples:

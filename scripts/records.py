@@ -134,7 +134,7 @@ RECORDS = (
     ),
     Record(
         "catalogue-losses", (DEMO, *TORCH, "ropetool/texts/manifest.json"), ("catalogue/catalogue_losses.py",), 20,
-        ("tests/verification/catalogue_losses.json",), "suites.md", needs="the texts of scripts/catalogue/text_catalogue.py",
+        ("tests/verification/catalogue_losses.json",), "judging.md", needs="the texts of scripts/catalogue/text_catalogue.py",
     ),
     Record(
         "intervals",
@@ -144,11 +144,11 @@ RECORDS = (
             "tests/verification/catalogue_losses.json",
         ),
         ("catalogue/intervals.py",), 2,
-        ("tests/verification/intervals.json",), "suites.md",
+        ("tests/verification/intervals.json",), "judging.md",
     ),
     Record(
         "kl-floors", (DEMO, "ropetool/verification/measures/divergence.py", "ropetool/verification/short_divergence.py"),
-        ("floors/kl_floors.py",), 10, ("ropetool/verification/kl_floors.json",), "suites.md",
+        ("floors/kl_floors.py",), 10, ("ropetool/verification/kl_floors.json",), "judging.md",
         needs="the second model of scripts/train_demo_model.py --second",
     ),
     Record(
@@ -160,11 +160,11 @@ RECORDS = (
         ("floors/export_gate.py",), 10, (), "export.md",
     ),
     Record(
-        "defects-demo", DEFECTS, ("defects/defects.py", "--model", "demo"), 15, ("tests/verification/defects.json",), "suites.md",
+        "defects-demo", DEFECTS, ("defects/defects.py", "--model", "demo"), 15, ("tests/verification/defects.json",), "judging.md",
         needs=REAL,
     ),
     Record(
-        "defects-second", DEFECTS, ("defects/defects.py", "--model", "second"), 10, ("tests/verification/defects.json",), "suites.md",
+        "defects-second", DEFECTS, ("defects/defects.py", "--model", "second"), 10, ("tests/verification/defects.json",), "judging.md",
         needs="the second model of scripts/train_demo_model.py --second",
     ),
     Record(
@@ -183,34 +183,34 @@ RECORDS = (
             "ropetool/identify/deciding.py", "ropetool/identify/asking.py", "ropetool/runtimes/hf_formulas.py",
             "ropetool/verification/runners/torch_rotation.py", "ropetool/servers/base.py", "tests/model_server.py",
         ),
-        ("identify/planted_tables.py",), 40, ("tests/identify/planted.json",), "identify.md",
+        ("identify/planted_tables.py",), 40, ("tests/identify/planted.json",), "inspecting.md",
     ),
     Record(
         "identified", ("ropetool/identify/*.py", "ropetool/servers/*.py"), ("identify/identified.py",), 40,
-        ("tests/identify/identified.json",), "identify.md", needs="ROPETOOL_LLAMA_SERVER and ROPETOOL_ENGINE_VLLM",
+        ("tests/identify/identified.json",), "inspecting.md", needs="ROPETOOL_LLAMA_SERVER and ROPETOOL_ENGINE_VLLM",
     ),
     Record(
-        "cache-types", (DEMO, *LLAMA), ("floors/cache_types.py",), 20, ("tests/verification/cache_types.json",), "suites.md",
+        "cache-types", (DEMO, *LLAMA), ("floors/cache_types.py",), 20, ("tests/verification/cache_types.json",), "judging.md",
         versions=("llama-cpp-python",),
     ),
     Record(
-        "retrieval-power", ("ropetool/verification/measures/retrieval.py", *STATISTICS), ("floors/retrieval_power.py",), 1, (), "suites.md"
+        "retrieval-power", ("ropetool/verification/measures/retrieval.py", *STATISTICS), ("floors/retrieval_power.py",), 1, (), "judging.md"
     ),
     Record(
         "tune-noise", ("ropetool/lab/tuning/*.py", *STATISTICS), ("tune/tune_noise.py",), 2, ("tests/choosing/tune_noise.json",),
-        "tune.md",
+        "choosing.md",
     ),
     Record(
-        "tune-demo", (DEMO, "ropetool/lab/tuning/*.py", *TORCH), ("tune/tune_demo.py",), 30, ("tests/choosing/tune_demo.json",), "tune.md"
+        "tune-demo", (DEMO, "ropetool/lab/tuning/*.py", *TORCH), ("tune/tune_demo.py",), 30, ("tests/choosing/tune_demo.json",), "choosing.md"
     ),
     Record(
         "yardsticks-demo", (DEMO, "ropetool/lab/yardsticks/*.py", *TORCH), ("yardsticks/yardsticks_demo.py",), 6,
-        ("tests/verification/yardsticks_demo.json",), "yardsticks.md",
+        ("tests/verification/yardsticks_demo.json",), "measurements.md",
     ),
-    Record("bench-yardsticks", ("ropetool/lab/yardsticks/*.py",), ("benchmarks/bench_yardsticks.py", "--write"), 5, (), "benchmarks.md"),
+    Record("bench-yardsticks", ("ropetool/lab/yardsticks/*.py",), ("benchmarks/bench_yardsticks.py", "--write"), 5, (), "measurements.md"),
     Record(
         "bench-in-place", ("ropetool/files/gguf/in_place/*.py",), ("benchmarks/bench_in_place.py", "--write"), 2,
-        ("docs/benchmarks-in-place.svg",), "benchmarks.md",
+        ("docs/benchmarks-in-place.svg",), "measurements.md",
     ),
     Record(
         "front-picture", (DEMO,), ("front/front_picture.py", "--measure"), 4, ("docs/front.svg", "tests/choosing/front.json"),
@@ -261,7 +261,7 @@ RECORDS = (
     ),
     Record(
         "conformance-kit", ("scripts/conformance_kit/*.py", "scripts/conformance_kit/shipped/*"), ("conformance", "page"), 1,
-        ("docs/conformance.md",), "conformance.md", versions=("transformers", "torch"),
+        ("scripts/conformance_kit/conformance.md",), "", versions=("transformers", "torch"),
     ),
     Record(
         "gguf-key-types", (), ("gguf_keys/gguf_key_types.py",), 1, ("ropetool/runtimes/llama_cpp/key_types.json",),
@@ -271,7 +271,7 @@ RECORDS = (
         "gguf-loading", ("ropetool/runtimes/llama_cpp/key_types.json",), ("gguf_keys/gguf_loading.py",), 1,
         ("ropetool/runtimes/llama_cpp/loading.json",), versions=("llama-cpp-python",), needs=LLAMA_SOURCES,
     ),
-    Record("real-models", (), ("real_models/measure",), 1440, ("tests/verification/real_models.json",), "real-models.md"),
-    Record("laboratory", (), ("lab/train",), 120, ("tests/lab/record.json",), "laboratory.md"),
+    Record("real-models", (), ("real_models/measure",), 1440, ("tests/verification/real_models.json",), "measurements.md"),
+    Record("laboratory", (), ("lab/train",), 120, ("tests/lab/record.json",), "measurements.md"),
 )  # fmt: skip
 BY_NAME = {record.name: record for record in RECORDS}

@@ -337,7 +337,7 @@ def test_the_answers_of_verify_are_documented(extended: tuple[Path, Any], tmp_pa
 def test_the_provenance_is_documented(extended: tuple[Path, Any]) -> None:
     made = json.loads((extended[0] / "out" / "ropetool.json").read_text(encoding="utf-8"))
     assert made["plan"] == extended[1]["plan"]
-    section = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8").partition("## ropetool.json")[2]
+    section = (ROOT / "docs" / "api.md").read_text(encoding="utf-8").partition("## ropetool.json")[2]
     assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(made)
 
 

@@ -173,7 +173,7 @@ def test_a_mistake_in_a_file_is_one_sentence_with_its_place(name: str) -> None:
     assert refusal.value.where == f"ropetool/families/llama.json{place}"
     assert refusal.value.message.startswith(sentence)
     assert "\n" not in str(refusal.value)
-    assert refusal.value.try_ == "docs/family-files.md explains each key"
+    assert refusal.value.try_ == "docs/families.md explains each key"
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_an_architecture_of_gguf_files_is_of_one_family() -> None:
 
 
 def test_the_walk_through_names_every_key_of_a_plain_family() -> None:
-    page = (FOLDER.parents[1] / "docs" / "family-files.md").read_text()
+    page = (FOLDER.parents[1] / "docs" / "families.md").read_text()
     told = {key for row in re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)}
     known = {field.name for kind in (Family, Export) for field in fields(kind)}
     stated = {key for name in ("llama", "qwen3", "seed_oss", "olmo2", "granite") for key in written(name)}

@@ -167,9 +167,9 @@ def test_the_library_is_not_asked_to_force(tmp_path: Path) -> None:
 
 
 def test_the_measured_costs_are_those_of_the_pages() -> None:
-    """The figures of SmolLM2 are recorded in docs/real-models.md, by method, factor and length."""
+    """The figures of SmolLM2 are recorded in docs/measurements.md, by method, factor and length."""
     rows = [
-        line.split("|") for line in (ROOT / "docs" / "real-models.md").read_text().splitlines() if line.startswith("|")
+        line.split("|") for line in (ROOT / "docs" / "measurements.md").read_text().splitlines() if line.startswith("|")
     ]
     recorded = {(row[1].strip(), row[2].strip()): row[6].strip() for row in rows if len(row) > 7}
     for method, texts in MEASURED.items():

@@ -31,9 +31,9 @@ WORDS = 300  # characters of an exception that are shown
 # the laboratory has registered the command.
 COMMANDS = {
     "inspect": ("inspect", "Show the RoPE settings and how each runtime reads them.", "runtimes.md"),
-    "doctor": ("doctor", "Find and fix RoPE settings that runtimes misread.", "doctor.md"),
+    "doctor": ("doctor", "Find and fix RoPE settings that runtimes misread.", "inspecting.md"),
     "advise": ("advise", "Recommend a method for a context length, with reasons.", "choosing.md"),
-    "methods": ("lists", "List the methods, or explain one.", "methods.md"),
+    "methods": ("lists", "List the methods, or explain one.", "choosing.md"),
     "families": ("lists", "List the model families, or explain one.", "families.md"),
     "runtimes": ("lists", "List the runtimes, or explain one.", "runtimes.md"),
     "extend": ("extend", "Write a copy of a model with a longer context.", "choosing.md"),
@@ -42,15 +42,15 @@ COMMANDS = {
     "compare": ("compare", "Measure and rank several methods on one model.", "choosing.md"),
     "check": ("check", "Compare a checkpoint with its record and its source.", "verify.md"),
     "verify": ("verify", "Measure whether an extended model still works.", "verify.md"),
-    "tune": (None, "Search for the best RoPE settings of one model.", "tune.md"),
-    "identify": ("identify", "Identify the RoPE table that a running server uses.", "identify.md"),
+    "tune": (None, "Search for the best RoPE settings of one model.", "choosing.md"),
+    "identify": ("identify", "Identify the RoPE table that a running server uses.", "inspecting.md"),
     "restore": ("restore", "Undo the last in-place edit of a GGUF file.", "gguf.md"),
     "export": ("export", "Write a checkpoint as a GGUF file for llama.cpp.", "export.md"),
-    "import": ("import_", "Write a GGUF file as a Hugging Face checkpoint.", "import.md"),
+    "import": ("import_", "Write a GGUF file as a Hugging Face checkpoint.", "export.md"),
     "gguf": ("gguf", "List and set keys of GGUF files, and split or merge them.", "gguf.md"),
-    "diff": ("diff", "Compare RoPE tables, settings and weights of two models.", "diff.md"),
+    "diff": ("diff", "Compare RoPE tables, settings and weights of two models.", "inspecting.md"),
     "recover": ("recover", "Finish or undo an interrupted in-place edit.", "gguf.md"),
-    "demo": ("demo", "Extend, verify and export the embedded checkpoint.", "tutorial.md"),
+    "demo": ("demo", "Extend, verify and export the embedded checkpoint.", "install.md"),
 }
 
 # What commands are for, in the order of the help.

@@ -19,7 +19,7 @@ from ropetool.errors import ConfigError, did_you_mean
 from ropetool.families import tensors
 from ropetool.families.tensors import Row, Rows
 
-TRY = "docs/family-files.md explains each key"
+TRY = "docs/families.md explains each key"
 GROUP = "use"
 _KINDS = {
     bool: "true or false", int: "a whole number", float: "a number", str: "a text in quotes", type(None): "null",

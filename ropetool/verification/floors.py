@@ -1,6 +1,6 @@
 """How far sound files of one model are apart, by the types of their numbers: what limits on KL stand on.
 
-`scripts/floors/kl_floors.py` measures kl_floors.json on two models; docs/suites.md says how limits follow. Measures nothing.
+`scripts/floors/kl_floors.py` measures kl_floors.json on two models; docs/judging.md says how limits follow. Measures nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The gate: compares figures with their limits, and lists missing measurements. Does not measure.
 
-docs/suites.md explains them.
+docs/judging.md explains them.
 """
 
 from __future__ import annotations

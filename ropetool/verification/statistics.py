@@ -33,7 +33,7 @@ def clustered(values: Array, documents: Sequence[int]) -> Estimate:
 
     Shapes: values (segments, tokens) or (segments,); documents (segments,), the document of each.
     Source: Bell and McCaffrey, Survey Methodology 28 (2002) 169; Pustejovsky and Tipton, J. Bus. Econ. Stat. 36 (2018) 672,
-    with the identity as working model. docs/suites.md has both formulas.
+    with the identity as working model. docs/judging.md has both formulas.
     """
     rows = np.asarray(values, dtype=np.float64).reshape(len(documents), -1)
     mean = float(rows.mean())

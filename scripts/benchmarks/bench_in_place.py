@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure edits of GGUF files where they lie beside programs that copy, by the size of the file; write docs/benchmarks.md and its plot.
+"""Measure edits of GGUF files where they lie beside programs that copy, by the size of the file; write docs/measurements.md and its plot.
 
 Four rope keys are added to files of 0.1 to 16 GiB with 150,000 tokens, and one number is changed by the gguf package's
 programs. Each command runs once on each file, until its output is on the disk. The file of 16 GiB is sparse, and only what writes
@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench import ROPETOOL, TOOLS, machine, make_gguf
 
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "docs" / "measurements.md"
 PLOT = PAGE.with_name("benchmarks-in-place.svg")
 MARKS = "<!-- in place -->", "<!-- /in place -->"
 GIB = 1 << 30

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure what a yardstick costs beside the same blocked attention with one window, and write docs/benchmarks.md.
+"""Measure what a yardstick costs beside the same blocked attention with one window, and write docs/measurements.md.
 
 One layer of 8 heads and 2 key heads of 64 channels in float32, both sides in turn, after a round that does not count. Seconds are
 of the processor, of one thread, so that neither other work nor threads that wait for each other count. The cost is of attention with its
@@ -30,7 +30,7 @@ from ropetool.lab.yardsticks.attention import attention
 from ropetool.lab.yardsticks.named import Yardstick, parse
 from ropetool.verification.runners.torch_attention import Unrotated
 
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "docs" / "measurements.md"
 BEGIN, END = "<!-- yardsticks -->", "<!-- /yardsticks -->"
 ROUNDS = 5
 HEADS, KEY_HEADS, CHANNELS = 8, 2, 64

@@ -37,7 +37,7 @@ from ropetool.verification.verdict import bounds
 
 LOSSES = ROOT / "tests" / "verification" / "catalogue_losses.json"
 RESULT = ROOT / "tests" / "verification" / "intervals.json"
-PAGE, LOOKS_PAGE = ROOT / "docs" / "suites.md", ROOT / "docs" / "judging.md"
+PAGE = ROOT / "docs" / "judging.md"
 DRAWS, SEEDS = 3000, 1000
 Array = npt.NDArray[np.float64]
 Draw = Callable[[np.random.Generator], tuple[Array, list[int]]]
@@ -340,21 +340,15 @@ def looks_table(found: dict[str, Any]) -> Iterator[str]:
         yield f"| {name} | {shares} | {cell['texts']:.1f} | {cell['wrong']:.3f} |"
 
 
-def pages(found: dict[str, Any]) -> dict[Path, str]:
-    """Return the texts of docs/suites.md and docs/judging.md with these counts."""
-    parts = {PAGE: ("intervals", tables(found)), LOOKS_PAGE: ("looks", looks_table(found))}
-    return {path: _filled(path, name, "\n".join(lines)) for path, (name, lines) in parts.items()}
-
-
-def _filled(path: Path, name: str, lines: str) -> str:
-    text, count = re.subn(
-        rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
-        lambda at: f"{at[1]}\n{lines}\n\n{at[2]}",
-        path.read_text(encoding="utf-8"),
-        flags=re.DOTALL,
-    )
-    if count != 1:
-        raise SystemExit(f"{path}: {count} places between <!-- {name} --> and <!-- /{name} -->; there must be one")
+def page(found: dict[str, Any]) -> str:
+    """Return the text of docs/judging.md with these counts."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name, lines in (("intervals", tables(found)), ("looks", looks_table(found))):
+        table = "\n".join(lines)
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+        text, count = re.subn(pattern, lambda at, table=table: f"{at[1]}\n{table}\n\n{at[2]}", text, flags=re.DOTALL)
+        if count != 1:
+            raise SystemExit(f"{PAGE}: {count} places between <!-- {name} --> and <!-- /{name} -->; there must be one")
     return text
 
 
@@ -363,8 +357,7 @@ def main() -> int:
     parser.add_argument("--docs", action="store_true", help="count nothing; write the page")
     if not parser.parse_args().docs:
         RESULT.write_text(json.dumps(counted(), indent=1) + "\n", encoding="utf-8")
-    for path, text in pages(json.loads(RESULT.read_text(encoding="utf-8"))).items():
-        path.write_text(text, encoding="utf-8")
+    PAGE.write_text(page(json.loads(RESULT.read_text(encoding="utf-8"))), encoding="utf-8")
     return 0
 
 

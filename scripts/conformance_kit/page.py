@@ -1,4 +1,4 @@
-"""The tables of docs/conformance.md, from the recorded scores and the known faults of engines; scripts/docs.py writes them."""
+"""The tables of conformance.md, from the recorded scores and the known faults of engines; scripts/docs.py writes them."""
 
 from __future__ import annotations
 

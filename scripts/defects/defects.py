@@ -6,7 +6,7 @@ alone, with `--against` the unquantised extension, and with nothing. With the re
 otherwise into an extension that was made by hand. What counts as found is a check that fails and does not fail on the same
 files without the defect, or a refusal. Readback comes first; losses are measured only where it finds nothing. With nothing
 at hand some rows are run in whole; of the others the files alone say that the verdict cannot be a pass. Honest extensions of
-others' making are verified likewise, and none may fail. scripts/docs.py writes the tables of docs/suites.md from the result.
+others' making are verified likewise, and none may fail. scripts/docs.py writes the tables of docs/judging.md from the result.
 
     scripts/defects/defects.py                      everything: some 25 minutes of a core; writes tests/verification/defects.json
     scripts/defects/defects.py --model demo         one model, keep the rest

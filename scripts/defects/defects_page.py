@@ -1,4 +1,4 @@
-"""What the committed table of planted defects says: which are found, which escape, and the tables of docs/suites.md.
+"""What the committed table of planted defects says: which are found, which escape, and the tables of docs/judging.md.
 
 Reads tests/verification/defects.json, which scripts/defects/defects.py measures, and nothing else.
 """
@@ -69,7 +69,7 @@ def escapes(result: Result, mode: str, model: str) -> list[str]:
 
 
 def tables() -> dict[str, str]:
-    """Return the tables of docs/suites.md by the name of their place."""
+    """Return the tables of docs/judging.md by the name of their place."""
     result = known()
     return {
         "defects-summary": summary(result), "defects-escapes": escaping(result), "defects": details(result),

@@ -3,7 +3,7 @@
 
 Nats a token within the trained length and in the last span of positions, printed as a table. Without FILE the demo
 checkpoint, plain and extended, with factors and gains in its keys, and with heads of which half rotates: some 20 minutes of one
-core, written to tests/verification/cache_types.json, of which scripts/docs.py makes the table of docs/suites.md. With FILE that
+core, written to tests/verification/cache_types.json, of which scripts/docs.py makes the table of docs/judging.md. With FILE that
 GGUF file; with it or another option nothing is written.
 
     scripts/floors/cache_types.py

@@ -1,4 +1,4 @@
-"""What docs/suites.md says of quantised caches, from the record of scripts/floors/cache_types.py."""
+"""What docs/judging.md says of quantised caches, from the record of scripts/floors/cache_types.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Simulate how often losses of retrieval are found, and write the table of docs/suites.md. A minute of one core, no model.
+"""Simulate how often losses of retrieval are found, and write the table of docs/judging.md. A minute of one core, no model.
 
 scripts/floors/retrieval_power.py            simulate, write the page
 scripts/floors/retrieval_power.py --check    exit with 1 where the page has another table
@@ -26,7 +26,7 @@ from ropetool.verification.shares import paired_bounds
 from ropetool.verification.statistics import wilson
 from ropetool.verification.suites import SUITES
 
-PAGE = ROOT / "docs" / "suites.md"
+PAGE = ROOT / "docs" / "judging.md"
 RUNS = 2000
 CHANCE, TRAINED, LONGEST = 1 / 8, 256, 1024
 HARD = 0.5  # share of the trials that are as hard for one twin as for the other; the rest are drawn anew

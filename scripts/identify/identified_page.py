@@ -1,4 +1,4 @@
-"""What docs/identify.md says of real servers that were started with options, from the record of scripts/identify/identified.py."""
+"""What docs/inspecting.md says of real servers that were started with options, from the record of scripts/identify/identified.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Plant engines' mistakes in small models that are served, ask `identify` for each, and ask it 300 times for honest ones.
 
-Writes tests/identify/planted.json, which docs/identify.md cites, in about 40 minutes of one core. The models are of random
+Writes tests/identify/planted.json, which docs/inspecting.md cites, in about 40 minutes of one core. The models are of random
 weights, in transformers' own classes, with the demo's tokenizer. A mistake is one of the keys in config.json, of q_proj's and
 k_proj's rows, or of a module's scale: none of it is ropetool's arithmetic.
 

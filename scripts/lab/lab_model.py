@@ -76,7 +76,7 @@ def largest_window(sizes: Sizes) -> int:
 
 
 def designs(sizes: Sizes) -> dict[str, Design]:
-    """Return the designs by name, the most telling first. Sources: docs/laboratory.md."""
+    """Return the designs by name, the most telling first. Sources: docs/measurements.md."""
     hwfa = Design(window=largest_window(sizes), full=sizes.layers - 1, rotates=False, logn="full")
     return {
         "plain": Design(),

@@ -1,4 +1,4 @@
-"""What docs/laboratory.md says, from the record of scripts/lab/train: measured beside published."""
+"""What docs/measurements.md says, from the record of scripts/lab/train: measured beside published."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ropetool.verification.statistics import clustered
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests" / "lab" / "record.json"
-PAGE = ROOT / "docs" / "laboratory.md"
+PAGE = ROOT / "docs" / "measurements.md"
 MARKS = "<!-- measured -->", "<!-- /measured -->"
 Record = dict[str, dict[str, Any]]
 Methods = Mapping[str, Sequence[str]]

@@ -1,4 +1,4 @@
-"""What docs/real-models.md says, from the record of scripts/real_models/measure."""
+"""What docs/measurements.md says, from the record of scripts/real_models/measure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 RESULT = ROOT / "tests" / "verification" / "real_models.json"
-PAGE = ROOT / "docs" / "real-models.md"
+PAGE = ROOT / "docs" / "measurements.md"
 MARKS = "<!-- measured -->", "<!-- /measured -->"
 # Of what verify and compare print: long, and not shown.
 DROPPED = ("texts", "documents", "bands", "long_pass", "certificate", "protocols", "kinds")

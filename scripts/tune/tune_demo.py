@@ -2,7 +2,7 @@
 """Run whole searches of `tune` on the demo checkpoint, and write what they found to tests/choosing/tune_demo.json.
 
 A search is a target, a space and a number of generations, by one seed: no clock decides anything, so that it is the same again. Of
-it are kept the judgement and what the command prints, from which scripts/docs.py makes the table and the example of docs/tune.md. A
+it are kept the judgement and what the command prints, from which scripts/docs.py makes the table and the example of docs/choosing.md. A
 row that is there is not run again; one that was interrupted goes on. Some three minutes of one core for 12 points.
 
     scripts/tune/tune_demo.py                          run what is missing

@@ -1,4 +1,4 @@
-"""What docs/tune.md shows of searches on the demo checkpoint, from the record of scripts/tune/tune_demo.py."""
+"""What docs/choosing.md shows of searches on the demo checkpoint, from the record of scripts/tune/tune_demo.py."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 """Measure yardsticks beside extensions of the demo checkpoint, and write tests/verification/yardsticks_demo.json.
 
 Two commands of `verify`, each in the record with the sections that it prints of yardsticks and with their figures, from which
-scripts/docs.py makes docs/yardsticks.md; its sentences are held to them by a test. Due when losses of torch's runner or the
+scripts/docs.py makes docs/measurements.md; its sentences are held to them by a test. Due when losses of torch's runner or the
 blocks of yardsticks change; some six minutes of one core.
 
     scripts/yardsticks/yardsticks_demo.py                  both

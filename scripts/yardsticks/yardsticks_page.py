@@ -1,4 +1,4 @@
-"""What docs/yardsticks.md shows of yardsticks on the demo checkpoint, from the record of scripts/yardsticks/yardsticks_demo.py."""
+"""What docs/measurements.md shows of yardsticks on the demo checkpoint, from the record of scripts/yardsticks/yardsticks_demo.py."""
 
 from __future__ import annotations
 

@@ -132,13 +132,6 @@ def test_the_page_shows_the_grid() -> None:
     assert grid.page(other) != grid.page(KNOWN)
 
 
-def test_the_page_names_every_wrong_way() -> None:
-    from test_bake_sabotage import WRONG
-
-    text = grid.PAGE.read_text(encoding="utf-8")
-    assert [name for name, (model, _, _) in WRONG.items() if f"| {name} | {model} |" not in text] == []
-
-
 def test_the_page_names_every_bake() -> None:
     from ropetool.plans.bakes import BAKES
 

@@ -1,4 +1,4 @@
-"""The record of whole searches on the demo checkpoint: that docs/tune.md says what it has, and that it is of this code."""
+"""The record of whole searches on the demo checkpoint: that docs/choosing.md says what it has, and that it is of this code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ropetool.verification.statistics import chance_of_less, chance_of_more, rej
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 RECORD = json.loads((Path(__file__).parent / "tune_demo.json").read_text(encoding="utf-8"))
-PAGE = (Path(__file__).parents[2] / "docs" / "tune.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text(encoding="utf-8")
 
 
 def lines() -> dict[str, list[str]]:

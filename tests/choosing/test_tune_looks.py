@@ -89,7 +89,7 @@ def test_a_second_space_is_judged_with_less_room_for_chance(source: Path) -> Non
 
 
 def test_the_verdicts_on_the_demo_stay_where_all_of_them_are_counted() -> None:
-    """As docs/tune.md says of its table."""
+    """As docs/choosing.md says of its table."""
     page = script("tune/tune_demo_page.py")
     entries = [page.known()[page.named(*row[:2])] for row in page.ROWS]
     judgements = [entry["judgement"] for entry in entries if entry["judgement"]]

@@ -268,7 +268,7 @@ def test_published_figures(name: str, parameters: float, active: float, cache: i
 def test_the_page_shows_what_is_printed(tmp_path: Path) -> None:
     config = (Path(str(REAL)) / "configs" / "deepseek-ai__DeepSeek-V3.json").read_text()
     (tmp_path / "config.json").write_text(config)
-    shown = Path(__file__).parents[2].joinpath("docs/scale.md").read_text(encoding="utf-8")
+    shown = Path(__file__).parents[2].joinpath("docs/measurements.md").read_text(encoding="utf-8")
     assert f"```text{cost_text(costs_at(tmp_path, 163840))}```" in shown
 
 

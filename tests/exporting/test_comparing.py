@@ -54,7 +54,7 @@ def found_in(made: Exported, name: str) -> Check:
     return check
 
 
-# By type: a bound of the demo's own, from what was measured (docs/suites.md).
+# By type: a bound of the demo's own, from what was measured (docs/judging.md).
 MEASURED = {"f32": 1e-8, "bf16": 2e-5, "f16": 3e-7, "q8_0": 6e-4, "q4_0": 0.06, "q4_k_m": 0.016, "q6_k": 0.003}
 
 

@@ -38,7 +38,7 @@ def test_the_mistakes_are_named() -> None:
 
 
 def test_the_page_says_what_the_record_says() -> None:
-    page = " ".join((Path(__file__).parents[2] / "docs" / "identify.md").read_text(encoding="utf-8").split())
+    page = " ".join((Path(__file__).parents[2] / "docs" / "inspecting.md").read_text(encoding="utf-8").split())
     differing = [run for run in PLANTED if run[5] and run[6] != "same table"]
     named = sum(run[6] == "named" for run in differing)
     assert f"{named} of {len(differing)} mistakes were named" in page

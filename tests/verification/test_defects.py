@@ -1,4 +1,4 @@
-"""The committed table of planted defects: complete, as docs/suites.md shows it, what it must say, and some of it again.
+"""The committed table of planted defects: complete, as docs/judging.md shows it, what it must say, and some of it again.
 
 scripts/defects/defects.py makes it. While the code is that which it was made with, a sample of its rows is computed here, which
 another state of the code draws anew; otherwise all rows that need no model are, and more of those that need one. A check

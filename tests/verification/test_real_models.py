@@ -1,4 +1,4 @@
-"""docs/real-models.md says what scripts/real_models/measure recorded, of the commands as they are now. Only the right file is read."""
+"""docs/measurements.md says what scripts/real_models/measure recorded, of the commands as they are now. Only the right file is read."""
 
 from __future__ import annotations
 

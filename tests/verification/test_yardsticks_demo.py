@@ -1,4 +1,4 @@
-"""docs/yardsticks.md shows the output and the figures that scripts/yardsticks/yardsticks_demo.py recorded."""
+"""docs/measurements.md shows the output and the figures that scripts/yardsticks/yardsticks_demo.py recorded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from loading import script
 
 RECORD = json.loads((Path(__file__).parent / "yardsticks_demo.json").read_text(encoding="utf-8"))
-PAGE = " ".join((Path(__file__).parents[2] / "docs" / "yardsticks.md").read_text(encoding="utf-8").split())
+PAGE = " ".join((Path(__file__).parents[2] / "docs" / "measurements.md").read_text(encoding="utf-8").split())
 MINUS = "\N{MINUS SIGN}"
 CHOOSING = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text(encoding="utf-8")
 
