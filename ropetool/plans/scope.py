@@ -15,8 +15,8 @@ MEASURED_FROM, DOUBTFUL, REFUSED = 4.0, 8.0, 32.0  # times the trained length
 FORCE = "--force-factor"
 # Methods that a fine-tune is made for, or that leave every table as it is.
 OUT_OF_SCOPE = frozenset({"abf", "longrope", "length"})
-# The cost that we measured, by method: from which multiple on it is given, and what it is. docs/measurements.md and
-# docs/measurements.md have the figures with their intervals.
+# The cost that we measured, by method: from which multiple on it is given, and what it is. docs/measurements.md has the
+# figures with their intervals.
 SMOL = "SmolLM2 135M at 4 times has"
 MEASURED = {
     "yarn": (

@@ -28,7 +28,7 @@ from bench import ROPETOOL, TOOLS, machine, make_gguf
 
 PAGE = ROOT / "docs" / "measurements.md"
 PLOT = PAGE.with_name("benchmarks-in-place.svg")
-MARKS = "<!-- in place -->", "<!-- /in place -->"
+MARKS = "<!-- in-place -->", "<!-- /in-place -->"
 GIB = 1 << 30
 REAL, SPARSE = (GIB // 10, GIB, 4 * GIB), 16 * GIB
 # Its own process: what a process has written counts that of the children it has waited for.

@@ -14,7 +14,7 @@ from ropetool.verification.statistics import clustered
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests" / "lab" / "record.json"
 PAGE = ROOT / "docs" / "measurements.md"
-MARKS = "<!-- measured -->", "<!-- /measured -->"
+MARKS = "<!-- lab -->", "<!-- /lab -->"
 Record = dict[str, dict[str, Any]]
 Methods = Mapping[str, Sequence[str]]
 """The methods of each design."""

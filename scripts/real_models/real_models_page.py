@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))
 
 RESULT = ROOT / "tests" / "verification" / "real_models.json"
 PAGE = ROOT / "docs" / "measurements.md"
-MARKS = "<!-- measured -->", "<!-- /measured -->"
+MARKS = "<!-- real-models -->", "<!-- /real-models -->"
 # Of what verify and compare print: long, and not shown.
 DROPPED = ("texts", "documents", "bands", "long_pass", "certificate", "protocols", "kinds")
 MEASURES = ("verify-", "compare-")
@@ -90,7 +90,7 @@ def _words(step: Any) -> str:
 
 def _of_model(title: str, steps: Sequence[Any]) -> Iterator[str]:
     record = known()
-    yield f"## {title}\n"
+    yield f"### {title}\n"
     yield from ("```console", *(f"$ {step.command_line}" for step in steps if step.key in record), "```", "")
     yield "| step | seconds | result |\n| --- | --- | --- |"
     for step in steps:
