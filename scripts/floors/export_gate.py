@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure the gate of an export on tiny checkpoints: right files, and files with planted errors, a row a family.
 
-It prints the table of docs/export.md. Each figure is the worst of all cells and seeds: the largest KL of right files as
+docs/export.md summarises the result. Each figure is the worst of all cells and seeds: the largest KL of right files as
 a part of its limit, the smallest KL of planted errors. One seed takes ten minutes of an idle core.
 
     scripts/floors/export_gate.py --seeds 7,8,9 [FAMILY...]

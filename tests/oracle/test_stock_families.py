@@ -1,7 +1,7 @@
 """Every family that is exported against the stock converter: the same tensors, byte for byte, and the same keys.
 
-What differs stands in STATED, OURS, THEIRS and CUT with its reason, which docs/export.md repeats. Vocabularies are compared in
-test_stock_converter.py, so the converter writes none here. ROPETOOL_LLAMA_CPP names a folder of llama.cpp's sources.
+STATED, OURS, THEIRS and CUT list the differences with their reasons; docs/export.md summarises them. Vocabularies are compared
+in test_stock_converter.py, so the converter writes none here. ROPETOOL_LLAMA_CPP names a folder of llama.cpp's sources.
 """
 
 from __future__ import annotations
