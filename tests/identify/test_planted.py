@@ -41,9 +41,9 @@ def test_the_page_says_what_the_record_says() -> None:
     page = " ".join((Path(__file__).parents[2] / "docs" / "inspecting.md").read_text(encoding="utf-8").split())
     differing = [run for run in PLANTED if run[5] and run[6] != "same table"]
     named = sum(run[6] == "named" for run in differing)
-    assert f"{named} of {len(differing)} mistakes were named" in page
-    assert f"{sum(run[6] == 'named' for run in HONEST)} of {len(HONEST)} honest servers" in page
-    assert f"{sum(not run[5] for run in PLANTED)} tables that are none of the list" in page
+    assert f"named {named} of {len(differing)} mistakes" in page
+    assert f"{sum(run[6] == 'named' for run in HONEST)} of {len(HONEST)} correct servers" in page
+    assert f"{sum(not run[5] for run in PLANTED)} tables outside the list" in page
 
 
 @pytest.mark.parametrize(
