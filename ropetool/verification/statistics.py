@@ -31,9 +31,12 @@ def clustered(values: Array, documents: Sequence[int]) -> Estimate:
     independent, and Satterthwaite's degrees of freedom say how much the sum of so few shares varies. Documents of equal
     size give the usual error of their means, with one degree less than there are documents.
 
+    With n_d tokens and the sum of residuals r_d of document d, N tokens in all, p_d = n_d / N and b_d = p_d^2 / (1 - p_d):
+    error^2 = sum(r_d^2 / (1 - p_d)) / N^2, and degrees = 1 / (sum(p_d^2) + sum(b_d)^2 - sum(b_d^2)).
+
     Shapes: values (segments, tokens) or (segments,); documents (segments,), the document of each.
     Source: Bell and McCaffrey, Survey Methodology 28 (2002) 169; Pustejovsky and Tipton, J. Bus. Econ. Stat. 36 (2018) 672,
-    with the identity as working model. docs/judging.md has both formulas.
+    with the identity as working model.
     """
     rows = np.asarray(values, dtype=np.float64).reshape(len(documents), -1)
     mean = float(rows.mean())
