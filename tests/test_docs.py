@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
+import inspect
 import json
 import re
 import shlex
@@ -16,17 +18,22 @@ import click
 import pytest
 import test_imports
 from choosing.tuned_sample import sample
+from documenting import documented
 from loading import script
 
 import ropetool
 from ropetool import families
+from ropetool.choosing.options import CandidateOptions
 from ropetool.cli import COMMANDS, group
+from ropetool.lab.tuning.options import TuneOptions
 from ropetool.lab.tuning.report import tune_json
 from ropetool.plans.advice import advise, with_bounds
+from ropetool.plans.bakes import BakeOptions
 from ropetool.report.advised import advice_json
 from ropetool.report.inspected import inspection_json
 from ropetool.report.verdict import verify_json
 from ropetool.runtimes import inspection
+from ropetool.verification.options import VerifyOptions
 from ropetool.verification.verdict.checking import check
 
 ROOT = Path(ropetool.__file__).parents[1]
@@ -261,6 +268,24 @@ def test_the_front_page_is_short() -> None:
     assert [line for line in lines if len(line) > 120] == []
 
 
+def test_every_function_is_documented_with_its_parameters() -> None:
+    rows = re.findall(r"^\| `(\w+)\((.*?)\)` \|", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    stated = {name: [word for word in words.split(", ") if word not in ("*", "...")] for name, words in rows}
+    fields = {"bake": [field.name for field in dataclasses.fields(BakeOptions)]}
+    for name in set(ropetool.__all__) - {"__version__"}:
+        known = inspect.signature(getattr(ropetool, name)).parameters
+        assert stated.pop(name) == [each for each in known if each != "options"] + fields.get(name, []), name
+    assert stated == {}
+
+
+@pytest.mark.parametrize("options", [VerifyOptions, CandidateOptions, TuneOptions])
+def test_every_option_of_a_measurement_is_documented(options: type[Any]) -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    row = re.search(rf"^\| `\w+` \| `{options.__module__}\.{options.__name__}` \| (.*) \|$", text, re.MULTILINE)
+    assert row is not None
+    assert re.findall(r"`(\w+)`", row[1]) == [field.name for field in dataclasses.fields(options)]
+
+
 def test_the_python_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(DEMO, tmp_path / "model")
     monkeypatch.chdir(tmp_path)
@@ -284,14 +309,6 @@ def key_tree(value: Any) -> Any:
     if isinstance(value, list) and value:
         return key_tree(value[0])
     return None
-
-
-def documented(name: str) -> Any:
-    """Return the JSON example that stands under a heading of docs/api.md."""
-    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    section = text.partition(f"\n### {name}\n")[2].partition("\n### ")[0]
-    (block,) = blocks(section, "json")
-    return json.loads(block)
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from diff_making import Tensors, diff, edited, multiplied, relations, unchanged, weights_of, written
+from documenting import documented
 from making import run, write_config
 from safetensors.torch import load_file, save_file
 
@@ -25,7 +26,6 @@ from ropetool.comparison import reading
 from ropetool.report.differing import folded
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
-API = Path(ropetool.__file__).parents[1] / "docs" / "api.md"
 YARN_FACTOR = 0.1 * np.log(8) + 1  # the attention factor of the demo's extension
 
 
@@ -407,11 +407,10 @@ def key_tree(value: Any) -> Any:
 
 
 def test_the_json_is_documented(extended: Path) -> None:
-    section = API.read_text().partition("\n### diff --json\n")[2].partition("\n### ")[0]
-    documented = json.loads(re.search(r"```json\n(.*?)```", section, re.DOTALL)[1])  # type: ignore[index]
+    example = documented("diff --json")
     scaling = {**json.loads((extended / "config.json").read_text())["rope_scaling"], "attention_factor": 1.0}
     edited(extended, "B", multiplied(YARN_FACTOR**2, "k_proj"), rope_scaling=scaling)
     found = diff(extended, "B", 3)
-    counts = documented["tensors"].pop("counts"), found["tensors"].pop("counts")
+    counts = example["tensors"].pop("counts"), found["tensors"].pop("counts")
     assert counts[0] == counts[1]
-    assert key_tree(documented) == key_tree(found)
+    assert key_tree(example) == key_tree(found)
