@@ -30,6 +30,7 @@ __all__ = [
     "diff",
     "examine",
     "export",
+    "extend",
     "import_gguf",
     "inspect",
     "patch",
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from ropetool.plans.advice import advise
     from ropetool.plans.applying import apply
     from ropetool.plans.bakes import make_bake as bake
+    from ropetool.plans.extending import extend
     from ropetool.plans.in_place import apply_in_place
     from ropetool.plans.restoring import restore
     from ropetool.plans.search import make_plan as plan
@@ -62,6 +64,7 @@ _HOMES = {
     "inspect": ("ropetool.runtimes.inspection", "inspect"),
     "advise": ("ropetool.plans.advice", "advise"),
     "plan": ("ropetool.plans.search", "make_plan"),
+    "extend": ("ropetool.plans.extending", "extend"),
     "bake": ("ropetool.plans.bakes", "make_bake"),
     "apply": ("ropetool.plans.applying", "apply"),
     "apply_in_place": ("ropetool.plans.in_place", "apply_in_place"),

@@ -1,14 +1,19 @@
-"""Text of others in lines of ours: names and values as one visible line, and words of a command line for a shell.
+"""Text as people see it: names and values as one visible line, words of a command line for a shell, results in print().
 
-Knows characters only. What a file, a server or a user says is data; a name may hold line ends, colours and quotes.
+Knows characters only. Text from a file, a server or a user is data. A name may contain line ends, colours and quotes.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shlex
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
+
+from ropetool.errors import InvalidRope, MissingDependency
 
 # C0 and C1; marks and overrides of the writing direction; line and paragraph separators; bytes that were no UTF-8.
 _CONTROL = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
@@ -117,3 +122,58 @@ def read_whole(text: str) -> int:
     if not _WHOLE.fullmatch(text):
         raise ValueError(f"{text!r} is not a whole number")
     return int(text)
+
+
+_LENGTH = re.compile(r"([+-]?[0-9]{1,15}(?:\.[0-9]{1,15})?)([kKmM]?)")
+_UNITS = {"": 1, "k": 1024, "m": 1024**2}
+
+
+def read_length(length: int | str, where: str = "") -> int:
+    """Return a number of tokens; a text may be 32768, 32k or 1M. Raises: InvalidRope for another text."""
+    from fractions import Fraction
+
+    if not isinstance(length, str):
+        return length
+    parts = _LENGTH.fullmatch(length.strip(" "))
+    tokens = Fraction(parts[1]) * _UNITS[parts[2].lower()] if parts else None
+    if tokens is None or tokens.denominator != 1:
+        raise InvalidRope(
+            f"{length!r} is not a length in tokens; write 32768, 32k or 1M, where k is 1024 and M 1024 x 1024",
+            where=where,
+        )
+    return int(tokens)
+
+
+class Shown:
+    """A result that prints as a sentence, and in a notebook as its command prints it."""
+
+    def __str__(self) -> str:
+        return str(_report().sentence(self))
+
+    def _repr_html_(self) -> str:
+        import html
+
+        return f"<pre>{html.escape(_report().text(self))}</pre>"
+
+
+class Tabular(Shown):
+    """A result whose figures form a table."""
+
+    def rows(self) -> Iterable[Mapping[str, Any]]:
+        """Return the rows of the table; the keys are its columns."""
+        raise NotImplementedError
+
+    def to_pandas(self) -> Any:
+        """Return the rows as a pandas DataFrame. Raises: MissingDependency without pandas."""
+        try:
+            import pandas
+        except ImportError:
+            raise MissingDependency(
+                "pandas is not installed", where="to_pandas", try_='pip install "ropetool[pandas]"'
+            ) from None
+        return pandas.DataFrame(list(self.rows()))
+
+
+def _report() -> Any:
+    """Return what words the results. It is loaded when something is printed: results import nothing of reports."""
+    return importlib.import_module("ropetool.report.printed")

@@ -55,7 +55,7 @@ INSIDE_FUNCTIONS = {
     "gguf_export": {"torch", "tokenizers"},
     "gguf_model": {"gguf"},
     "comparison": {"gguf"},
-    "choosing": {"pandas"},
+    "escaping": {"pandas"},
     "probing": {"torch", "transformers"},
     "cli": {"numpy", "rich"},
     "lab": {"torch"},

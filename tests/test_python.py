@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import html
+import importlib
+import inspect
+import math
+import shutil
+import sys
+import types
 from pathlib import Path
 
 import pytest
+from making import run
 
 import ropetool
+from ropetool.choosing.options import CandidateOptions
+from ropetool.errors import ConfigError, InvalidRope, MissingDependency
+from ropetool.escaping import Shown, Tabular
 from ropetool.lab.tuning import tuning
 from ropetool.lab.tuning.options import TuneOptions
+from ropetool.plans.applying import Applied
+from ropetool.report import printed
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 
@@ -35,3 +48,70 @@ def test_one_runtime_needs_no_list() -> None:
 def test_one_runtime_needs_no_list_in_a_search() -> None:
     tasks = [tuning._Task.of(DEMO, 512, TuneOptions(for_runtimes=each)) for each in ("vllm", ["vllm"])]
     assert tasks[0].planner.default.runtimes == tasks[1].planner.default.runtimes
+
+
+def test_lengths_are_numbers_or_texts() -> None:
+    plans = [ropetool.plan(DEMO, "yarn", target_length=length) for length in (2048, "2048", "2k")]
+    assert {plan.max_position_embeddings for plan in plans} == {2048}
+    assert ropetool.advise(DEMO, "2k").target_length == 2048
+    assert CandidateOptions(target_lengths=["2k", 4096]).target_lengths == (2048, 4096)
+    with pytest.raises(InvalidRope, match="2q") as refusal:
+        ropetool.plan(DEMO, "yarn", target_length="2q")
+    assert refusal.value.where == "target_length"
+
+
+def test_extend_writes_what_the_command_writes(tmp_path: Path) -> None:
+    written = ropetool.extend(DEMO, tmp_path / "by-function", target_length="2k")
+    assert run("extend", str(DEMO), "--target-length", "2k", "-o", str(tmp_path / "by-command")).code == 0
+    assert ropetool.diff(tmp_path / "by-function", tmp_path / "by-command").same
+    assert written.notes[: len(plan_notes := ropetool.plan(DEMO, "yarn", target_length=2048).notes)] == plan_notes
+    copy = shutil.copytree(DEMO, tmp_path / "model")
+    assert ropetool.extend(copy, method="ntk", factor=2).output == tmp_path / "model-ntk-2x"
+    with pytest.raises(ConfigError, match="params"):
+        ropetool.extend(copy, factor=2, params={"beta_fast": 16})
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory: pytest.TempPathFactory) -> Applied:
+    return ropetool.extend(DEMO, tmp_path_factory.mktemp("results") / "longer", method="yarn", factor=8)
+
+
+def test_results_print_as_a_sentence_and_show_as_their_command(extended: Applied) -> None:
+    results = {
+        "llama, default, 256 tokens": ropetool.inspect(DEMO),
+        "--method yarn --target-length 2048": ropetool.advise(DEMO, 2048),
+        "yarn x8, 256 -> 2,048 tokens, for transformers, 3 edits": ropetool.plan(DEMO, "yarn", factor=8),
+        "longer: edited config.json": extended,
+        "context 2048 instead of 256": ropetool.diff(DEMO, extended.output),
+        "1 checkpoint: nothing found": ropetool.examine([DEMO]),
+    }
+    for part, result in results.items():
+        assert part in str(result)
+        assert len(str(result)) < 600
+        assert part.rpartition(" ")[2] in html.unescape(result._repr_html_())
+        assert result._repr_html_().startswith("<pre>")
+
+
+def test_every_result_has_a_sentence() -> None:
+    classes = {each.__name__ for each in [*Shown.__subclasses__(), *Tabular.__subclasses__()]} - {"Tabular"}
+    assert classes <= printed.SENTENCES.keys()
+    assert printed.TEXTS.keys() <= printed.SENTENCES.keys()
+    for module, name, options in printed.TEXTS.values():
+        function = getattr(importlib.import_module(f"ropetool.report.{module}"), name)
+        assert options.keys() <= inspect.signature(function).parameters.keys()
+
+
+def test_rows_of_a_table_are_those_of_the_data_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = list(ropetool.inspect(DEMO).rows())
+    assert len(rows) == 32
+    assert rows[0] == {
+        "layer_type": "full_attention",
+        "pair": 0,
+        "inv_freq": 1.0,
+        "wavelength": pytest.approx(2 * math.pi),
+    }
+    monkeypatch.setitem(sys.modules, "pandas", types.SimpleNamespace(DataFrame=lambda rows: rows))
+    assert ropetool.inspect(DEMO).to_pandas() == rows
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingDependency, match="pandas"):
+        ropetool.inspect(DEMO).to_pandas()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ropetool.escaping import read_length
 from ropetool.verification.options import MeasureArguments, VerifyOptions
 
 
@@ -15,7 +16,7 @@ class CompareArguments(MeasureArguments, total=False):
 
     methods: Sequence[str]
     factors: Sequence[float]
-    target_lengths: Sequence[int]
+    target_lengths: Sequence[int | str]
     plans: Sequence[str | Path]
     reading: str | None
     original_length: int | None
@@ -29,7 +30,7 @@ class CandidateOptions:
 
     methods: names of methods; each is planned at each factor and at each target length.
     factors: multiples of the trained length, above 1.
-    target_lengths: context lengths in tokens, beyond the trained length.
+    target_lengths: context lengths in tokens beyond the trained length, as numbers or as texts like "32k".
     plans: files with saved plans; each is one more candidate.
     reading: `original` or `current`, the interpretation of a source that already has a scaling; None for other sources.
     original_length: trained length in tokens. None uses the length in the file.
@@ -45,6 +46,10 @@ class CandidateOptions:
     original_length: int | None = None
     for_runtimes: Sequence[str] = ()
     baseline_beyond: bool = False
+
+    def __post_init__(self) -> None:
+        lengths = tuple(read_length(length, "target_lengths") for length in self.target_lengths)
+        object.__setattr__(self, "target_lengths", lengths)
 
 
 def split_arguments(arguments: CompareArguments) -> tuple[CandidateOptions, VerifyOptions]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropetool.choosing.ranking import Ranking
-from ropetool.errors import MissingDependency
+from ropetool.escaping import Tabular
 from ropetool.plans.plan import Plan
 from ropetool.verification.results import Estimate, LengthResult, VerifyResult, plain
 
@@ -62,7 +62,7 @@ class CandidateResult:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Tabular):
     """Candidates measured in one loaded model on the same tokens.
 
     lengths: all that were measured. A candidate is scored at those up to its own context; where lengths were asked for, at all of
@@ -125,18 +125,6 @@ class Comparison:
         table.writeheader()
         table.writerows(self.rows())
         return text.getvalue()
-
-    def to_pandas(self) -> Any:
-        """Return the rows as a DataFrame. Raises: MissingDependency without pandas."""
-        try:
-            import pandas
-        except ImportError:
-            raise MissingDependency(
-                "a data frame needs pandas, which is not installed",
-                where="to_pandas",
-                try_='pip install "ropetool[pandas]"',
-            ) from None
-        return pandas.DataFrame(list(self.rows()), columns=list(COLUMNS))
 
 
 COLUMNS = (

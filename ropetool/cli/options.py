@@ -18,15 +18,13 @@ import click
 from click.shell_completion import CompletionItem
 from click.types import FloatParamType, IntParamType
 
-from ropetool.errors import ConfigError, OutputError
-from ropetool.escaping import command, read_number, read_whole
+from ropetool.errors import ConfigError, InvalidRope, OutputError
+from ropetool.escaping import command, read_length, read_number, read_whole
 
 ALL = "--help-all"
 ALL_SHOWN = "ropetool.help_all"  # in the context: every option is shown
 LONGEST = 2**31  # tokens
 LIST_FILE_BYTES = 4 << 20
-UNITS = {"": 1, "k": 1024, "m": 1024**2}
-_LENGTH = re.compile(r"([+-]?[0-9]{1,15}(?:\.[0-9]{1,15})?)([kKmM]?)")
 _PACKAGE = Path(__file__).parents[1]
 _NO_SOURCE = Path(os.devnull)  # nothing is rewritten
 if TYPE_CHECKING:
@@ -35,19 +33,6 @@ if TYPE_CHECKING:
     _Type = click.ParamType[Any]
 else:
     _Type = click.ParamType  # no generic class before click 8.4
-
-
-def tokens(text: str) -> int:
-    """Return the length that a text like 32768, 32k or 1M states. Raises: ValueError."""
-    from fractions import Fraction
-
-    found = _LENGTH.fullmatch(text.strip(" "))
-    length = Fraction(found[1]) * UNITS[found[2].lower()] if found else None
-    if length is None or length.denominator != 1:
-        raise ValueError(
-            f"{text!r} is not a length in tokens; write 32768, 32k or 1M, where k is 1024 and M 1024 x 1024"
-        )
-    return int(length)
 
 
 class _WithAliases(click.Option):
@@ -117,9 +102,9 @@ class Length(_Type):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number of tokens."""
         try:
-            length = value if isinstance(value, int) else tokens(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+            length = read_length(value)
+        except InvalidRope as error:
+            self.fail(error.message, param, ctx)
         if self.lowest is not None and not self.lowest <= length <= LONGEST:
             self.fail(f"{value} is not in the range {self.lowest} to {LONGEST} tokens", param, ctx)
         return length
@@ -133,8 +118,8 @@ class Lengths(_Type):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
         """Return the numbers of tokens."""
         try:
-            return value if isinstance(value, list) else [tokens(part) for part in value.split(",")]
-        except ValueError:
+            return value if isinstance(value, list) else [read_length(part) for part in value.split(",")]
+        except InvalidRope:
             self.fail(f"{value!r} is not a list of lengths; write 256,512,1024 or 4k,8k,16k", param, ctx)
 
 

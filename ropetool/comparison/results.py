@@ -21,6 +21,7 @@ from ropetool.comparison.relations import (
     Relation,
     Scale,
 )
+from ropetool.escaping import Shown
 
 SCHEMA = 1
 ONLY_IN_A, ONLY_IN_B, SKIPPED = "only in A", "only in B", "not computed with"
@@ -93,7 +94,7 @@ class NetScore:
 
 
 @dataclass(frozen=True)
-class Diff:
+class Diff(Shown):
     """Two checkpoints compared; `differences` say in a few words each what they do not have in common in meaning."""
 
     a: Side

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ropetool import runtimes
 from ropetool.doctor.cases import Case
@@ -11,6 +12,7 @@ from ropetool.doctor.findings import ERROR, SEVERITIES, WARNING, Finding, Rule
 from ropetool.doctor.opening import UNREADABLE, Place, opened, places
 from ropetool.doctor.rules import chosen
 from ropetool.errors import NotACheckpoint, RopetoolError
+from ropetool.escaping import Tabular
 
 FOUND_ERRORS, NOT_READ = 3, 1  # exit codes
 
@@ -31,7 +33,7 @@ class Examined:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Tabular):
     """What was found in all of them. rules: those that were asked. for_runtimes: those that the user has, as named."""
 
     examined: tuple[Examined, ...]
@@ -41,6 +43,12 @@ class Diagnosis:
     @property
     def findings(self) -> Iterator[Finding]:
         return (finding for one in self.examined for finding in one.findings)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield a row for each finding, with the name of its checkpoint."""
+        for one in self.examined:
+            for finding in one.findings:
+                yield {"checkpoint": one.name, **vars(finding)}
 
     def count(self, severity: str) -> int:
         """Return how many findings are as severe."""

@@ -19,6 +19,7 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import CorruptFile, LossyExport, RopetoolError, UnsupportedDtype
+from ropetool.escaping import Shown
 from ropetool.files import hub
 from ropetool.files.counting import nobody
 from ropetool.files.gguf import Value, ValueType
@@ -64,7 +65,7 @@ def _with_next_step() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Exported:
+class Exported(Shown):
     """What was written. output: the file, the first of several. encoding: how its rotary table is stated.
 
     nbytes: the size of all files. bakes: what its weights hold that the checkpoint's keys ask for. checks: how the file

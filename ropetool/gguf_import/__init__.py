@@ -18,7 +18,7 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import ConfigError, NotACheckpoint, RopetoolError
-from ropetool.escaping import command
+from ropetool.escaping import Shown, command
 from ropetool.files import hub
 from ropetool.files.counting import nobody
 from ropetool.files.dtypes import STORAGE
@@ -43,7 +43,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Imported:
+class Imported(Shown):
     """What was written. output: the directory. dtype: of its tensors, of `nbytes` bytes. encoding: how its rotation is stated.
 
     checks: how it compares with the file.

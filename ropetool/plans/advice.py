@@ -10,7 +10,7 @@ from pathlib import Path
 from ropetool import names, runtimes
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.errors import ConfigError, InvalidRope, RopetoolError
-from ropetool.escaping import command
+from ropetool.escaping import Shown, command, read_length
 from ropetool.plans.basis import CURRENT, Request
 from ropetool.plans.proposals import LENGTH, Proposal, extent_of, proposals, proposed
 from ropetool.plans.refusals import LONGEST
@@ -58,7 +58,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Advice:
+class Advice(Shown):
     """The advised way from a checkpoint to a context length.
 
     found: the inspected checkpoint.
@@ -108,17 +108,19 @@ class Advice:
 
 
 def advise(
-    source: str | Path | Inspection, target_length: int, for_runtimes: str | Sequence[str] = (),
+    source: str | Path | Inspection, target_length: int | str, for_runtimes: str | Sequence[str] = (),
     reading: str | None = None, force_factor: bool = False,
 ) -> Advice:  # fmt: skip
     """Return the best method for a longer context, and the reason. Makes plans, but does not write.
 
     source: a path, a hub id, or the result of `inspect`.
+    target_length: tokens, as a number or as a text like "32k".
     for_runtimes: the runtimes that must read the output; one name, or several.
     reading: `original` or `current`, to allow only one of the two ways from a scaled source.
     force_factor: also advise a method without training beyond 32 times the trained length.
     Raises: ConfigError if the checkpoint's rotation is unknown, UnknownRuntime for an unknown name.
     """
+    target_length = read_length(target_length, "target_length")
     found = source if isinstance(source, Inspection) else inspect(source)
     for_runtimes = listed(for_runtimes)
     for name in for_runtimes:

@@ -20,6 +20,7 @@ from ropetool.checkpoint.identity import Identity
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import LossyExport, PlanMismatch
+from ropetool.escaping import Shown
 from ropetool.files import hub, linking
 from ropetool.files.counting import counted, nobody
 from ropetool.files.gguf import Patch, write_patched
@@ -46,7 +47,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Applied:
+class Applied(Shown):
     """The result of a write.
 
     output: the path of the output.

@@ -13,6 +13,7 @@ from ropetool.checkpoint.edits import FileEdit
 from ropetool.checkpoint.identity import Identity
 from ropetool.checkpoint.opening import first_file
 from ropetool.errors import ConfigError, CorruptFile
+from ropetool.escaping import Shown
 from ropetool.files import hub
 from ropetool.files.gguf import model_name
 from ropetool.files.hf import read_object
@@ -42,7 +43,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Shown):
     """What will be written, and why: everything that `apply` needs and a reader wants to check.
 
     target: what every runtime asked for will compute; None in a plan of an earlier version, which has its tables and

@@ -16,7 +16,7 @@ from ropetool import names
 from ropetool.checkpoint import edit_log, listings, provenance
 from ropetool.checkpoint.edit_log import LoggedEdit
 from ropetool.errors import OutputError, PlanMismatch
-from ropetool.escaping import command
+from ropetool.escaping import Shown, command
 from ropetool.files.gguf import GgufHeader, Patch, Value, read_vector, shards, write_patched
 from ropetool.files.gguf.codec import shown
 from ropetool.files.gguf.header import read_unmapped
@@ -36,7 +36,7 @@ _CARD_NOTE = "{} is not compared, because verify writes into it; keep a copy if 
 
 
 @dataclass(frozen=True)
-class Restored:
+class Restored(Shown):
     """Edits that were undone.
 
     edited: how the file was changed. undone: the entries of the log, the last edit first. left: the number of entries
@@ -55,7 +55,7 @@ class Restored:
 
 
 @dataclass(frozen=True)
-class ToDelete:
+class ToDelete(Shown):
     """An output that is a copy: its files, which may go, for what they were made from is as it was."""
 
     output: Path

@@ -14,7 +14,7 @@ from ropetool.checkpoint.edits import FileEdit
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_source, opened_as
 from ropetool.errors import InvalidRope, LossyExport, RopetoolError, UnknownRuntime
-from ropetool.escaping import command, word
+from ropetool.escaping import command, read_length, word
 from ropetool.files.gguf import model_name
 from ropetool.files.hf import ABSENT
 from ropetool.plans import notes
@@ -41,7 +41,7 @@ def make_plan(
     method: str,
     *,
     factor: float | None = None,
-    target_length: int | None = None,
+    target_length: int | str | None = None,
     reading: str | None = None,
     params: Mapping[str, Any] | None = None,
     attention_factor: str | float = "auto",
@@ -55,6 +55,7 @@ def make_plan(
     """Return the plan that extends a checkpoint. Does not write.
 
     source: a path, a hub id, or an open checkpoint, whose files are not read again.
+    target_length: tokens, as a number or as a text like "32k".
     reading: `original` or `current`; required if the source already has a scaling.
     temperature_scope: `rotary` or `score`, the part of the score that the method's factor multiplies. Default: the
       whole score under MLA, else the rotary part.
@@ -63,13 +64,13 @@ def make_plan(
     Raises: UnknownFamily, AmbiguousRope, InvalidRope, LossyExport, CheckpointError; TooFar.
     """
     chosen = methods.get(method)
+    target_length = None if target_length is None else read_length(target_length, "target_length")
     Goal.make(1, factor, target_length, attention_factor)  # what is wrong at any length is said before readings are
     checkpoint, retyped, notes_as = opened_as(open_source(source), as_type)
-    wanted = tuple(dict.fromkeys(name for each in listed(for_runtimes) for name in runtime_names(each, checkpoint)))
+    named = dict.fromkeys(name for each in listed(for_runtimes) for name in runtime_names(each, checkpoint))
     if config_style is not None and isinstance(checkpoint, GgufCheckpoint):
         raise InvalidRope("GGUF files have no config style", where="--config-style")
-    form = format_of(checkpoint, config_style)
-    wanted = wanted or (form.checkpoint.runtime,)
+    form, wanted = format_of(checkpoint, config_style), tuple(named) or (checkpoint.runtime,)
     request = Request(chosen.name, factor, target_length, reading, original_length, as_type)
     decoded = _decoded_source(form, wanted, request, dict(params or {}), attention_factor)
     search = _search_for(request)(

@@ -22,7 +22,7 @@ def diagnosis_text(found: Diagnosis, width: int | None = None, repairs: Sequence
     if repairs:
         blocks.append(f"fixed\n{columns([_repaired(each) for each in repairs], width=width)}")
     mended = sum(each.output is not None for each in repairs)
-    return "\n".join([*blocks, _sum(found, f"; {mended} mended" if mended else "")])
+    return "\n".join([*blocks, counts_text(found, f"; {mended} mended" if mended else "")])
 
 
 def _repaired(each: Repair) -> tuple[str, str, str]:
@@ -47,7 +47,8 @@ def _fix(finding: Finding) -> str:
     return f"fix: `{finding.fix}`" if finding.is_command else f"fix: {finding.fix}"
 
 
-def _sum(found: Diagnosis, more: str) -> str:
+def counts_text(found: Diagnosis, more: str = "") -> str:
+    """Return the number of checkpoints and of findings by severity, in one line."""
     looked = [one for one in found.examined if not one.skipped]
     counts = [counted(found.count(severity), severity) for severity in SEVERITIES if found.count(severity)]
     quiet = sum(not one.findings for one in looked)

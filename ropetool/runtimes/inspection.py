@@ -14,7 +14,7 @@ from ropetool.checkpoint.hf import HfCheckpoint, known_family
 from ropetool.checkpoint.likeness import untyped
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint, opened_as
 from ropetool.errors import InvalidRope, RopetoolError, UnknownFamily
-from ropetool.escaping import command
+from ropetool.escaping import Tabular, command
 from ropetool.families import records
 from ropetool.families.family import Family, TrainedLength
 from ropetool.families.wrappers import ALIASES, ON_HUB, WRAPPERS
@@ -22,6 +22,7 @@ from ropetool.files import parts
 from ropetool.files.gguf import Value
 from ropetool.files.hf.jsontext import shown
 from ropetool.files.hub import HubId, hub_id, origin, peek_checkpoint, peek_gguf
+from ropetool.rope.arithmetic import wavelengths
 from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import hf_formulas, kv_cache
 from ropetool.runtimes.decoded import Readings
@@ -34,7 +35,7 @@ MAX_SHOWN_BYTES = 2**14  # a list with a number for each of 512 layers fits
 
 
 @dataclass(frozen=True)
-class Inspection:
+class Inspection(Tabular):
     """A checkpoint with its decoded settings.
 
     source: the path of the checkpoint.
@@ -64,6 +65,17 @@ class Inspection:
     as_type: str | None = None
     learned_positions: bool = False
     checkpoint: Checkpoint | None = field(default=None, repr=False, compare=False)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield a row for each layer type and rotary pair, of the table at the last regime.
+
+        Units: inv_freq in radians per token, wavelength in tokens.
+        """
+        for layer_type, entry in self.rope.entries.items() if self.rope is not None else ():
+            inv_freq = () if entry.table is None else entry.table.regimes[-1].inv_freq
+            for pair, value in enumerate(inv_freq):
+                wavelength = float(wavelengths(value))
+                yield {"layer_type": layer_type, "pair": pair, "inv_freq": float(value), "wavelength": wavelength}
 
     def cache_bytes(self, length: int) -> int:
         """Return the size of a KV cache of this many tokens, for one sequence."""

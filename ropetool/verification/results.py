@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from ropetool.escaping import Tabular
 
 if TYPE_CHECKING:
     from ropetool.verification.verdict.answers import Answers
@@ -184,7 +186,7 @@ def is_true(checks: Iterable[Check]) -> str:
 
 
 @dataclass(frozen=True)
-class VerifyResult:
+class VerifyResult(Tabular):
     """The result of a verification: its subject, its figures and its checks.
 
     target, baseline, against: names of the checkpoints. baseline is None if the target was compared with itself.
@@ -233,6 +235,19 @@ class VerifyResult:
     cache_type: str | None = None
     yardsticks: tuple[YardstickResult, ...] = ()
     answers: Answers | None = None
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield a row for each text of a default verification, or for each length of a suite; losses in nats per token."""
+        if self.answers is not None:
+            yield from map(dataclasses.asdict, self.answers.texts)
+            return
+        for entry in self.lengths:
+            baseline = None if entry.baseline is None else entry.baseline.mean
+            yield {
+                "length": entry.length, "loss": entry.target.mean, "baseline_loss": baseline, "ratio": entry.ratio,
+                "lower": entry.lower, "upper": entry.upper, "verdict": entry.verdict, "segments": entry.segments,
+                "documents": entry.documents,
+            }  # fmt: skip
 
     @property
     def verdict(self) -> str:

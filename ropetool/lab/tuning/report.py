@@ -36,7 +36,7 @@ def tune_text(found: TuneResult, source: str, plan: Path, width: int | None = No
         lines = [head, *_rows(found.judgement)]
         text += columns([_aligned(lines, line) for line in lines])
         text += columns(_bounds(found, found.judgement), width=width)
-    text += f"\n{_verdict(found)}\n" if width is None else "\n" + wrapped(_verdict(found), width, indent=0)
+    text += f"\n{found.verdict}\n" if width is None else "\n" + wrapped(found.verdict, width, indent=0)
     return text + columns([(command("ropetool", "apply", source, plan),)])
 
 
@@ -103,16 +103,6 @@ def _bounds(found: TuneResult, judgement: Judgement) -> list[tuple[str, str]]:
     return lines
 
 
-def _verdict(found: TuneResult) -> str:
-    judgement = found.judgement
-    if judgement is None:
-        return "no gain: nothing in the search came before the default, which is recommended"
-    if found.is_better:
-        parts = ", ".join(part.name for part in judgement.parts if part.better)
-        return f"better than the default on unseen {parts}; recommended"
-    return f"no gain: {judgement.reason}; the default is recommended"
-
-
 def tune_json(found: TuneResult, plan: Path) -> dict[str, Any]:
     """Return the result as `tune --json` prints it."""
     judgement = found.judgement
@@ -160,7 +150,7 @@ def _page(found: TuneResult, plan: Path, line: str) -> Page:
     facts = [*_searched(found), ("plan", str(plan)), ("command", line), ("runtime", found.runtime)]
     return Page(
         "tune", f"{found.source}, {found.target_length} tokens", "better" if found.is_better else "no gain",
-        GOOD if found.is_better else WARN, _verdict(found).partition(": ")[2] or _verdict(found),
+        GOOD if found.is_better else WARN, found.verdict.partition(": ")[2] or found.verdict,
         f"On {len(found.unseen)} documents that the search did not read, with the arithmetic of this run.", facts,
         [*([] if judgement is None else [_judged(judgement), _bounded(found, judgement)]), _search(found)],
         charts=_charts(found), notes=found.notes, documents=found.unseen, fingerprint=found.text_fingerprint,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ropetool.escaping import Shown
 from ropetool.lab.tuning.judging import GAIN, Judgement
 from ropetool.lab.tuning.searching import Step
 from ropetool.plans.plan import Plan
@@ -11,7 +12,7 @@ from ropetool.rope.tables import Array
 
 
 @dataclass(frozen=True, eq=False)
-class TuneResult:
+class TuneResult(Shown):
     """The search and its judgement.
 
     winner: the best point in words, empty where the search found nothing before the default. judgement: None then.
@@ -47,6 +48,16 @@ class TuneResult:
     def is_better(self) -> bool:
         """Whether the winner is surely better on text that the search never saw."""
         return self.judgement is not None and self.judgement.verdict == GAIN
+
+    @property
+    def verdict(self) -> str:
+        """The judgement in a sentence."""
+        if self.judgement is None:
+            return "no gain: nothing in the search came before the default, which is recommended"
+        if self.is_better:
+            parts = ", ".join(part.name for part in self.judgement.parts if part.better)
+            return f"better than the default on unseen {parts}; recommended"
+        return f"no gain: {self.judgement.reason}; the default is recommended"
 
     @property
     def plan(self) -> Plan:

@@ -23,7 +23,7 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_source
 from ropetool.choosing.source import SourceModel
 from ropetool.errors import ConfigError
-from ropetool.escaping import command
+from ropetool.escaping import command, read_length
 from ropetool.files import hub
 from ropetool.files.counting import nobody
 from ropetool.lab.tuning import spaces
@@ -59,7 +59,7 @@ SCHEDULE = hashlib.sha256(b"the generations of this search").digest()  # its key
 
 def tune(
     source: str | Path | Checkpoint,
-    target_length: int,
+    target_length: int | str,
     *,
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
@@ -67,7 +67,7 @@ def tune(
 ) -> TuneResult:
     """Search a space for the best point for one model and target length, and evaluate the point once on unseen text.
 
-    target_length: tokens, beyond the trained length.
+    target_length: tokens beyond the trained length, as a number or as a text like "32k".
     options: the fields of `TuneOptions`, by name.
     progress: called with a stage, and the finished and total tokens.
     say: receives sentences about the work ahead.
@@ -75,7 +75,8 @@ def tune(
     Raises: ConfigError for a target within the trained length, texts that are too short or too few, a budget too small;
     LossyExport if no file contains a point of the space for these runtimes; UnknownName, CheckpointError, and as `make_plan`.
     """
-    return tune_source(source, target_length, TuneOptions(**options), progress=progress, say=say)
+    length = read_length(target_length, "target_length")
+    return tune_source(source, length, TuneOptions(**options), progress=progress, say=say)
 
 
 def tune_source(

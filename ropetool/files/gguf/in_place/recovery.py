@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from ropetool.errors import OutputError, PlanMismatch
-from ropetool.escaping import command
+from ropetool.escaping import Shown, command
 from ropetool.files.gguf.in_place.disk import Disk, NotHere
 from ropetool.files.gguf.in_place.guard import held
 from ropetool.files.gguf.in_place.planning import COPY
@@ -41,7 +41,7 @@ _SAID = {
 
 
 @dataclass(frozen=True)
-class Recovered:
+class Recovered(Shown):
     """What became of a pending edit: `forward`, `back` or `nothing`; and how it was done, as its journal says."""
 
     path: Path

@@ -1,0 +1,89 @@
+"""What print() and notebooks show of each result: a sentence, and the text of its command."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+WIDTH = {"width": 100}  # columns in a notebook
+# By the name of a result: the module here, its function, and the arguments after the result.
+TEXTS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "Inspection": ("inspected", "inspection_text", {"target_length": None, **WIDTH}),
+    "Advice": ("advised", "advice_text", WIDTH),
+    "Plan": ("planned", "plan_text", {"output": "", **WIDTH}),
+    "Restored": ("restored", "restored_text", {}),
+    "ToDelete": ("restored", "restored_text", {}),
+    "VerifyResult": ("verified", "verify_text", WIDTH),
+    "Comparison": ("compared", "compare_text", WIDTH),
+    "Exported": ("exported", "exported_text", {}),
+    "Imported": ("exported", "imported_text", {}),
+    "Diff": ("differing", "diff_text", {}),
+    "Diagnosis": ("diagnosed", "diagnosis_text", WIDTH),
+}
+
+
+def text(result: Any) -> str:
+    """Return what the command prints. A result that does not suffice for that returns its sentence."""
+    module, name, options = TEXTS.get(type(result).__name__, ("printed", "sentence", {}))
+    return str(_function(module, name)(result, **options))
+
+
+def sentence(result: Any) -> str:
+    """Return the result in a line, or in one for each thing that it names."""
+    return SENTENCES[type(result).__name__](result)
+
+
+def _function(module: str, name: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(importlib.import_module(f"ropetool.report.{module}"), name)
+    return function
+
+
+def _inspection(result: Any) -> str:
+    head = f"{result.source}: {_function('inspected', 'named')(result)}"
+    if result.rope is None:
+        return head
+    types = ", ".join(dict.fromkeys(entry.rope_type for entry in result.rope.entries.values()))
+    return f"{head}, {types}, {result.rope.max_position_embeddings:,} tokens"
+
+
+def _advice(result: Any) -> str:
+    advised = result.reason if result.chosen is None else f"{result.command}\n  {result.why}"
+    return f"{result.found.source}: {advised}"
+
+
+def _plan(result: Any) -> str:
+    baked = f", {len(result.tensors)} tensors baked" if result.bakes else ""
+    return (
+        f"{result.family}: {result.method} x{result.factor:g}, {result.trained_length:,} -> "
+        f"{result.max_position_embeddings:,} tokens, for {', '.join(result.runtimes)}, "
+        f"{len(result.edits)} edits{baked}"
+    )
+
+
+def _written(result: Any) -> str:
+    dtype = getattr(result, "outtype", None) or result.dtype
+    return f"{result.output}: {result.tensors} tensors in {dtype}, {result.context_length:,} tokens of context"
+
+
+def _diff(result: Any) -> str:
+    outcome = "the same in meaning" if result.same else f"differs: {'; '.join(result.differences)}"
+    return f"{result.a.source}, {result.b.source}: {outcome}"
+
+
+SENTENCES: dict[str, Callable[[Any], str]] = {
+    "Inspection": _inspection,
+    "Advice": _advice,
+    "Plan": _plan,
+    "Applied": lambda result: f"{result.output}: edited {', '.join(result.edited) or 'nothing'}",
+    "Recovered": lambda result: f"{result.path}: {result.sentence}",
+    "Restored": lambda result: text(result).rstrip("\n"),
+    "ToDelete": lambda result: text(result).rstrip("\n"),
+    "VerifyResult": lambda result: str(_function("verdict", "summary")(result)),
+    "Comparison": lambda result: "\n".join(_function("compared", "sentences")(result)),
+    "TuneResult": lambda result: f"{result.source}: {result.verdict}",
+    "Exported": _written,
+    "Imported": _written,
+    "Diff": _diff,
+    "Diagnosis": lambda result: str(_function("diagnosed", "counts_text")(result)).rstrip("\n"),
+}
