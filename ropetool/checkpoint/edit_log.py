@@ -115,6 +115,15 @@ def read(file: Path) -> EditLog:
         ) from None
 
 
+def first_value(file: Path, key: str) -> Value | None:
+    """Return the value that a key had before all logged edits, or None if no edit changed it.
+
+    Raises: CorruptFile if ropetool did not write the log.
+    """
+    changed = (edit.keys[key][0] for edit in read(file).edits if key in edit.keys)
+    return next(changed, None)
+
+
 def text(log: EditLog) -> bytes:
     """Return the content of a log."""
     from ropetool import __version__

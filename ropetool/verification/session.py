@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ropetool import names
-from ropetool.checkpoint import provenance
+from ropetool.checkpoint import edit_log, provenance
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
@@ -62,6 +62,8 @@ class Session:
             trained = known if look.made is None else min(trained, known)
             if checkpoint.runtime != original.runtime:
                 notes.append(f"{checkpoint.runtime} runs the target, {original.runtime} the baseline")
+        if original is None and terms.trained_length is None:
+            trained = _before_edits(checkpoint, look, trained, notes)
         return cls(checkpoint, original, look, before, context, terms.trained_length or trained, terms, notes)
 
     @property
@@ -137,6 +139,21 @@ def unchanged_source(target: Path, notes: list[str]) -> Path | None:
             notes.append(f"the source {source} {problem}: {own}; --baseline names another")
         return None
     return None
+
+
+def _before_edits(checkpoint: Checkpoint, look: Inspection, trained: int, notes: list[str]) -> int:
+    """Return the context length before edits in place by `gguf set`, if it was shorter than `trained`; else `trained`."""
+    if look.made is not None or not isinstance(checkpoint, GgufCheckpoint):
+        return trained
+    value = edit_log.first_value(checkpoint.path, f"{look.model_type}.context_length")
+    before = None if value is None else value.decode()
+    if type(before) is not int or before >= trained:
+        return trained
+    notes.append(
+        f"its log of edits has a context length of {before} before the first edit: that counts as the trained length; "
+        "--trained-length names another"
+    )
+    return before
 
 
 def lengths_of(found: Inspection, checkpoint: Checkpoint) -> tuple[int, int]:

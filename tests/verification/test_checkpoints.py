@@ -13,16 +13,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from exporting import maker
+from gguf_making import TRAINED, model
+from making import run
 
 import ropetool
-from ropetool.checkpoint import provenance
+from ropetool.checkpoint import edit_log, provenance
 from ropetool.checkpoint.certificate import state
 from ropetool.errors import ConfigError, MissingDependency, RopetoolError
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.report.verdict import summary
 from ropetool.verification.checkpoints import verify_checkpoint
+from ropetool.verification.readback.terms import Terms
 from ropetool.verification.runners import llama_runner, torch_runner
 from ropetool.verification.scoring import Scores
+from ropetool.verification.session import Session
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 
@@ -211,3 +215,25 @@ def test_figures_of_another_cache_type_do_not_serve_a_resumed_run(
     assert anew in ask(cache_type="q8_0", resume=True).notes
     monkeypatch.delenv("LLAMA_ATTN_ROT_DISABLE")
     assert "8 rows were kept" in ask(cache_type="q8_0", resume=True).notes
+
+
+@pytest.mark.parametrize("edits", [["16384"], ["1024", "16384"]])
+def test_the_log_of_edits_tells_the_trained_length(edits: list[str], tmp_path: Path) -> None:
+    """A context length that was only set by hand is no extension: the model is judged from where it was."""
+    file = model(tmp_path / "model.gguf")
+    for length in edits:
+        assert run("gguf", "set", file, "llama.context_length", length, "--in-place", "--copy-if-needed").code == 0
+    session = Session.open(file, None, None)
+    assert (session.trained, session.context) == (TRAINED, 16384)
+    assert [note for note in session.notes if f"context length of {TRAINED} before" in note]
+    assert Session.open(file, None, Terms(trained_length=2048)).trained == 2048
+    assert Session.open(file, model(tmp_path / "baseline.gguf"), None).notes == []
+
+
+def test_a_log_without_the_context_length_changes_nothing(tmp_path: Path) -> None:
+    file = model(tmp_path / "model.gguf")
+    for key, value in (("llama.rope.freq_base", "20000"), ("llama.context_length", "256")):
+        assert run("gguf", "set", file, key, value, "--in-place", "--copy-if-needed").code == 0
+    assert Session.open(file, None, None).trained == 256
+    assert edit_log.first_value(file, "llama.context_length").decode() == TRAINED
+    assert edit_log.first_value(file, "llama.block_count") is None
