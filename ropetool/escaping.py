@@ -168,9 +168,9 @@ class Tabular(Shown):
         try:
             import pandas
         except ImportError:
-            raise MissingDependency(
-                "pandas is not installed", where="to_pandas", try_='pip install "ropetool[pandas]"'
-            ) from None
+            from ropetool.machine import install_line
+
+            raise MissingDependency("pandas is not installed", where="to_pandas", try_=install_line("pandas")) from None
         return pandas.DataFrame(list(self.rows()))
 
 

@@ -199,10 +199,12 @@ def known_family(config: Mapping[str, Any], where: str) -> Family:
             if families.unread(missing):
                 raise
             if not _has_transformers():
+                from ropetool.machine import install_line
+
                 raise UnknownFamily(
                     unknown.message,
                     where=where,
-                    try_="pip install 'ropetool[verify]', then run again: ropetool reads the type from transformers",
+                    try_=f"{install_line('verify')}, then run again: ropetool reads the type from transformers",
                 ) from None
             if not families.read_live(missing):
                 raise

@@ -23,7 +23,7 @@ from ropetool.gguf_export.imatrix import Weights, read_imatrix
 from ropetool.gguf_model import mxfp4
 from ropetool.gguf_model.outtypes import OUTTYPES
 from ropetool.gguf_model.tensors import Layout
-from ropetool.machine import processors
+from ropetool.machine import install_line, processors
 from ropetool.verification.runners.llama_library import last_words, library, listening
 
 ROWS_HELD = 128 << 20  # bytes of rows that libllama may hold beside the file
@@ -130,7 +130,7 @@ def _library(outtype: str) -> None:
     except MissingDependency as error:
         raise MissingDependency(
             f"{outtype} is made by llama.cpp's own quantiser, and llama-cpp-python is absent",
-            where="--outtype", try_='pip install "ropetool[llama]"; q8_0, q5_1, q5_0, q4_1 and q4_0 need nothing',
+            where="--outtype", try_=f"{install_line('llama')}; or write q8_0, q5_1, q5_0, q4_1 or q4_0, which do not need it",
         ) from error  # fmt: skip
 
 

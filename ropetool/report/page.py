@@ -16,6 +16,7 @@ from ropetool import __version__
 from ropetool.errors import MissingDependency, OutputError
 from ropetool.files.output import Rule, check_output, output_error
 from ropetool.files.transaction import staged
+from ropetool.machine import install_line
 from ropetool.report import drawing
 from ropetool.report.charts import Chart
 from ropetool.sections import Section
@@ -107,7 +108,7 @@ def check_packages(option: str) -> None:
     for package in ("matplotlib", "jinja2"):
         if find_spec(package) is None:
             raise MissingDependency(
-                f"a report needs {package}, which is not installed", where=option, try_='pip install "ropetool[report]"'
+                f"a report needs {package}, which is not installed", where=option, try_=install_line("report")
             )
 
 

@@ -26,6 +26,7 @@ from ropetool.errors import ConfigError, MissingDependency, PlanMismatch, Ropeto
 from ropetool.lab.tuning import tuning
 from ropetool.lab.tuning.material import Amounts
 from ropetool.lab.tuning.results import TuneResult
+from ropetool.machine import install_line
 from ropetool.report.compared import sections, sentences
 from ropetool.report.compared_page import write_report
 from ropetool.verification import journal
@@ -283,7 +284,7 @@ def test_pandas_is_asked_for_in_a_sentence(found: Comparison, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingDependency, match="pandas") as refused:
         found.to_pandas()
-    assert refused.value.try_ == 'pip install "ropetool[pandas]"'
+    assert refused.value.try_ == install_line("pandas")
 
 
 def test_a_data_frame_has_the_rows(found: Comparison) -> None:

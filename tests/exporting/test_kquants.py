@@ -27,6 +27,7 @@ from ropetool.errors import CheckpointError, ConfigError, CorruptFile, MissingDe
 from ropetool.gguf_export import kquants
 from ropetool.gguf_export.imatrix import read_imatrix
 from ropetool.gguf_model import outtypes
+from ropetool.machine import install_line
 from ropetool.verification.runners import llama_library
 
 llama_cpp = pytest.importorskip("llama_cpp")
@@ -253,7 +254,7 @@ def test_without_the_extra_it_says_how_to_get_it(tmp_path: Path, monkeypatch: py
     source = maker.checkpoint(tmp_path / "model", **WIDE)
     with pytest.raises(MissingDependency, match=r"q4_k_m is made by llama.cpp's own quantiser") as caught:
         maker.export(source, outtype="q4_k_m")
-    assert "ropetool[llama]" in caught.value.try_
+    assert install_line("llama") in caught.value.try_
     maker.export(source, outtype="q8_0")
 
 
@@ -316,6 +317,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 kquants._CHILD = '''
 import os, threading
 from ropetool.gguf_export import kquants
+from ropetool.machine import install_line
 def endless():
     pipe = open(os.environ["PIPE"], "w", buffering=1)
     pipe.write(f"{os.getpid()}\\\\n")

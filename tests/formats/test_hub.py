@@ -28,6 +28,7 @@ from ropetool.errors import (
 )
 from ropetool.files.gguf import HeaderGoesOn, parse_header, read_header
 from ropetool.files.hub import HubId, absolute, beside, hub_id, local, name_of, origin, peeking
+from ropetool.machine import install_line
 from ropetool.report.inspected import inspection_json
 from ropetool.runtimes import inspection
 
@@ -455,7 +456,7 @@ def test_the_package_is_needed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingDependency, match="huggingface_hub is needed") as caught:
         local("acme/demo")
-    assert caught.value.try_ == 'pip install "ropetool[hub]"'
+    assert caught.value.try_ == install_line("hub")
 
 
 # --- by its own variables

@@ -13,6 +13,7 @@ import transformers
 import ropetool
 from ropetool import families
 from ropetool.errors import UnknownFamily
+from ropetool.machine import install_line
 from ropetool.rope import arithmetic
 from ropetool.runtimes import inspection
 
@@ -73,7 +74,7 @@ def test_without_torch_it_says_what_to_install(source: Path, monkeypatch: pytest
     monkeypatch.setattr("ropetool.checkpoint.hf._has_transformers", lambda: False)
     with pytest.raises(UnknownFamily) as refused:
         ropetool.plan(source, "yarn", factor=4)
-    assert refused.value.try_.startswith("pip install 'ropetool[verify]'")
+    assert refused.value.try_.startswith(install_line("verify"))
 
 
 class AroundConfig(transformers.LlavaConfig):

@@ -23,6 +23,7 @@ import sample
 from legible import contrast
 
 from ropetool.errors import MissingDependency, OutputError
+from ropetool.machine import install_line
 from ropetool.verification.results import VerifyResult
 
 pytest.importorskip("matplotlib")
@@ -615,7 +616,7 @@ def test_a_package_that_is_not_installed_is_named_beforehand(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingDependency, match=f"needs {package}, which is not installed") as missing:
         check_folder(tmp_path / "report")
-    assert missing.value.try_ == 'pip install "ropetool[report]"'
+    assert missing.value.try_ == install_line("report")
 
 
 def test_the_lines_that_serve_the_target_are_kept() -> None:

@@ -21,6 +21,7 @@ from ropetool.checkpoint import edit_log, provenance
 from ropetool.checkpoint.certificate import state
 from ropetool.errors import ConfigError, MissingDependency, RopetoolError
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
+from ropetool.machine import install_line
 from ropetool.report.verdict import summary
 from ropetool.verification.checkpoints import verify_checkpoint
 from ropetool.verification.readback.terms import Terms
@@ -152,7 +153,7 @@ def test_without_llama_cpp_the_way_to_it_is_named(exported: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     with pytest.raises(MissingDependency) as refused:
         verify_checkpoint(exported)
-    assert refused.value.try_ == 'pip install "ropetool[llama]"'
+    assert refused.value.try_ == install_line("llama")
 
 
 # --- the type of llama.cpp's cache

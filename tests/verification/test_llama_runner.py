@@ -21,6 +21,7 @@ from verifying import verify
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.errors import CheckpointError, ConfigError, CorruptFile, MissingDependency, NotACheckpoint
 from ropetool.files.gguf import read_shards
+from ropetool.machine import install_line
 from ropetool.rope.tables import Regime
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import decoding as decoder
@@ -340,7 +341,7 @@ def test_options_that_are_not_there(tiny: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     with pytest.raises(MissingDependency, match="llama-cpp-python is needed") as caught:
         LlamaRunner(tiny)
-    assert caught.value.try_ == 'pip install "ropetool[llama]"'
+    assert caught.value.try_ == install_line("llama")
 
 
 def test_no_memory_for_a_context_is_said(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 import ropetool
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.files.gguf import read_shards
+from ropetool.machine import install_line
 from ropetool.rope.tables import LayerRope, RopeSet
 from ropetool.runtimes import inspection
 from ropetool.verification.measures import rotary
@@ -155,7 +156,7 @@ def test_without_transformers_nothing_is_run(name: str, tmp_path: Path, monkeypa
     monkeypatch.setitem(sys.modules, name, None)
     check = check_rotation(target)
     assert check.verdict == "not run"
-    assert check.detail == f'verification needs {name}, which is not installed: pip install "ropetool[verify]"'
+    assert check.detail == f"verification needs {name}, which is not installed: {install_line('verify')}"
 
 
 # --- llama.cpp
@@ -253,4 +254,4 @@ def test_without_llama_cpp_nothing_is_run(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     check = check_rotation(write_gguf(tmp_path / "model.gguf"))
     assert check.verdict == "not run"
-    assert check.detail.endswith('pip install "ropetool[llama]"')
+    assert check.detail.endswith(install_line("llama"))

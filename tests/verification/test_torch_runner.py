@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from ropetool.errors import CheckpointError, ConfigError, MissingDependency, MissingFile, NotACheckpoint
+from ropetool.machine import install_line
 from ropetool.verification.runners import torch_runner
 from ropetool.verification.runners.torch_rotation import RopeState
 from ropetool.verification.runners.torch_runner import TorchRunner
@@ -384,7 +385,7 @@ def test_a_missing_library_says_how_to_install_it(tiny: Path, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingDependency, match=f"needs {name}") as caught:
         _ = TorchRunner(tiny).model
-    assert caught.value.try_ == 'pip install "ropetool[verify]"'
+    assert caught.value.try_ == install_line("verify")
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:3", "mps"])

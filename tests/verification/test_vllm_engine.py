@@ -331,7 +331,7 @@ def test_a_python_without_vllm(extended: Path) -> None:
     assert (done.code, done.out) == (1, "")
     assert done.err.splitlines() == [
         "Error: --runner vllm needs vLLM in the Python that runs ropetool, which has none",
-        "Try: pip install ropetool in vLLM's environment, or vllm serve MODEL and --server http://localhost:8000",
+        "Try: run ropetool with the Python of vLLM's environment, or vllm serve MODEL and --server http://localhost:8000",
     ]
     with pytest.raises(MissingDependency):
         vllm_engine.version()

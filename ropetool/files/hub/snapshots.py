@@ -201,9 +201,11 @@ def asking(asked: HubId) -> Iterator[None]:
     try:
         from huggingface_hub import errors
     except ImportError as error:
+        from ropetool.machine import install_line
+
         raise MissingDependency(
             "there is no such path; to look on the hub, huggingface_hub is needed, which is not installed",
-            where=str(asked), try_='pip install "ropetool[hub]"',
+            where=str(asked), try_=install_line("hub"),
         ) from error  # fmt: skip
     http: Any = errors.HfHubHTTPError.__bases__[0]  # the HTTP library's own, of whatever release it is
     try:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ropetool.errors import CheckpointError, MissingDependency
 from ropetool.files.gguf import ggml_type
-from ropetool.machine import processors
+from ropetool.machine import install_line, processors
 from ropetool.verification.scoring import PIECE_TOKENS, Logits, NoMemory, Tokens, Wanted, asked
 
 ERROR_LEVEL = 4  # ggml/include/ggml.h; the list in llama-cpp-python's own _logger.py is an older one
@@ -31,7 +31,7 @@ def library() -> Any:
         return import_module("llama_cpp")
     except ImportError as error:
         raise MissingDependency(
-            f"to run a GGUF, llama-cpp-python is needed: {error}", try_='pip install "ropetool[llama]"'
+            f"to run a GGUF, llama-cpp-python is needed: {error}", try_=install_line("llama")
         ) from error
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from ropetool import families, names
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import ConfigError, MissingDependency
+from ropetool.machine import install_line
 from ropetool.probing import records
 
 MAP = "map"  # layers over all devices, as accelerate spreads them
@@ -26,7 +27,7 @@ def library(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise MissingDependency(
-            f"verification needs {name}, which is not installed", try_='pip install "ropetool[verify]"'
+            f"verification needs {name}, which is not installed", try_=install_line("verify")
         ) from error
 
 

@@ -52,7 +52,7 @@ def version() -> str:
     if find_spec("vllm") is None:
         raise MissingDependency(
             f"{OPTION} needs vLLM in the Python that runs ropetool, which has none",
-            try_="pip install ropetool in vLLM's environment, or vllm serve MODEL and --server http://localhost:8000",
+            try_="run ropetool with the Python of vLLM's environment, or vllm serve MODEL and --server http://localhost:8000",
         )
     for name in _DISTRIBUTIONS:
         try:
