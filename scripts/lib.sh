@@ -3,8 +3,9 @@
 # An environment is made once and reused until the Python, the requirements or the files that pin them change; a
 # change installs on top, so it costs seconds. ROPETOOL_PYTHON and ROPETOOL_V4_PYTHON name interpreters to use instead.
 #
-# llama-cpp-python is published as source alone. It is built once, for any processor of the machine's kind, and kept in
-# ROPETOOL_CACHE (~/.cache/ropetool); ROPETOOL_LLAMA=0 does without it, ROPETOOL_LLAMA=1 builds it wherever it is used.
+# PyPI has llama-cpp-python only as source; other indexes have wheels, and a wheel is taken where pip finds one. Else it is built
+# once, for any processor of the machine's kind, and kept in ROPETOOL_CACHE (~/.cache/ropetool). ROPETOOL_LLAMA=0 does without
+# it, ROPETOOL_LLAMA=1 builds it wherever it is used.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
@@ -126,10 +127,11 @@ find_engines() {
   fi
 }
 
-# Say whether the cache holds a wheel of llama-cpp-python for $python.
+# Say whether the cache, or the index that pip uses, has a wheel of llama-cpp-python for $python.
 has_llama_wheel() {
-  "$python" -m pip install -qq --dry-run --ignore-installed --no-index --no-deps --only-binary :all: \
-    --find-links "$cache/wheels" "$llama" 2>/dev/null
+  local look=("$python" -m pip install -qq --dry-run --ignore-installed --no-deps --only-binary :all:
+    --find-links "$cache/wheels" --retries 0 --timeout 10)
+  "${look[@]}" --no-index "$llama" 2>/dev/null || "${look[@]}" "$llama" 2>/dev/null
 }
 
 # Print the source archive of llama-cpp-python, downloaded into the cache if it is not there.

@@ -131,3 +131,16 @@ def test_the_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Pa
     subprocess.run([*PIP, "wheel", "--no-deps", "--wheel-dir", str(tmp_path / "again"), str(archive)], check=True)
     again = zipfile.ZipFile(next((tmp_path / "again").glob("*.whl")))
     assert set(again.namelist()) == set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_workflows_run_what_ci_runs_with_the_supported_pythons() -> None:
+    test, publish = ((ROOT / ".github" / "workflows" / name).read_text() for name in ("test.yml", "publish.yml"))
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    versions = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
+    lowest = re.search(r'requires-python = ">=(3\.\d+)"', project)
+    assert lowest is not None
+    assert versions[0] == lowest[1]
+    assert re.findall(r'"(3\.\d+)"', test) == [versions[0], versions[-1]]
+    assert "- run: .ci/run\n" in test
+    assert "id-token: write" in publish
+    assert "password" not in publish  # trusted publishing needs none
