@@ -232,7 +232,7 @@ def test_a_link_that_leads_out_is_refused_by_name(
     link = arranged(inside, private)
     with pytest.raises(CheckpointError) as refused:
         ropetool.apply(plan, inside, tmp_path / "out")
-    assert refused.value.message == f"is a link that leads out of the checkpoint, to {private}"
+    assert refused.value.message == f"is a link to a file outside the checkpoint, {private}"
     assert refused.value.where == str(link)
     assert not (tmp_path / "out").exists()
     assert private.stat().st_nlink == 1
@@ -254,7 +254,7 @@ def test_a_link_in_place_of_a_folder_of_blobs_is_no_way_out(arranged: str, sourc
         (blobs / "more").symlink_to(private)
         (inside / "NOTICE.txt").symlink_to("../../blobs/more/id_ed25519")
     plan = ropetool.plan(inside, "yarn", factor=4)
-    with pytest.raises(CheckpointError, match=r"is a link that leads out of the checkpoint, to .*/private/id_ed25519"):
+    with pytest.raises(CheckpointError, match=r"is a link to a file outside the checkpoint, .*/private/id_ed25519"):
         ropetool.apply(plan, inside, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -381,7 +381,7 @@ def test_force_does_not_replace_weights_that_were_trained_since(
     with pytest.raises(OutputError) as refused:
         extended(source, out, force=True)
     assert refused.value.message.startswith(
-        f"exists already and holds files that are not as its record lists them: {SHARD} (it "
+        f"exists already and contains files that do not match its record: {SHARD} (it "
     )
     assert snapshot(tmp_path) == before
     (out / SHARD).write_bytes(plain)
@@ -438,7 +438,7 @@ def test_what_a_killed_process_left_is_removed_and_named(source: Path, tmp_path:
     (left / "new").mkdir(parents=True)
     (left / "lock").touch()
     written = extended(source, tmp_path / "out")
-    assert written.notes == (f"removed {left}, which a process that is gone had left",)
+    assert written.notes == (f"removed {left}, which an interrupted command had left",)
     left.mkdir()
     with pytest.raises(OutputError, match="exists already") as refused:
         extended(source, tmp_path / "out")
@@ -585,6 +585,6 @@ def test_a_shard_that_is_gone_is_refused(source: Path, tmp_path: Path) -> None:
     plan = ropetool.plan(source, "yarn", factor=4)
     (source / SHARD).unlink()
     before = snapshot(tmp_path)
-    with pytest.raises(MissingFile, match=f"is said to be in {SHARD}, which is not there"):
+    with pytest.raises(MissingFile, match=f"in {SHARD}, which does not exist"):
         ropetool.apply(plan, source, tmp_path / "out")
     assert snapshot(tmp_path) == before

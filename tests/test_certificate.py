@@ -211,7 +211,7 @@ def test_a_zeroed_range_anywhere_in_a_small_file_makes_it_stale(at: float, tmp_p
     begin = len(content) - 9_000_000 + round(at * 8_999_000)
     content[begin : begin + 64] = bytes(64)
     weights.write_bytes(content)
-    with pytest.raises(CheckpointError, match="certificate of another model"):
+    with pytest.raises(CheckpointError, match="this certificate is for different files"):
         state(source, place)
 
 
@@ -225,7 +225,7 @@ def test_what_is_only_sampled_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
     assert missing == size - 66 * 65536
     sampled = made(source, full_hash=False, unbound=missing)
     assert certificate.reach({**sampled.to_json(), "unbound": 14_900_000_000}) == (
-        "the fingerprint reads samples of the weights, and 13.88 GiB of them could change unseen; --full-hash reads all"
+        "the fingerprint covers samples of the weights and can miss a change in 13.88 GiB of them; --full-hash covers all"
     )
     assert "and most of them could" in certificate.reach({**sampled.to_json(), "unbound": None})
 
@@ -359,9 +359,7 @@ def test_a_record_that_another_command_writes_meanwhile_is_not_put_back(
         ropetool.apply(ropetool.plan(source, "yarn", factor=8), source, gguf_output, force=True)
 
     while_it_is_written(monkeypatch, again)
-    with pytest.raises(
-        OutputError, match="was written anew by another command while this certificate was made"
-    ) as refused:
+    with pytest.raises(OutputError, match="another command rewrote the checkpoint during the verification") as refused:
         write(gguf_output, first)
     assert refused.value.where == str(provenance.beside(gguf_output))
     assert refused.value.try_ == f"ropetool verify {gguf_output} --suite quick"
@@ -400,7 +398,7 @@ def test_a_checkpoint_of_others_has_a_file_of_its_own(tmp_path: Path) -> None:
     assert snapshot(tmp_path / "model") == before
     place = tmp_path / "certificate.json"
     assert read(source, place) is None
-    assert state(source, place) == State("none", "no verification of it is on record")
+    assert state(source, place) == State("none", "no verification of it is recorded")
     assert write(source, made(source), place) == place
     assert read(source, place) == made(source)
     assert state(source, place).name == "passed"
@@ -420,10 +418,10 @@ def test_the_certificate_of_another_model_is_refused(tmp_path: Path) -> None:
         lambda: check_place(other, place),
         lambda: write(other, made(other), place),
     ):
-        with pytest.raises(CheckpointError, match=f"certificate of another model than {other}") as refused:
+        with pytest.raises(CheckpointError, match=f"this certificate is for different files than {other}") as refused:
             use()
         assert (refused.value.where, refused.value.exit_code) == (f"--certificate {place}", 1)
-        assert refused.value.try_ == "give another FILE, or remove this one"
+        assert refused.value.try_ == "pass another FILE, or remove this one"
     assert place.read_bytes() == before
     check_place(one, place)
 
@@ -439,7 +437,7 @@ def test_a_certificate_of_another_output_is_stale(output: Path, tmp_path: Path) 
     ("place", "message"),
     [
         ("model/c.json", "is inside the source"), ("model", "is the source"), ("nowhere/c.json", "does not exist"),
-        ("folder", "is a directory, where a file is to be written"),
+        ("folder", "is a directory; the output must be a file"),
     ],
 )  # fmt: skip
 def test_a_place_where_nothing_may_be_written(place: str, message: str, tmp_path: Path) -> None:
@@ -448,14 +446,14 @@ def test_a_place_where_nothing_may_be_written(place: str, message: str, tmp_path
     before = snapshot(tmp_path)
     with pytest.raises(OutputError, match=message) as refused:
         write(source, made(source), tmp_path / place)
-    assert (refused.value.where, refused.value.try_) == (f"--certificate {tmp_path / place}", "give another FILE")
+    assert (refused.value.where, refused.value.try_) == (f"--certificate {tmp_path / place}", "pass another FILE")
     assert snapshot(tmp_path) == before
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("my notes", "is not valid JSON"), ('{"mine": 1}', r"not a certificate of ropetool \(it is absent\)"),
+        ("my notes", "is not valid JSON"), ('{"mine": 1}', r"not a valid ropetool certificate \(it is absent\)"),
         ('{"certificate": "x"}', 'it is "x"'), ('{"certificate": {}}', "verdict is absent"),
     ],
 )  # fmt: skip
@@ -489,7 +487,7 @@ def edited(path: Path, *keys: str | int, value: Any) -> None:
     ("keys", "value", "reason"),
     [
         (("verdict",), "remove", "verdict is absent"), (("verdict",), 1, "verdict is 1"),
-        (("verdict",), "good", 'verdict is "good", and its checks come to pass'),
+        (("verdict",), "good", 'verdict is "good", but its checks result in pass'),
         (("longest",), "2048", 'longest is "2048"'), (("longest",), True, "longest is true"), (("longest",), -1, "longest is -1"),
         (("longest",), 2048.0, "longest is 2048.0"), (("full_hash",), 0, "full_hash is 0"),
         (("full_hash",), False, "full_hash false"), (("suite",), None, "suite is null"), (("made",), 5, "made is 5"),
@@ -505,8 +503,8 @@ def edited(path: Path, *keys: str | int, value: Any) -> None:
         (("checks", 1, "name"), None, "name of check 1 is null"), (("checks", 0, "figure"), "1.2", 'figure of check 0 is "1.2"'),
         (("checks", 0, "figure"), float("nan"), "figure of check 0 is NaN"), (("checks", 0, "limit"), True, "limit of check 0 is true"),
         (("checks", 0, "verdict"), "remove", "verdict of check 0 is absent"), (("checks", 0, "detail"), 1, "detail of check 0 is 1"),
-        (("checks", 0, "verdict"), "fail", 'verdict is "pass", and its checks come to fail'),
-        (("checks", 0, "verdict"), "not run", 'verdict is "pass", and its checks come to partial'),
+        (("checks", 0, "verdict"), "fail", 'verdict is "pass", but its checks result in fail'),
+        (("checks", 0, "verdict"), "not run", 'verdict is "pass", but its checks result in partial'),
     ],
     ids=lambda value: str(value)[:30],
 )  # fmt: skip
@@ -525,7 +523,7 @@ def test_what_cannot_be_is_refused(keys: tuple[Any, ...], value: Any, reason: st
 def test_a_failed_verdict_cannot_be_turned_into_a_pass_alone(output: Path) -> None:
     write(output, made(output, verdict="fail", checks=(PASSED, FAILED)))
     edited(output, "verdict", value="pass")
-    with pytest.raises(CorruptFile, match="its checks come to fail"):
+    with pytest.raises(CorruptFile, match="its checks result in fail"):
         shortfall(output, 2048)
 
 
@@ -549,7 +547,7 @@ def test_a_figure_without_bound_is_null(output: Path) -> None:
 
 
 def test_the_states(output: Path) -> None:
-    assert state(output) == State("none", "no verification of it is on record")
+    assert state(output) == State("none", "no verification of it is recorded")
     failed = made(output, verdict="fail", checks=(PASSED, FAILED, {**FAILED, "name": "ratio"}))
     write(output, failed)
     assert state(output) == State(
@@ -557,7 +555,7 @@ def test_the_states(output: Path) -> None:
     )
     part = made(output, verdict="partial", checks=(PASSED, NOT_RUN))
     write(output, part)
-    why = "it went through the quick suite up to 2048 tokens at grade research in part: not run were retrieval"
+    why = "the quick suite up to 2048 tokens at grade research ran only in part: retrieval did not run"
     assert state(output) == State("partial", why, part)
     nothing = made(output, checks=(INFORMS,))
     write(output, nothing)
@@ -573,7 +571,7 @@ def test_a_later_edit_makes_it_stale(change: str, full: bool, output: Path) -> N
     CHANGES[change](output)
     found = state(output)
     assert (found.name, found.why) == (
-        "stale", "its config, tokenizer, templates or weights are not those that its certificate was made for",
+        "stale", "its config, tokenizer, templates or weights have changed since its certificate was written",
     )  # fmt: skip
     assert shortfall(output, 512) == found.why
 
@@ -585,10 +583,10 @@ def test_a_later_edit_of_a_gguf_makes_it_stale(gguf_output: Path) -> None:
 
 
 def test_how_far_it_reaches(output: Path) -> None:
-    assert shortfall(output, 1) == "no verification of it is on record"
+    assert shortfall(output, 1) == "no verification of it is recorded"
     write(output, made(output))
     assert shortfall(output, 2048) == ""
-    too_far = "it passed the quick suite up to 2048 tokens at grade research, but states a context of 2049"
+    too_far = "it passed the quick suite up to 2048 tokens at grade research, but its context length is 2049"
     assert shortfall(output, 2049) == too_far
 
 
@@ -627,27 +625,27 @@ AGAINST = {**PASSED, "name": certificate.SAME_TABLES}
 @pytest.mark.parametrize(
     ("held", "new", "reason"),
     [
-        ({}, {"suite": "quick"}, "the standard suite and not the quick one"), ({}, {"lengths": (256, 2048)}, "lengths 512 besides"),
-        ({}, {"baseline": None}, "the baseline model"), ({}, {}, ""), ({}, {"suite": "full"}, ""),
-        ({}, {"lengths": (64, 256, 512, 2048)}, ""), ({}, {"lengths": (64, 2048)}, "lengths 256, 512 besides"),
+        ({}, {"suite": "quick"}, "suite standard instead of quick"), ({}, {"lengths": (256, 2048)}, "also lengths 512"),
+        ({}, {"baseline": None}, "baseline model"), ({}, {}, ""), ({}, {"suite": "full"}, ""),
+        ({}, {"lengths": (64, 256, 512, 2048)}, ""), ({}, {"lengths": (64, 2048)}, "also lengths 256, 512"),
         ({"suite": "own"}, {"suite": "quick"}, ""),
-        ({}, {"suite": "full", "lengths": (256,)}, "lengths 512, 2048 besides"),
+        ({}, {"suite": "full", "lengths": (256,)}, "also lengths 512, 2048"),
         ({}, {"suite": "quick", "lengths": (256,), "baseline": None},
-         "the standard suite and not the quick one, lengths 512, 2048 besides, the baseline model"),
+         "suite standard instead of quick, also lengths 512, 2048, baseline model"),
         ({}, {"suite": "quick", "verdict": "fail", "checks": (FAILED,)}, ""),
-        ({"verdict": "fail", "checks": (FAILED,)}, {"suite": "quick"}, "the standard suite and not the quick one"),
+        ({"verdict": "fail", "checks": (FAILED,)}, {"suite": "quick"}, "suite standard instead of quick"),
         ({"verdict": "fail", "checks": (FAILED,)}, {}, ""),
-        ({}, {"verdict": "partial", "checks": (PASSED, NOT_RUN)}, "all of it ran"),
+        ({}, {"verdict": "partial", "checks": (PASSED, NOT_RUN)}, "all its checks ran"),
         ({"verdict": "partial", "checks": (NOT_RUN,)}, {"suite": "quick", "lengths": (256,)}, ""),
         ({"verdict": "partial", "checks": (NOT_RUN,)}, {"suite": "quick", "verdict": "partial", "checks": (NOT_RUN,)},
-         "the standard suite and not the quick one"),
-        ({"lengths": (256, 2048)}, {"lengths": (512,), "longest": 512}, "lengths 256, 2048 besides"),
-        ({"lengths": (2048,)}, {"lengths": (256, 512), "longest": 512}, "up to 2048 tokens and not 512"),
+         "suite standard instead of quick"),
+        ({"lengths": (256, 2048)}, {"lengths": (512,), "longest": 512}, "also lengths 256, 2048"),
+        ({"lengths": (2048,)}, {"lengths": (256, 512), "longest": 512}, "up to 2048 tokens instead of 512"),
         ({"lengths": (256, 512), "longest": 512}, {"lengths": (1024, 2048)}, ""),
         ({"lengths": (256, 2048)}, {"lengths": (512,), "longest": 512, "verdict": "fail", "checks": (FAILED,)}, ""),
-        ({"lengths": (), "longest": 2048}, {"longest": 1024}, "up to 2048 tokens and not 1024"),
+        ({"lengths": (), "longest": 2048}, {"longest": 1024}, "up to 2048 tokens instead of 1024"),
         ({"lengths": (), "longest": 2048}, {"longest": 2048}, ""),
-        ({"checks": (PASSED, AGAINST)}, {}, "compared with another file of the model"), ({}, {"checks": (PASSED, AGAINST)}, ""),
+        ({"checks": (PASSED, AGAINST)}, {}, "a comparison with a different file of the model"), ({}, {"checks": (PASSED, AGAINST)}, ""),
     ],
 )  # fmt: skip
 def test_a_wider_one_stays(held: dict[str, Any], new: dict[str, Any], reason: str, output: Path) -> None:
@@ -663,11 +661,11 @@ def test_what_would_replace_it_is_told(output: Path) -> None:
     why = kept(output, made(output, lengths=(1024,), baseline="model"))
     command = f"ropetool verify {output} --suite standard --grade research --lengths 256,512,1024,2048"
     assert why.startswith(
-        "the certificate of 2026-01-02 stays, for it is wider: the standard suite and not the quick one"
+        "the certificate of 2026-01-02 is kept, because it covers more: suite standard instead of quick"
     )
-    assert why.endswith(f"; to replace it: `{command}`")
+    assert why.endswith(f"; to replace it, run `{command}`")
     assert kept(output, made(output, lengths=(1024,), baseline=None)).endswith(
-        f"; to replace it: `{command} --baseline model`"
+        f"; to replace it, run `{command} --baseline model`"
     )
 
 
@@ -683,7 +681,7 @@ def test_what_would_replace_a_default_verification(new: dict[str, Any], command:
     """A default verification has no option that asks for its lengths."""
     default = {"suite": certificate.DEFAULT, "lengths": (512, 2048)}
     write(output, made(output, **default))
-    assert kept(output, made(output, **{**default, **new})).endswith(f"; to replace it: `{command.format(output)}`")
+    assert kept(output, made(output, **{**default, **new})).endswith(f"; to replace it, run `{command.format(output)}`")
 
 
 def test_only_one_of_the_same_bytes_stays(full: bool, output: Path) -> None:
@@ -712,7 +710,7 @@ UNSURE = {"name": "ratio", "figure": 1.14, "limit": 1.1, "verdict": "undecided",
 
 def test_what_is_undecided_counts_only_for_who_accepts_it(output: Path) -> None:
     write(output, made(output, verdict="undecided", grade="usable", checks=(PASSED, UNSURE)))
-    why = "the quick suite up to 2048 tokens at grade usable left undecided: ratio"
+    why = "the quick suite up to 2048 tokens at grade usable could not decide ratio"
     assert (state(output).name, state(output).why, shortfall(output, 2048)) == ("undecided", why, why)
     assert remedy(output) == f"ropetool verify {output} --suite quick with more --text"
     write(output, made(output, verdict="fail", checks=(FAILED,)))
@@ -724,7 +722,7 @@ def test_a_certificate_from_before_there_were_grades_counts_as_research(output: 
     assert Certificate.from_json(data, "here").grade == "research"
     with pytest.raises(CorruptFile, match="grade is 7"):
         Certificate.from_json({**data, "grade": 7}, "here")
-    with pytest.raises(CorruptFile, match="its checks come to undecided"):
+    with pytest.raises(CorruptFile, match="its checks result in undecided"):
         Certificate.from_json({**data, "checks": [PASSED, UNSURE]}, "here")
 
 
@@ -741,9 +739,9 @@ def test_a_certificate_says_which_cache_it_was_made_with(output: Path) -> None:
 def test_a_better_grade_that_passed_stays_and_a_decision_replaces_doubt(output: Path) -> None:
     research, usable = made(output), made(output, grade="usable")
     unsure = made(output, grade="usable", verdict="undecided", checks=(PASSED, UNSURE))
-    assert wider(usable, research) == "grade usable and not research"
+    assert wider(usable, research) == "grade usable instead of research"
     assert wider(research, usable) == ""
-    assert wider(research, unsure) == "it passed, at grade research"
+    assert wider(research, unsure) == "a pass at grade research"
     assert wider(unsure, research) == ""
     assert wider(usable, made(output, verdict="fail", checks=(FAILED,))) == ""
 

@@ -115,7 +115,7 @@ def test_one_zeroed_matrix_is_never_overwritten_and_never_deleted(writer: str, h
     before = snapshot(here)
     done = run(*command, "--force")
     assert done.code == 1
-    assert "its bytes have changed, its time has not" in done.err
+    assert "its bytes have changed, but not its modification time" in done.err
     assert re.search(r"--force does not replace it\nTry: .*\bmove (it|the existing output) away", done.err)
     advised = run("restore", output)
     assert (advised.code, advised.out) == (1, "")
@@ -188,7 +188,7 @@ def test_the_last_name_of_linked_weights_is_kept(linked: Path, tmp_path: Path) -
     forced = ("extend", other, *FORCED[2:])
     done = run(*forced)
     assert done.code == 1
-    assert f"{', '.join(SHARDS)} (it was linked from the source, which does not have the same bytes now)" in done.err
+    assert f"{', '.join(SHARDS)} (it was linked from the source, which now has different bytes)" in done.err
     assert (Path("out") / SHARDS[0]).read_bytes() == before
     for name in SHARDS:  # two names inside the output are still no name elsewhere
         os.link(Path("out") / name, Path("out") / "assets" / name)
@@ -243,7 +243,7 @@ def test_a_changed_config_is_work_as_well(linked: Path) -> None:
     config.write_text(config.read_text().replace("{", '{"mine": 1,', 1))
     done = run(*FORCED)
     assert done.code == 1
-    assert "holds files that are not as its record lists them: config.json (it has " in done.err
+    assert "contains files that do not match its record: config.json (it has " in done.err
     assert LOSS in run("restore", "out").err
     assert '"mine"' in config.read_text()
 
@@ -257,7 +257,10 @@ def test_force_keeps_a_changed_modelfile(here: Path) -> None:
     place.write_text(mine)
     done = run(*forced)
     assert done.code == 0
-    assert f"Note: {place} is left as it is: not as its record lists it: it has {len(mine)} bytes, and " in done.err
+    assert (
+        f"Note: {place} is not replaced, because it does not match its record: it has {len(mine)} bytes instead of "
+        in done.err
+    )
     assert place.read_text() == mine
 
 
@@ -266,7 +269,7 @@ def test_force_replaces_no_card_that_is_not_a_file(linked: Path) -> None:
     os.mkfifo("out/README.md")
     done = run(*FORCED)
     assert done.code == 1
-    assert "README.md (it is not a regular file any more)" in done.err
+    assert "README.md (it is no longer a regular file)" in done.err
     assert run("restore", "out").code == 1
 
 
@@ -294,8 +297,8 @@ def test_a_record_of_before_deletes_and_replaces_nothing(writer: str, here: Path
     before = snapshot(here)
     done = run(*command, "--force")
     assert done.code == 1
-    assert "its record has no digest of it: an earlier version wrote the record" in done.err
-    assert "Try: give another -o, or move the existing output away" in done.err
+    assert "its record does not contain a digest: an earlier version wrote the record" in done.err
+    assert "Try: pass another -o, or move the existing output away" in done.err
     done = run("restore", output)
     assert (done.code, done.out) == (1, "")
     assert LOSS in done.err

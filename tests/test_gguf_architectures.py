@@ -241,7 +241,7 @@ def test_a_model_that_drafts_for_another_is_left_as_it_is(arch: str) -> None:
 
 
 def test_a_projector_is_called_one_before_its_architecture_is_asked_for() -> None:
-    with pytest.raises(NotACheckpoint, match="is a projector of images or sound"):
+    with pytest.raises(NotACheckpoint, match="is the image or audio projector"):
         ropetool.plan(headers.write(Path("m.gguf"), "clip"), "yarn", factor=FACTOR)
 
 

@@ -87,9 +87,11 @@ def test_the_record_of_another_file_is_not_taken_for_this_ones(source: Path, tmp
     assert found.made is None
     assert found.trained_length == 4096
     assert re.fullmatch(
-        r"out.gguf.ropetool.json is the record of another file of this name.* move it away", found.notes[0]
+        r"out.gguf.ropetool.json is the record of a different file with this name.* move it away", found.notes[0]
     )
-    with pytest.raises(CheckpointError, match=f"is the record of another file of this name, of {listed:,} bytes"):
+    with pytest.raises(
+        CheckpointError, match=f"is the record of a different file with this name: it lists {listed:,} bytes"
+    ):
         ropetool.plan(target, "linear", factor=2)
     provenance.beside(target).unlink()
     assert ropetool.plan(target, "linear", factor=2).trained_length == 4096
@@ -105,7 +107,7 @@ def test_force_replaces_what_the_record_lists(source: Path, tmp_path: Path) -> N
         extended(source, target, 4)
     assert (refused.value.message, refused.value.try_) == (
         "exists already",
-        "give another -o, or --force to replace it",
+        "pass another -o, or --force to replace it",
     )
     extended(source, target, 4, force=True)
     assert gguf_making.values(target)["llama.rope.scaling.factor"][1] == 4
@@ -117,7 +119,7 @@ def test_force_replaces_nothing_by_a_record_without_a_list(source: Path, tmp_pat
     record = provenance.beside(target)
     old = json.loads(record.read_text())
     record.write_text(json.dumps({key: value for key, value in old.items() if key != "files"}))
-    with pytest.raises(OutputError, match="no record of ropetool lists it"):
+    with pytest.raises(OutputError, match="is not listed in a ropetool record"):
         extended(source, target, 4, force=True)
 
 
@@ -152,7 +154,7 @@ def test_a_file_that_no_record_speaks_of_is_never_replaced(change: Any, source: 
     for force in (False, True):
         with pytest.raises(OutputError, match="exists already and") as refused:
             extended(source, target, 4, force=force)
-        assert refused.value.try_ == "give another -o, or move the existing output away"
+        assert refused.value.try_ == "pass another -o, or move the existing output away"
         assert snapshot(tmp_path) == before
 
 
@@ -161,13 +163,13 @@ def test_one_part_of_others_keeps_all(parts: Path, tmp_path: Path) -> None:
     second = shard_paths(first, 2)[1]
     second.write_bytes(second.read_bytes() + b"more")
     before = snapshot(tmp_path)
-    with pytest.raises(OutputError, match=r"is not as its record lists it: it has [\d,]+ bytes, and") as refused:
+    with pytest.raises(OutputError, match=r"does not match its record: it has [\d,]+ bytes instead of") as refused:
         extended(parts, first, 4, force=True)
     assert refused.value.where == str(second)
     assert snapshot(tmp_path) == before
     first.unlink()
     before = snapshot(tmp_path)
-    with pytest.raises(OutputError, match=r"is not as its record lists it: it has [\d,]+ bytes, and") as refused:
+    with pytest.raises(OutputError, match=r"does not match its record: it has [\d,]+ bytes instead of") as refused:
         extended(parts, first, 4, force=True)
     assert refused.value.where == str(second)
     assert snapshot(tmp_path) == before
@@ -262,7 +264,7 @@ def test_what_others_wrote_beside_a_file_stays(kind: str, name: str, force: bool
     else:
         place.write_text("# Written by ropetool, says the thief")
     written = extended(source, tmp_path / "out.gguf", force=force)
-    assert written.notes == (f"{place} is left as it is: no record of ropetool lists it",)
+    assert written.notes == (f"{place} is not replaced, because it is not listed in a ropetool record",)
     if place.is_file():
         assert place.read_text() == "# Written by ropetool, says the thief"
     assert place.is_symlink() == (kind == "link")
@@ -290,7 +292,7 @@ def test_what_others_write_beside_a_file_while_it_is_flushed_stays_and_the_outpu
     else:
         model = Path(ropetool.__file__).parent / "demo" / "model"
         notes = ropetool.export(model, tmp_path / "out.gguf", check=False).notes
-    assert f"{card} is left as it is: no record of ropetool lists it" in notes
+    assert f"{card} is not replaced, because it is not listed in a ropetool record" in notes
     assert card.read_text() == "mine"
     assert card.name not in [entry["name"] for entry in record_of(tmp_path / "out.gguf").files]
     monkeypatch.undo()
@@ -390,7 +392,7 @@ def test_a_kill_never_leaves_a_mix_or_a_file_without_its_record(count: int, tmp_
         assert after == [8, 8, True]
         assert not any(name.startswith(".") for name in names)
         assert len(names) == 4
-        assert all("process that is gone" in note or note.startswith("put back out") for note in notes)
+        assert all("an interrupted command" in note or note.startswith("put back out") for note in notes)
     assert all(notes for _, _, notes, _ in found[:-1])
 
 

@@ -478,9 +478,9 @@ BROKEN_PLANS = {
     "a length without end": (corrupted(factor=10**400), "factor is 1000.* must be a finite number"),
     "edits that are none": (corrupted(edits=[3]), r"edits is \[3\].* each an object"),
     "an edit of another file": (
-        corrupted(edits=[{"file": "model.safetensors", "path": ["a"], "new": 1}]), "is not a file that a plan edits",
+        corrupted(edits=[{"file": "model.safetensors", "path": ["a"], "new": 1}]), "is not a file that plans edit",
     ),
-    "an edit outside": (corrupted(edits=[{"file": "../config.json", "path": ["a"]}]), "is not a file that a plan edits"),
+    "an edit outside": (corrupted(edits=[{"file": "../config.json", "path": ["a"]}]), "is not a file that plans edit"),
     "an edit of nothing": (corrupted(edits=[{"file": "config.json", "path": []}]), r"\[\] is not a path to a key"),
     "a path of numbers": (corrupted(edits=[{"file": "config.json", "path": [1]}]), r"\[1\] is not a path to a key"),
     "a suffix with a folder": (corrupted(suffix="../../x"), "is not part of a file name"),
@@ -515,7 +515,7 @@ def test_what_is_no_plan_is_refused(case: str, tmp_path: Path) -> None:
     data = ropetool.plan(llama(tmp_path), "yarn", factor=4).to_json()
     assert Plan.from_json(data, "plan.json").to_json() == data
     change(data)
-    with pytest.raises(ConfigError, match=rf"it is not a plan of ropetool \(.*{message}.*\)") as refusal:
+    with pytest.raises(ConfigError, match=rf"not a valid ropetool plan \(.*{message}.*\)") as refusal:
         Plan.from_json(data, "plan.json")
     assert refusal.value.where == "plan.json"
     assert len(refusal.value.message) < 400

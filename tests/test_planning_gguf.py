@@ -292,8 +292,8 @@ def test_a_source_that_has_changed_is_refused() -> None:
 @pytest.mark.parametrize(
     ("new", "message"),
     [
-        ([1.0] * 31 + ["a"], "states no list of finite numbers"), (None, "states no list of finite numbers"),
-        ([1e300] * 32, "states numbers beyond f32"),
+        ([1.0] * 31 + ["a"], "does not contain a list of finite numbers"), (None, "does not contain a list of finite numbers"),
+        ([1e300] * 32, "contains numbers that do not fit f32"),
     ],
 )  # fmt: skip
 def test_a_plan_with_a_broken_vector_is_refused(new: Any, message: str) -> None:
@@ -308,7 +308,7 @@ def test_a_plan_for_both_formats_is_refused() -> None:
     source = model(Path("m.gguf"))
     data = ropetool.plan(source, "yarn", factor=4).to_json()
     data["edits"].append({"file": names.CONFIG_JSON, "path": ["a"], "new": 1})
-    with pytest.raises(ConfigError, match="a GGUF model has no such file"):
+    with pytest.raises(ConfigError, match="which a GGUF model does not have"):
         ropetool.apply(Plan.from_json(data, "plan.json"), source, "out.gguf")
 
 

@@ -93,7 +93,7 @@ def test_keys_of_a_later_version_are_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("", "is empty"), ("{", "is not valid JSON"), ("[1]", "a JSON object is needed"), ("\0", "is not valid JSON"),
+        ("", "is empty"), ("{", "is not valid JSON"), ("[1]", "instead of a JSON object"), ("\0", "is not valid JSON"),
         ("[" * 100_000, "is nested more than"),
         ({}, "source is absent"), ({**GOOD, "source": 3}, "source is 3"), ({**GOOD, "plan": []}, r"plan is \[\]"),
         ({**GOOD, "source_fingerprint": None}, "source_fingerprint is null"),
@@ -182,7 +182,7 @@ def test_an_output_moved_alone_says_that_its_source_is_not_there(tmp_path: Path)
     (tmp_path / "deep" / "er").mkdir(parents=True)
     (tmp_path / "out").rename(tmp_path / "deep" / "er" / "out")
     (found,) = provenance.lineage(tmp_path / "deep" / "er" / "out")
-    assert provenance.source_problem(found) == "is not there any more"
+    assert provenance.source_problem(found) == "no longer exists"
     other = write_model(tmp_path / "deep" / "er" / "model", configs.config("qwen2", "v4"))
     assert found.source == str(other)
     assert provenance.source_problem(found) == "has changed"
@@ -202,7 +202,7 @@ def test_a_source_in_another_tree_is_a_name_and_found_by_this_machine(
     found = provenance.record(tmp_path / "out")
     assert found is not None
     assert found.source == str(tmp_path / "base")  # where people put the two
-    assert provenance.source_problem(found) == "is not there any more"
+    assert provenance.source_problem(found) == "no longer exists"
 
 
 def test_where_nothing_can_be_kept_the_record_is_written_all_the_same(
@@ -226,7 +226,7 @@ def test_a_commit_on_the_hub_that_is_not_in_the_cache_keeps_its_id(tmp_path: Pat
     name = f"acme/demo@{'0' * 40}"
     found = provenance.record(put(tmp_path, {**GOOD, "source": name}))
     assert found is not None
-    assert (found.source, provenance.source_problem(found)) == (name, "is not there any more")
+    assert (found.source, provenance.source_problem(found)) == (name, "no longer exists")
 
 
 @pytest.mark.parametrize(
@@ -235,4 +235,4 @@ def test_a_commit_on_the_hub_that_is_not_in_the_cache_keeps_its_id(tmp_path: Pat
 def test_a_source_of_any_text_ends_the_lineage(source: str, tmp_path: Path) -> None:
     """Somebody may have edited the file; it names no checkpoint then, or itself."""
     (made,) = provenance.lineage(put(tmp_path, {**GOOD, "source": source}))
-    assert provenance.source_problem(made) == "is not there any more"
+    assert provenance.source_problem(made) == "no longer exists"

@@ -46,9 +46,9 @@ def made(card: str, step: str = "It was done.", command: str = "ropetool extend 
 
 def test_the_card_says_what_the_certificate_does_not_bind() -> None:
     data = {**CERTIFICATE, "full_hash": False, "unbound": 14_900_000_000}
-    assert "could change" not in with_verification(made(""), CERTIFICATE)
+    assert "can miss a change" not in with_verification(made(""), CERTIFICATE)
     card = with_verification(made(""), data)
-    assert "The fingerprint reads samples of the weights, and 13.88 GiB of them could change unseen" in card
+    assert "The fingerprint covers samples of the weights and can miss a change in 13.88 GiB of them" in card
 
 
 def test_a_hostile_check_is_letters_in_the_table() -> None:
@@ -384,7 +384,7 @@ def test_what_others_put_beside_an_export_stays(model: Path) -> None:
     Path("x.gguf.Modelfile").write_text("FROM ./y.gguf\n")
     done = run("export", "model", "-o", "x.gguf")
     assert done.code == 0
-    assert "Note: x.gguf.README.md is left as it is: no record of ropetool lists it\n" in done.err
+    assert "Note: x.gguf.README.md is not replaced, because it is not listed in a ropetool record\n" in done.err
     assert (list(Path("x.gguf.README.md").iterdir()), text("x.gguf.Modelfile")) == ([], "FROM ./y.gguf\n")
 
 
@@ -493,6 +493,6 @@ def test_a_card_beside_a_file_that_is_a_link_elsewhere_is_refused(tmp_path: Path
     first = gguf_making.model(tmp_path / "in" / "m.gguf")
     (tmp_path / "id_ed25519").write_text("secret")
     model_card.beside(first, model_card.CARD).symlink_to(tmp_path / "id_ed25519")
-    with pytest.raises(CheckpointError, match="is a link that leads out of the checkpoint"):
+    with pytest.raises(CheckpointError, match="is a link to a file outside the checkpoint"):
         ropetool.apply(ropetool.plan(first, "linear", factor=2), first, tmp_path / "out.gguf")
     assert not list(tmp_path.glob("out*"))

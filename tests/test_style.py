@@ -242,7 +242,7 @@ def test_conversion_inside_text_config_touches_nothing_outside() -> None:
 
 
 CONFLICTS = {
-    "type": (config("llama", "v4", rope_scaling={**YARN, "type": "linear"}), 'rope_type is "yarn" and type is "linear"'),
+    "type": (config("llama", "v4", rope_scaling={**YARN, "type": "linear"}), 'rope_type is "yarn", but type is "linear"'),
     "scaled and not": (
         config("llama", "v4", rope_scaling=YARN, rope_parameters=DEFAULT),
         r"yarn factor 4.0 theta 10000 against default theta 10000",
@@ -286,11 +286,11 @@ NOT_READ = {
         "gemma3_text", config("gemma3_text", "v5", rope_parameters={"full_attention": DEFAULT, "sliding_attention": 3}),
         "3 is not an object",
     ),
-    "no text_config": ("gemma3", {"model_type": "gemma3"}, "keeps its rope keys in text_config"),
+    "no text_config": ("gemma3", {"model_type": "gemma3"}, "text_config must be an object"),
     "an unknown kind of layer": (
-        "gemma3_text", config("gemma3_text", "v4", layer_types=["full_attention", "chunked_attention"]), "not a kind of layer",
+        "gemma3_text", config("gemma3_text", "v4", layer_types=["full_attention", "chunked_attention"]), "not a layer type",
     ),
-    "a kind too few": ("olmo3", config("olmo3", "v4", layer_types=["full_attention"]), "one kind for each"),
+    "a kind too few": ("olmo3", config("olmo3", "v4", layer_types=["full_attention"]), "one layer type for each"),
 }  # fmt: skip
 
 

@@ -239,7 +239,9 @@ def test_a_wrapper_inside_wrappers_is_refused_at_once(tmp_path: Path) -> None:
 
 def test_a_wrapper_without_its_text_model_is_refused(tmp_path: Path) -> None:
     source = write_config(tmp_path / "m", {"model_type": "llava"})
-    with pytest.raises(InvalidRope, match="llava keeps its rope keys in text_config, an object; it is null"):
+    with pytest.raises(
+        InvalidRope, match="text_config must be an object, because it contains the rope keys of llava; it is null"
+    ):
         ropetool.plan(source, "yarn", factor=4)
 
 

@@ -72,14 +72,16 @@ class Certificate:
         return {**vars(self), "checks": checks, "versions": dict(self.versions), "lengths": list(self.lengths)}
 
     @classmethod
-    def from_json(cls, data: Any, where: str, try_: str = "ropetool verify, which makes a new one") -> Certificate:
+    def from_json(
+        cls, data: Any, where: str, try_: str = "ropetool verify, which writes a new certificate"
+    ) -> Certificate:
         """Return the certificate that this data holds; keys of a later version are ignored.
 
         Raises: CorruptFile if a key is absent, has another type, or contradicts another.
         """
         problem = _problem(data)
         if problem:
-            raise CorruptFile(f"it is not a certificate of ropetool ({problem})", where=where, try_=try_)
+            raise CorruptFile(f"not a valid ropetool certificate ({problem})", where=where, try_=try_)
         known = {field.name: data[field.name] for field in dataclasses.fields(cls) if field.name in data}
         checks = tuple({key: check[key] for key in provenance.CHECK} for check in data["checks"])
         return cls(**{**known, "checks": checks, "lengths": tuple(data.get("lengths", ()))})
@@ -106,7 +108,7 @@ def reach(certificate: Mapping[str, Any]) -> str:
         return ""
     much = "most" if missing is None else byte_size(missing)
     return (
-        f"the fingerprint reads samples of the weights, and {much} of them could change unseen; --full-hash reads all"
+        f"the fingerprint covers samples of the weights and can miss a change in {much} of them; --full-hash covers all"
     )
 
 
@@ -127,7 +129,7 @@ def read(path: Path, place: Path | None = None) -> Certificate | None:
     else:
         found = read_optional_object(place)
         data = None if found is None else found[1].get(provenance.CERTIFICATE, ABSENT)
-        where, again = str(place), "give another FILE to --certificate"
+        where, again = str(place), "pass another FILE to --certificate"
     return None if data is None else Certificate.from_json(data, where, again)
 
 
@@ -158,7 +160,7 @@ def write(path: Path, certificate: Certificate, place: Path | None = None) -> Pa
                 raise
         if not fingerprints.holds(path, certificate.fingerprint):
             raise OutputError(
-                "was written anew by another command while this certificate was made, of the files that were there",
+                "another command rewrote the checkpoint during the verification, so the certificate is not written",
                 where=str(file), try_=escaping.command("ropetool", "verify", path, *_again(certificate.suite)),
             )  # fmt: skip
 
@@ -188,7 +190,7 @@ def kept(path: Path, new: Certificate, place: Path | None = None) -> str:
         words += ["--lengths", ",".join(map(str, sorted({*held.lengths, *new.lengths})))]
     if held.baseline is not None and new.baseline is None:
         words += ["--baseline", held.baseline]
-    return f"the certificate of {held.made[:10]} stays, for it is wider: {more}; to replace it: `{escaping.command(*words)}`"
+    return f"the certificate of {held.made[:10]} is kept, because it covers more: {more}; to replace it, run `{escaping.command(*words)}`"
 
 
 def wider(held: Certificate, new: Certificate) -> str:
@@ -200,22 +202,22 @@ def wider(held: Certificate, new: Certificate) -> str:
         return ""
     more = []
     if held.verdict != PARTIAL and new.verdict == PARTIAL:
-        more.append("all of it ran")
+        more.append("all its checks ran")
     if held.verdict == PASS and new.verdict == UNDECIDED:
-        more.append(f"it passed, at grade {held.grade}")
+        more.append(f"a pass at grade {held.grade}")
     if held.verdict == PASS and _rank(GRADES, held.grade) > _rank(GRADES, new.grade):
-        more.append(f"grade {held.grade} and not {new.grade}")
+        more.append(f"grade {held.grade} instead of {new.grade}")
     if _rank(SUITES, held.suite) > _rank(SUITES, new.suite):
-        more.append(f"the {held.suite} suite and not the {new.suite} one")
+        more.append(f"suite {held.suite} instead of {new.suite}")
     besides = sorted({*held.lengths} - {*new.lengths})
     if besides and len({*held.lengths}) > len({*new.lengths}):
-        more.append(f"lengths {', '.join(map(str, besides))} besides")
+        more.append(f"also lengths {', '.join(map(str, besides))}")
     elif held.longest > new.longest:
-        more.append(f"up to {held.longest} tokens and not {new.longest}")
+        more.append(f"up to {held.longest} tokens instead of {new.longest}")
     if held.baseline is not None and new.baseline is None:
-        more.append(f"the baseline {held.baseline}")
+        more.append(f"baseline {held.baseline}")
     if SAME_TABLES in _names(held) - _names(new):
-        more.append("compared with another file of the model")
+        more.append("a comparison with a different file of the model")
     return ", ".join(more)
 
 
@@ -241,7 +243,7 @@ def check_place(path: Path, place: Path) -> None:
     try:
         check_output(place, path, force=True)
     except OutputError as error:
-        raise OutputError(error.message, where=f"--certificate {place}", try_="give another FILE") from None
+        raise OutputError(error.message, where=f"--certificate {place}", try_="pass another FILE") from None
     state(path, place)
 
 
@@ -252,14 +254,14 @@ def state(path: Path, place: Path | None = None) -> State:
     """
     found = read(path, place)
     if found is None:
-        return State(NONE, "no verification of it is on record")
+        return State(NONE, "no verification of it is recorded")
     if not fingerprints.holds(path, found.fingerprint):
         if place is not None:
             raise CheckpointError(
-                f"it is the certificate of another model than {path}, or of this one before a change",
-                where=f"--certificate {place}", try_="give another FILE, or remove this one",
+                f"this certificate is for different files than {path} contains now",
+                where=f"--certificate {place}", try_="pass another FILE, or remove this one",
             )  # fmt: skip
-        why = "its config, tokenizer, templates or weights are not those that its certificate was made for"
+        why = "its config, tokenizer, templates or weights have changed since its certificate was written"
         return State(STALE, why, found)
     return State(*_judged(found), found)
 
@@ -279,9 +281,9 @@ def _judged(found: Certificate) -> tuple[str, str]:
     if found.verdict == FAIL:
         return FAILED, f"it failed {measured}: {_named(found, FAIL)}"
     if found.verdict == PARTIAL:
-        return PARTIAL, f"it went through {measured} in part: not run were {_named(found, NOT_RUN)}"
+        return PARTIAL, f"{measured} ran only in part: {_named(found, NOT_RUN)} did not run"
     if found.verdict == UNDECIDED:
-        return UNDECIDED, f"{measured} left undecided: {_named(found, UNDECIDED)}"
+        return UNDECIDED, f"{measured} could not decide {_named(found, UNDECIDED)}"
     if not _named(found, PASS):
         return PARTIAL, f"{measured} checked nothing"
     inexact = _named(found, INEXACT)
@@ -306,7 +308,7 @@ def shortfall(path: Path, length: int) -> str:
     if found.name != PASSED or found.certificate is None:
         return found.why
     reached = found.certificate.longest
-    return "" if reached >= length else f"{found.why}, but states a context of {length}"
+    return "" if reached >= length else f"{found.why}, but its context length is {length}"
 
 
 # --- what may stand in it
@@ -336,7 +338,7 @@ def _problem(data: Any) -> str:
     if not _TIME.fullmatch(data["made"]):
         return f"made is {shown(data['made'])}"
     if len(data["command"]) > MAX_COMMAND:
-        return f"command is of {len(data['command']):,} characters"
+        return f"command is a text of {len(data['command']):,} characters"
     for number, check in enumerate(data["checks"]):
         problem = provenance.check_problem(check)
         if not problem and check["verdict"] not in _VERDICTS:
@@ -344,7 +346,7 @@ def _problem(data: Any) -> str:
         if problem:
             return problem.replace(" is ", f" of check {number} is ", 1)
     if not _is_lengths(data.get("lengths", [])) or not isinstance(data.get("baseline"), (str, type(None))):
-        return f"lengths is {shown(data.get('lengths', ABSENT))}, and baseline {shown(data.get('baseline', ABSENT))}"
+        return f"lengths is {shown(data.get('lengths', ABSENT))} and baseline is {shown(data.get('baseline', ABSENT))}"
     cache = data.get("cache_type")
     if cache is not None and not (isinstance(cache, str) and _CACHE.fullmatch(cache)):
         return f"cache_type is {shown(cache)}"
@@ -361,12 +363,12 @@ def _contradiction(data: Mapping[str, Any]) -> str:
     found = {check["verdict"] for check in data["checks"]}
     verdict = FAIL if FAIL in found else PARTIAL if NOT_RUN in found else UNDECIDED if UNDECIDED in found else PASS
     if data["verdict"] != verdict:
-        return f"verdict is {shown(data['verdict'])}, and its checks come to {verdict}"
+        return f"verdict is {shown(data['verdict'])}, but its checks result in {verdict}"
     if not 0 <= data["longest"] <= MAX_LENGTH:
         return f"longest is {shown(data['longest'])}"
     printed = data["fingerprint"]
     if not fingerprints.PATTERN.fullmatch(printed) or fingerprints.is_full(printed) != data["full_hash"]:
-        return f"fingerprint is {shown(data['fingerprint'])}, and full_hash {shown(data['full_hash'])}"
+        return f"fingerprint is {shown(data['fingerprint'])} and full_hash is {shown(data['full_hash'])}"
     return ""
 
 

@@ -13,7 +13,7 @@ from ropetool.rope.tables import LARGEST, MAX_LENGTH, SMALLEST, is_number
 
 MAX_SIZE = 2**16  # heads, channels: no model has more, and a hostile count would cost memory
 MAX_LAYERS = 2**12  # each is an entry of several lists; the deepest known have 126, llama.cpp reads 512
-PUBLISHED = "give the key the value that the model was published with"
+PUBLISHED = "set the key to the value in the published config.json"
 _POSITIVE = {
     names.FACTOR, names.ATTENTION_FACTOR, names.ATTN_FACTOR, names.LOW_FREQ_FACTOR, names.HIGH_FREQ_FACTOR,
 }  # fmt: skip
@@ -69,7 +69,7 @@ def check_sizes(part: Mapping[str, Any], family: Family, context_key: str, where
 
 def _check_share(value: Any, where: str) -> None:
     if not is_number(value):
-        raise _refused(f"{shown(value)} is not a number: it says how much of each head rotates", where)
+        raise _refused(f"{shown(value)} is not a number; this key sets the share of each head that rotates", where)
 
 
 def _window_is_off(part: Mapping[str, Any], family: Family) -> bool:
@@ -87,9 +87,14 @@ def _is_whole(value: Any, low: int, high: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
+def not_a_length(value: object) -> str:
+    """Return the sentence about a value that is not a valid context length."""
+    return f"{value} is not a length; it is a whole number of tokens from 2 to {MAX_LENGTH}"
+
+
 def _check_length(value: Any, where: str) -> None:
     if not _is_whole(value, 2, MAX_LENGTH):
-        raise _refused(f"{shown(value)} is not a length; it is a whole number of tokens from 2 to {MAX_LENGTH}", where)
+        raise _refused(not_a_length(shown(value)), where)
 
 
 def _is_beyond(value: Any, largest: float) -> bool:
@@ -105,7 +110,7 @@ def check_param(key: str, value: Any, where: str) -> None:
         values, largest = (value, LARGEST_DIVISOR) if isinstance(value, list) else ([value], LARGEST)
         beyond = next((v for v in values if _is_beyond(v, largest)), None)
         if beyond is not None:
-            raise _refused(f"{shown(beyond)} is beyond what is computed, {SMALLEST:g} to {largest:g}", where)
+            raise _refused(f"{shown(beyond)} is outside the supported range, {SMALLEST:g} to {largest:g}", where)
     if key in _POSITIVE and not (is_number(value) and value > 0):
         raise _refused(f"{shown(value)} is not a finite number above 0", where)
     if key in _NOT_NEGATIVE and not (is_number(value) and value >= 0):
@@ -117,8 +122,8 @@ def check_param(key: str, value: Any, where: str) -> None:
     if key == names.MROPE_SECTION and not (
         isinstance(value, list) and value and all(_is_whole(n, 0, MAX_SIZE) for n in value)
     ):
-        raise _refused(f"{shown(value)} is not a list of whole numbers, the pairs that turn by each axis", where)
+        raise _refused(f"{shown(value)} is not a list of whole numbers, the rotary pairs of each axis", where)
     if key == names.TRUNCATE and not isinstance(value, bool):
         raise _refused(f"{shown(value)} is neither true nor false", where)
     if key in _LISTS and not (isinstance(value, list) and value and all(is_number(v) and v > 0 for v in value)):
-        raise _refused("it is a list of finite numbers above 0, one per rotary pair", where)
+        raise _refused("it must be a list of finite numbers above 0, one per rotary pair", where)

@@ -111,7 +111,7 @@ def read(file: Path) -> EditLog:
         return EditLog(tuple(map(LoggedEdit.from_json, found[1]["edits"])), found[1].get("complete") is True)
     except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
         raise CorruptFile(
-            f"it is not a log of edits of ropetool ({error!r})", where=str(path), try_="move it away, then run again"
+            f"not a valid ropetool edit log ({error!r})", where=str(path), try_="move it away, then run again"
         ) from None
 
 
@@ -145,7 +145,7 @@ def check_room(log: EditLog, edit: LoggedEdit, file: Path) -> None:
         before = f" after {len(log.edits)} earlier edits" if log.edits else ""
         undo = f", or {command('ropetool', 'restore', file)} to undo the last edit first" if log.edits else ""
         raise ConfigError(
-            f"the edit could not be undone: its log has no room for it{before}; the log {error.message}",
+            f"this edit could not be undone: the edit log has no room for it{before} (the log {error.message})",
             where=str(file), try_=f"-o FILE to write a copy{undo}",
         ) from None  # fmt: skip
 

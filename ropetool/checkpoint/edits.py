@@ -10,6 +10,7 @@ from ropetool import names
 from ropetool.files.hf import ABSENT, Edit
 from ropetool.files.hf.jsontext import shown
 
+PLAN_AGAIN = "make a new plan with ropetool extend ... --dry-run --plan-out FILE"
 METADATA, TENSORS = "metadata", "tensors"  # the two parts of a GGUF model that plans edit
 
 
@@ -40,7 +41,7 @@ class FileEdit:
         """
         file, path = data["file"], data["path"]
         if file not in EDITED_FILES:
-            raise ValueError(f"{shown(file)} is not a file that a plan edits")
+            raise ValueError(f"{shown(file)} is not a file that plans edit")
         if not isinstance(path, list) or not path or not all(isinstance(key, str) for key in path):
             raise ValueError(f"{shown(path)} is not a path to a key")
         return cls(file, tuple(path), data.get("old", ABSENT), data.get("new", ABSENT))

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ropetool.checkpoint import identity, provenance
-from ropetool.checkpoint.edits import METADATA, TENSORS, FileEdit
+from ropetool.checkpoint.edits import METADATA, PLAN_AGAIN, TENSORS, FileEdit
 from ropetool.checkpoint.gguf_edits import patch_of, plain_number, plain_value
 from ropetool.checkpoint.identity import Identity
 from ropetool.checkpoint.provenance import Provenance
@@ -32,7 +32,7 @@ def type_problem(key: str, value: Value, type_: ValueType) -> str:
     if value.type is not type_:
         return f"key {key} has wrong type {value.type.label} but expected type {type_.label}"
     if type_ is ValueType.STR and len(value.raw) > MAX_TEXT_BYTES:
-        return f"key {key} is {len(value.raw)} bytes long; no value that is known has more than a few letters"
+        return f"key {key} is {len(value.raw)} bytes long; all known values have only a few letters"
     return ""
 
 
@@ -90,7 +90,9 @@ class GgufCheckpoint:
         is_text = kind is not None and not type_problem(parts.GENERAL_TYPE, kind, ValueType.STR)
         parts.check_gguf(str(kind.decode()) if kind is not None and is_text else "", found, Path(self.where))
         if not found:
-            raise InvalidRope(f"{ARCHITECTURE} is missing, so nothing says how its keys are read", where=self.where)
+            raise InvalidRope(
+                f"{ARCHITECTURE} is missing, so the keys of the file cannot be interpreted", where=self.where
+            )
         return found
 
     @property
@@ -146,7 +148,7 @@ class GgufCheckpoint:
         for key, value in patch.set.items():
             plain = plain_value(value)
             if "value" not in plain:
-                raise ConfigError("it holds an array or a long text, which a plan cannot state", where=key)
+                raise ConfigError("a plan cannot store an array or a long text", where=key)
             edits.append(FileEdit(METADATA, (key,), plain_value(self.values.get(key)), plain))
         edits += [FileEdit(METADATA, (key,), plain_value(self.values.get(key)), ABSENT) for key in sorted(patch.remove)]
         edits += [FileEdit(TENSORS, (n,), self.numbers(n), vector.tolist()) for n, vector in patch.tensors.items()]
@@ -158,10 +160,7 @@ class GgufCheckpoint:
             name = edit.path[0]
             present = plain_value(self.values.get(name)) if edit.file == METADATA else self.numbers(name)
             if present != edit.old:
-                raise PlanMismatch(
-                    f"{name} is not what it was when the plan was made", where=self.where,
-                    try_="make a new plan with ropetool extend ... --dry-run --plan-out FILE",
-                )  # fmt: skip
+                raise PlanMismatch(f"{name} has changed since the plan was made", where=self.where, try_=PLAN_AGAIN)
 
 
 def stored_in(header: GgufHeader) -> dict[str, StoredTensor]:

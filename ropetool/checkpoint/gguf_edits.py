@@ -50,7 +50,7 @@ def _value(data: Any, key: str) -> Value:
             return Value.array(ValueType[name.removeprefix(ARRAY_OF).upper()], data["value"])
         return Value.of(ValueType[name.upper()], data["value"])
     except (KeyError, TypeError) as error:
-        raise ConfigError(f"the plan states no value of a known type ({error})", where=key) from None
+        raise ConfigError(f"the plan does not contain a value of a known type ({error})", where=key) from None
 
 
 def _vector(data: Any, name: str) -> npt.NDArray[np.float32]:
@@ -59,11 +59,11 @@ def _vector(data: Any, name: str) -> npt.NDArray[np.float32]:
     Raises: ConfigError if it is not a list of finite numbers.
     """
     if not isinstance(data, list) or not data or not all(map(is_number, data)):
-        raise ConfigError("the plan states no list of finite numbers", where=name)
+        raise ConfigError("the plan does not contain a list of finite numbers", where=name)
     with np.errstate(over="ignore"):
         vector = np.array(data, np.float32)
     if not np.isfinite(vector).all():
-        raise ConfigError("the plan states numbers beyond f32", where=name)
+        raise ConfigError("the plan contains numbers that do not fit f32", where=name)
     return vector
 
 
@@ -74,7 +74,7 @@ def patch_of(edits: Sequence[FileEdit]) -> Patch:
     """
     foreign = next((e.file for e in edits if e.file not in (METADATA, TENSORS)), None)
     if foreign is not None:
-        raise ConfigError("the plan edits it, and a GGUF model has no such file", where=foreign)
+        raise ConfigError("the plan edits this file, which a GGUF model does not have", where=foreign)
     values = {e.path[0]: e for e in edits if e.file == METADATA}
     return Patch(
         {key: _value(edit.new, key) for key, edit in values.items() if edit.new is not ABSENT},

@@ -68,7 +68,7 @@ class HfCheckpoint:
             why, built_in = self.likeness
             if not why:
                 raise
-            try_ = f"--as {built_in}, where the model computes what that class does"
+            try_ = f"--as {built_in}, if the model computes the same as that class"
             raise UnknownFamily(f"{unknown.message}; {why}", where=unknown.where, try_=try_) from None
 
     @property

@@ -31,9 +31,7 @@ def check(part: Config, family: Family, where: str) -> None:
         value = at(part, key)
         fault = rule(value, part, family) if value is not None else ""
         if fault:
-            raise InvalidRope(
-                fault, where=f"{where}: {key}", try_=f"take {key} from the config.json that was published"
-            )
+            raise InvalidRope(fault, where=f"{where}: {key}", try_=f"copy {key} from the published config.json")
 
 
 def _kinds(value: Any, part: Config, family: Family) -> str:
@@ -43,19 +41,19 @@ def _kinds(value: Any, part: Config, family: Family) -> str:
         listed = value if isinstance(value, list) else list(value) if isinstance(value, str) else []
         if listed and all(isinstance(kind, str) and kind in {*letters, *_words(family)} for kind in listed):
             return ""
-        return f"{shown(value)} is not a text with one of {' '.join(letters)} for each layer"
+        return f"{shown(value)} is not a text with one of the letters {' '.join(letters)} for each layer"
     if not isinstance(value, list) or len(value) != part.get(names.NUM_HIDDEN_LAYERS, len(value)):
-        return "it is not a list with one kind for each of the num_hidden_layers layers"
+        return "it is not a list with one layer type for each of the num_hidden_layers layers"
     known = _words(family)
     strange = next((kind for kind in value if not isinstance(kind, str) or kind not in known), None)
     if strange is None:
         return ""
     has = (
-        f"of {family.model_type}; it has {', '.join(family.layer_types)}"
+        f"of {family.model_type}; its layer types are {', '.join(family.layer_types)}"
         if family.nested
         else "that transformers knows"
     )
-    return f"{shown(strange)} is not a kind of layer {has}"
+    return f"{shown(strange)} is not a layer type {has}"
 
 
 def _words(family: Family) -> set[str]:
@@ -77,10 +75,10 @@ def _numbers(value: Any, part: Config, family: Family) -> str:
 def _indices(value: Any, part: Config, family: Family) -> str:
     count = part.get(names.NUM_HIDDEN_LAYERS)
     if not isinstance(value, list) or not all(_is_whole(index) for index in value):
-        return f"{shown(value)} is not a list of layers by their numbers"
+        return f"{shown(value)} is not a list of layer numbers"
     first = family.kind_indices_from
     if not any(index >= first and (count is None or index < first + count) for index in value):
-        return f"{shown(value)} names no layer of the model, so that none would attend"
+        return f"{shown(value)} does not contain a layer of the model, so no layer would attend"
     return ""
 
 
@@ -89,7 +87,7 @@ def _offset(value: Any, part: Config, family: Family) -> str:
     return (
         ""
         if _is_whole(value) and 0 <= value < period
-        else f"{shown(value)} is not a layer of each {period}: it is a whole number from 0 to {period - 1}"
+        else f"{shown(value)} is not a layer of a pattern of {period}: it must be a whole number from 0 to {period - 1}"
     )
 
 

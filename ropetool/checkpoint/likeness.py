@@ -32,12 +32,12 @@ def alike(config: Mapping[str, Any], tensors: Collection[str]) -> tuple[str, tup
     fits = (family.model_type for family in known if family.architecture in classes)
     by_class = tuple(sorted(fits, key=lambda name: (name not in families.baked(), name)))
     if by_class:
-        return f"its class {classes[0]} is that of", by_class
+        return f"its class {classes[0]} belongs to", by_class
     if not tensors:
         return "", ()
     alone = (family for family in map(families.get, families.exported()) if family.alone)
     by_names = [family.model_type for family in alone if not misfit(family, tensors)]
-    return "its tensors are named as those of", tuple(sorted(by_names, key=lambda name: (name != "llama", name)))
+    return "its tensor names match", tuple(sorted(by_names, key=lambda name: (name != "llama", name)))
 
 
 def misfit(family: Family, tensors: Collection[str]) -> str:
@@ -54,7 +54,7 @@ def misfit(family: Family, tensors: Collection[str]) -> str:
     present = {f"{prefix}0.{kind}" if found else kind for kind, found in kinds.items()}
     unknown = sorted(present - rows.keys())
     if unknown:
-        return f"it has {unknown[0]}, which that class has not"
+        return f"it has {unknown[0]}, which that class does not have"
     missing = sorted(name for name, row in rows.items() if not row.when and name not in present)
     return f"it lacks {missing[0]}, which that class needs" if missing else ""
 
@@ -72,14 +72,18 @@ def edits_as(config: Mapping[str, Any], model_type: str, tensors: Collection[str
     if inside:
         return _inner_edits(config, inside, model_type, where)
     if is_text(own) and (own in records.unrotated() or families.wrapper_of(own) or (served and served.own_name)):
-        raise InvalidRope(
-            f"{shown(own)} is a known type, so --as does not apply to it", where=place, try_="leave out --as"
-        )
+        raise _already_known(own, place)
     family = _asked(config, model_type, where)
     objection = "" if "quantization_config" in config else misfit(family, tensors) if tensors else ""
     if objection:
-        raise LossyExport(f"this is not a {model_type}: {objection}", where=place)
+        raise LossyExport(f"the model does not match {model_type}: {objection}", where=place)
     return _retyped(config, (), family)
+
+
+def _already_known(model_type: Any, where: str) -> InvalidRope:
+    return InvalidRope(
+        f"{shown(model_type)} is a known type, so --as does not apply to it", where=where, try_="leave out --as"
+    )
 
 
 def _asked(config: Mapping[str, Any], model_type: str, where: str) -> Family:
@@ -91,15 +95,15 @@ def _asked(config: Mapping[str, Any], model_type: str, where: str) -> Family:
     if wrapper is not None:
         known = families.find(wrapper.default) is not None
         raise UnknownFamily(
-            f"{model_type} is a config around that of a text model, and --as names the class of the text model itself",
+            f"{model_type} is a wrapper around a text model; --as requires the type of the text model",
             where="--as", try_=f"--as {wrapper.default}" if known else "ropetool families",
         )  # fmt: skip
     family = families.get(model_type, where)
     unstated = next((key for key in (*SIZES, family.context_key) if config.get(key) is None), None)
     if unstated is not None:
         raise InvalidRope(
-            f"{unstated} is not stated, so a {model_type} would take its class's own", where=where,
-            try_=f"state {unstated} in config.json, where the model has it under another name",
+            f"{unstated} is missing, so {model_type} would use its default", where=where,
+            try_=f"set {unstated} in config.json, if the model stores it under a different key",
         )  # fmt: skip
     return family
 
@@ -140,17 +144,14 @@ def _inner_edits(config: Mapping[str, Any], path: tuple[str, ...], model_type: s
     if stated == model_type and families.find(model_type) is not None:
         return []
     if families.find(families.text_type(config)) is not None or (is_text(stated) and stated in records.unrotated()):
-        raise InvalidRope(
-            f"{shown(stated)} is a known type, so --as does not apply to it", where=f"{place}.{names.MODEL_TYPE}",
-            try_="leave out --as",
-        )  # fmt: skip
+        raise _already_known(stated, f"{place}.{names.MODEL_TYPE}")
     return _retyped(inner, path, _asked(inner, model_type, place))
 
 
 def untyped(config: Mapping[str, Any]) -> str:
     """Return what the class of a config without model_type says of its family, behind a semicolon; empty without one."""
     why, fitting = alike(config, ())
-    return f'; {why} {fitting[0]}: state "model_type": "{fitting[0]}"' if fitting else ""
+    return f'; {why} {fitting[0]}: add "model_type": "{fitting[0]}"' if fitting else ""
 
 
 def remedy(config: Mapping[str, Any], tensors: Collection[str]) -> tuple[str, str]:

@@ -27,9 +27,11 @@ from ropetool.files.output import Rule
 
 LEFT_BEHIND = frozenset({".git", ".cache", "__pycache__"})  # of a source, which no output carries along
 _SHOWN = 5
-NOT_LISTED = "no record of ropetool lists it"
+NOT_LISTED = "is not listed in a ropetool record"
 _REWRITTEN = {names.PROVENANCE_JSON, names.CARD}  # in a directory: `verify` writes figures into both
-_NO_DIGEST = "its record has no digest of it: an earlier version wrote the record, or the file was edited in place"
+_NO_DIGEST = (
+    "its record does not contain a digest: an earlier version wrote the record, or the file was edited in place"
+)
 
 
 # --- what a record lists
@@ -91,14 +93,14 @@ class _Output:
         file, listed = self.files[name], self._listed[name]
         status = os.lstat(file)
         if not stat.S_ISREG(status.st_mode):
-            return "it is not a regular file any more"
+            return "it is no longer a regular file"
         if listed.get("size", status.st_size) != status.st_size:
-            return f"it has {status.st_size:,} bytes, and {listed['size']:,} were written"
+            return f"it has {status.st_size:,} bytes instead of {listed['size']:,}"
         if "sha256" in listed:
             if digests.of_file(file) == listed["sha256"]:
                 return ""
             again = status.st_mtime_ns != listed.get("mtime_ns")
-            return "it was written again since" if again else "its bytes have changed, its time has not"
+            return "it was rewritten" if again else "its bytes have changed, but not its modification time"
         if "inode" not in listed and REFLINKED not in listed:
             return _NO_DIGEST
         inode = (status.st_dev, status.st_ino)
@@ -107,7 +109,7 @@ class _Output:
         source = self._sources.get(name)
         if source is not None and digests.of_file(file) == digests.of_file(source):
             return ""
-        return "it was linked from the source, which does not have the same bytes now"
+        return "it was linked from the source, which now has different bytes"
 
     def changes(self, names_: Iterable[str]) -> dict[str, str]:
         """Return the changed files by name, with the change of each."""
@@ -161,7 +163,7 @@ def _objection(directory: Path, output: Path) -> str:
     rewritten = {name for name in held & _REWRITTEN if stat.S_ISREG(os.lstat(directory / name).st_mode)}
     files = {name: directory / name for name in sorted(held - rewritten)}
     changed = _Output(made, files).changes(files)
-    return f"holds files that are not as its record lists them: {_reasons(changed)}" if changed else ""
+    return f"contains files that do not match its record: {_reasons(changed)}" if changed else ""
 
 
 def _reasons(changed: Mapping[str, str]) -> str:
@@ -182,7 +184,7 @@ def files_rule(files: Sequence[Path]) -> Rule:
         record = provenance.beside(files[0])
         made = _valid(files[0])
         if made is None:
-            return NOT_LISTED if path != record or not os.path.lexists(record) else "is not a record of ropetool"
+            return NOT_LISTED if path != record or not os.path.lexists(record) else "is not a ropetool record"
         if path == record:
             return ""
         if path.name not in {each["name"] for each in made.files}:
@@ -190,7 +192,7 @@ def files_rule(files: Sequence[Path]) -> Rule:
         if path not in files and path.name.endswith(names.CARD):
             return ""
         reason = _Output(made, {file.name: file for file in (*files, path)}).change(path.name)
-        return f"is not as its record lists it: {reason}" if reason else ""
+        return f"does not match its record: {reason}" if reason else ""
 
     return rule
 

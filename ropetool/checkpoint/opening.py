@@ -45,15 +45,15 @@ def opened_as(
     if model_type is None:
         return checkpoint, (), ()
     if isinstance(checkpoint, GgufCheckpoint):
-        raise InvalidRope("a GGUF file states its architecture, and llama.cpp goes by that", where="--as")
+        raise InvalidRope("does not apply to GGUF files: llama.cpp uses the architecture in the file", where="--as")
     edits = checkpoint.edits_as(model_type)
     inside = not any(edit.path == (names.MODEL_TYPE,) for edit in edits)
     what = (
         f"the text model is read as {model_type}"
         if inside
-        else f"read as {model_type}: the output's config.json names that built-in class and no remote code"
+        else f"the model is read as {model_type}; the output's config.json names this built-in class and no remote code"
     )
-    note = f"{what}. Whether the remote code computes the same was not asked; `ropetool verify` measures the output"
+    note = f"{what}. The remote code may compute something else: measure the output with `ropetool verify`"
     return checkpoint.edited(edits), tuple(edits), (note,)
 
 

@@ -25,7 +25,7 @@ SCHEMA = 1
 CERTIFICATE = "certificate"
 EXTENSION, EXPORT = "extension", "export"
 FILES = "files"
-EDITED = "the file was edited in place, and what it was is not there any more"
+EDITED = "the file was edited in place, so its original is gone"
 _AWAY = "move it away, then run again"
 
 
@@ -132,7 +132,7 @@ def of_another(checkpoint: Path, made: Provenance | None) -> str:
     listed, size = sizes.get(checkpoint.name), checkpoint.stat().st_size
     if listed in (None, size):
         return ""
-    return f"is the record of another file of this name, of {listed:,} bytes, where {checkpoint.name} has {size:,}"
+    return f"is the record of a different file with this name: it lists {listed:,} bytes, but {checkpoint.name} has {size:,}"
 
 
 def is_of_itself(checkpoint: Path, made: Provenance) -> bool:
@@ -169,7 +169,7 @@ def source_problem(made: Provenance) -> str:
     """Return how the source differs from the record, as the end of a sentence; empty if it is unchanged."""
     source = Path(made.source)
     if not (os.path.isfile(source) or os.path.isfile(source / names.CONFIG_JSON)):  # of any text: pathlib's may raise
-        return "is not there any more"
+        return "no longer exists"
     try:
         return "" if fingerprint(source) == made.source_fingerprint else "has changed"
     except CheckpointError:
@@ -334,4 +334,4 @@ def _hub_id(named: str) -> hub.HubId | None:
 
 
 def _foreign(path: Path, reason: str) -> CorruptFile:
-    return CorruptFile(f"it is not a provenance file of ropetool ({reason})", where=str(path), try_=_AWAY)
+    return CorruptFile(f"not a valid ropetool record ({reason})", where=str(path), try_=_AWAY)

@@ -46,7 +46,8 @@ def section(config: Mapping[str, Any], family: Family, where: str) -> Mapping[st
         found = found.get(name)
         if not isinstance(found, Mapping):
             raise InvalidRope(
-                f"{family.name} keeps its rope keys in {name}, an object; it is {shown(found)}", where=where
+                f"{name} must be an object, because it contains the rope keys of {family.name}; it is {shown(found)}",
+                where=where,
             )
     named = {key: found[own] for key, own in family.size_keys.items() if own in found and key not in found}
     result: Mapping[str, Any] = {**(family.default_sizes if family.text_path else {}), **found, **named}
@@ -105,7 +106,7 @@ def _read_v4(part: Mapping[str, Any], family: Family, where: str) -> dict[str, R
     unread = family.rope_scaling_reaches == () and not isinstance(scaling, Mapping)
     keys = _keys({} if scaling is None or unread else scaling, f"{where}: rope_scaling")
     if any(isinstance(value, Mapping) for value in keys.params.values()):
-        raise InvalidRope("it is nested, and rope_scaling is read flat", where=f"{where}: rope_scaling")
+        raise InvalidRope("it is nested by layer type, but rope_scaling must be flat", where=f"{where}: rope_scaling")
     entries = {names.FULL_ATTENTION: RopeKeys(keys.rope_type, keys.rope_theta or theta, keys.params)}
     if names.SLIDING_ATTENTION in family.rope_entries:
         local = part.get(local_key)
@@ -123,8 +124,8 @@ def _read_v5(parameters: Any, family: Family, where: str) -> dict[str, RopeKeys]
     if by_layer != family.nested and parameters:
         shape, reads = ("nested by layer type", "flat") if by_layer else ("flat", "nested by layer type")
         raise InvalidRope(
-            f"it is {shape}, and {family.model_type} reads it {reads}: transformers would ignore these keys",
-            where=place, try_="write rope_parameters in the family's own form",
+            f"it is {shape}, but {family.model_type} requires it {reads}: transformers would ignore these keys",
+            where=place, try_=f"write rope_parameters {reads}",
         )  # fmt: skip
     if not family.nested:
         return {names.FULL_ATTENTION: _keys(parameters, place)}
@@ -145,7 +146,7 @@ def _keys(data: Any, where: str) -> RopeKeys:
     new, old = data.get(names.ROPE_TYPE), data.get(names.LEGACY_TYPE)
     if new is not None and old is not None and _canonical(new) != _canonical(old):
         raise AmbiguousRope(
-            f"rope_type is {shown(new)} and type is {shown(old)}; transformers 5 reads the first, 4 the second",
+            f"rope_type is {shown(new)}, but type is {shown(old)}; transformers 5 reads rope_type, transformers 4 type",
             where=where, try_="make them equal in config.json",
         )  # fmt: skip
     rope_type = _canonical(new if new is not None else old if old is not None else "default")

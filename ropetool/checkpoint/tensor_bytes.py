@@ -81,7 +81,7 @@ def _difference(found: StoredTensor | None, wanted: StoredTensor | bytes | None,
     if wanted is None:
         return "is additional"
     if isinstance(wanted, bytes):
-        return "" if read_bytes(found) == wanted else "is not what the plan says"
+        return "" if read_bytes(found) == wanted else "differs from the plan"
     if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
         return f"is {found.dtype} {list(found.shape)} instead of {wanted.dtype} {list(wanted.shape)}"
     if _same_place(found, wanted) or all(a == b for a, b in _pieces(found, wanted)):

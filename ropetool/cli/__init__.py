@@ -157,7 +157,7 @@ def _outcome(arguments: list[str]) -> int:
             raise
         return _refuse(RopetoolError(error.strerror or str(error), where=str(error.filename or "")), arguments)
     except MemoryError:
-        return _refuse(RopetoolError("the machine has no memory left for this"), arguments)
+        return _refuse(RopetoolError("the machine ran out of memory"), arguments)
     except Exception as error:  # noqa: BLE001  it is not one of ours: a bug, and to be told as one
         if traceback:
             sys.excepthook(type(error), error, error.__traceback__)
@@ -209,7 +209,7 @@ def _confess(error: Exception, arguments: list[str]) -> int:
     message = f"a bug in ropetool, not in your files ({words}); please report it with this line and the command line"
     where, try_ = (
         f"ropetool {__version__}",
-        f"ROPETOOL_TRACEBACK=1 {command('ropetool', *arguments)}  # it shows where",
+        f"ROPETOOL_TRACEBACK=1 {command('ropetool', *arguments)}  # prints the traceback",
     )
     if "--json" in arguments:
         _say_json("InternalError", where, message, try_)

@@ -163,7 +163,7 @@ def _pairs(text: str) -> tuple[int, ...]:
                 raise ValueError
             if len(found) + end - start > MAX_PAIRS:
                 raise ConfigError(
-                    f"{text!r} names more than {MAX_PAIRS} pairs, and no head has so many", where="--pairs"
+                    f"{text!r} contains more than {MAX_PAIRS} pairs; no head has that many", where="--pairs"
                 )
             found += range(start, end)
     except ValueError:

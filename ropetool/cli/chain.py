@@ -33,13 +33,13 @@ class Chain:
         export, waived = options["export"], options["allow_unverified"]
         verified = options["verify"] or (export is not None and not waived)
         if dry_run and (verified or export is not None):
-            raise click.UsageError("--dry-run writes nothing that --verify or --export could take")
+            raise click.UsageError("--verify and --export need an output, which --dry-run does not write")
         if waived and (options["verify"] or export is None):
-            raise click.UsageError("--allow-unverified goes with --export, and without --verify")
+            raise click.UsageError("--allow-unverified requires --export, and excludes --verify")
         if options["suite"] is not None and not verified:
-            raise click.UsageError("--suite goes with --verify or --export")
+            raise click.UsageError("--suite requires --verify or --export")
         if options["grade"] is not None and not verified:
-            raise click.UsageError("--grade goes with --verify or --export")
+            raise click.UsageError("--grade requires --verify or --export")
         suite = (options["suite"] or "quick") if verified else None
         return cls(
             suite, options["grade"], Path(export) if export is not None else None, options["force"], options["sidecars"]
@@ -49,7 +49,7 @@ class Chain:
         """Refuse to export what is a GGUF file already."""
         if self.export is not None and source.format == "gguf":
             raise ConfigError(
-                "the source is a GGUF file, and so is the output: nothing is left to export",
+                "the source is a GGUF file, so the output is one too: there is nothing to export",
                 where=f"--export {self.export}", try_="leave out --export, and name the output with -o",
             )  # fmt: skip
 
@@ -62,7 +62,7 @@ class Chain:
 
         where, file, output = f"--export {self.export}", self.export.resolve(), target.resolve()
         if output == file or output in file.parents:
-            raise OutputError(f"it lies in the output, {target}", where=where, try_="give another FILE")
+            raise OutputError(f"is inside the output, {target}", where=where, try_="pass another FILE")
         try:
             notes(files.check(self.export, source, Limits(), force=self.force))
         except OutputError as error:
@@ -87,7 +87,7 @@ class Chain:
             found["export"] = self._exported(output, self.export, as_json)
         elif self.export is not None:
             found["export"] = None
-            notes([f"{self.export} is not written: the output did not pass its verification"])
+            notes([f"{self.export} was not written, because the output did not pass its verification"])
         return code, found
 
     def _exported(self, output: Path, file: Path, as_json: bool) -> dict[str, Any]:

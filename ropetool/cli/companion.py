@@ -39,7 +39,9 @@ class Companion:
         try:
             source = local_source(named)
             if source.resolve() == of.resolve():
-                raise ConfigError("it is the model itself", try_="the checkpoint that drafts tokens for it")
+                raise ConfigError(
+                    "is the model itself, not its draft model", try_="pass the checkpoint of the draft model"
+                )
             plan = _planned(source, planned)
             check_companion(model, plan)
             stated = inspect(opened(source), as_type).trained_length
@@ -51,8 +53,8 @@ class Companion:
             raise
         if stated not in (None, model.trained_length):
             note = (
-                f"{where} states {stated} tokens, and the model {model.trained_length}: it gets the model's table, and what it "
-                f"drafts beyond {stated} tokens is for a serving run to show"
+                f"{where} was trained for {stated} tokens, the model for {model.trained_length}: when you serve both, check how "
+                f"many drafted tokens the model accepts beyond {stated} tokens"
             )
             plan = replace(plan, notes=(*plan.notes, note))
         return cls(source, plan, plan.output_beside(source))
@@ -68,7 +70,8 @@ class Companion:
         own, place = target.resolve(), self.output.resolve()
         if own == place or own in place.parents or place in own.parents:
             raise OutputError(
-                f"the companion goes there, and the model's output to {target}", where=str(self.output), try_="give another -o",
+                f"the draft model cannot be written here, because the model is written to {target}", where=str(self.output),
+                try_="pass another -o",
             )  # fmt: skip
         check_place(target, self.source)
         try:
@@ -76,8 +79,8 @@ class Companion:
             check_target(self.plan, self.source, self.output, force=force)
         except OutputError as error:
             raise OutputError(
-                f"the companion goes there, and it {error.message}", where=error.where,
-                try_="move it away, or give the draft another name" + ("" if force else "; --force replaces what ropetool wrote"),
+                f"the draft model cannot be written here: it {error.message}", where=error.where,
+                try_="move it away, or rename the draft model" + ("" if force else "; --force replaces an output of ropetool"),
             ) from None  # fmt: skip
 
 
@@ -92,5 +95,5 @@ def _planned(source: Path, planned: Planned) -> Plan:
             planned(source, ORIGINAL)
         except RopetoolError:
             raise error from None
-        error.try_ = f"add --from {ORIGINAL}: its scaling gives way to the model's"
+        error.try_ = f"add --from {ORIGINAL}, to replace its scaling by the model's"
         raise

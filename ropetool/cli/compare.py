@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ropetool.choosing.results import Comparison
 
 
-AS_PLAN = "{} --dry-run --plan-out FILE, and that by --plan FILE"
+AS_PLAN = "{} --dry-run --plan-out FILE, then --plan FILE"
 
 
 def separated(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str]:
@@ -169,12 +169,12 @@ def compare_command(
 def compared(source: Path | Checkpoint, *, quiet: bool = False, **options: Any) -> Comparison:
     """Return the comparison with these options of the command; show progress and the duration ahead."""
     from ropetool.choosing.comparing import compare
-    from ropetool.cli.progress import bar
+    from ropetool.cli.progress import bar, unfinished
     from ropetool.plans.advice import CLOSED_FORMS
     from ropetool.verification.gate import Limits
 
     if options["factors"] and options["target_lengths"]:
-        raise click.UsageError("--factors and --target-length are two ways to say how far: give one of them")
+        raise click.UsageError("pass only one of --factors and --target-length")
     if not options["methods"] and (options["factors"] or options["target_lengths"]):
         options["methods"] = CLOSED_FORMS
     grade = options.pop("grade")
@@ -185,9 +185,5 @@ def compared(source: Path | Checkpoint, *, quiet: bool = False, **options: Any) 
                 source, limits=limits, progress=progress, say=None if quiet else lambda line: notes([line]), **options
             )
     except KeyboardInterrupt as error:
-        unkept, rows = getattr(error, "unkept", ""), getattr(error, "rows", 0)
-        if unkept:
-            notes([f"what was measured is not kept: {unkept}"])
-        else:
-            notes([f"{rows} rows are kept; the same command with --resume goes on"] if rows else ["nothing was kept"])
+        notes([unfinished(error)])
         raise

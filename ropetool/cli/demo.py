@@ -55,7 +55,7 @@ def _new_folder(directory: str) -> Path:
         folder.mkdir()
     except OSError as error:
         raise OutputError(
-            f"it cannot be made ({error.strerror})", where=directory, try_="ropetool demo NEW-FOLDER"
+            f"cannot be created ({error.strerror})", where=directory, try_="ropetool demo NEW-FOLDER"
         ) from None
     return folder
 
@@ -103,7 +103,7 @@ def _parity(target: Path, exported: Path) -> str:
     try:
         found = logit_parity(target, exported, embedded_documents()[0], PASSAGE_TOKENS)
     except MissingDependency as missing:
-        return f"not measured, llama-cpp-python is not installed; {missing.try_}"
+        return f"not measured: llama-cpp-python is not installed; {missing.try_}"
     return f"largest difference {found.difference:.1e} of the largest logit over {found.tokens} tokens"
 
 

@@ -82,9 +82,9 @@ def doctor_command(
     if not sources:
         raise click.UsageError("Missing argument 'SOURCE...'.")
     if output is not None and (not fix or len(sources) != 1):
-        raise click.UsageError("--output goes with --fix and one SOURCE")
+        raise click.UsageError("--output requires --fix and exactly one SOURCE")
     if in_place and not fix:
-        raise click.UsageError("--in-place goes with --fix")
+        raise click.UsageError("--in-place requires --fix")
     check_in_place(in_place, copy_if_needed, {"--output": output})
     if sarif_file is not None:
         sarif.check_place(Path(sarif_file))
@@ -92,7 +92,7 @@ def doctor_command(
     with bar("checkpoints") as shown:
         found = examine(sources, source=origin, only=only, for_runtimes=for_runtimes, progress=shown)
     if output is not None and len(found.examined) != 1:
-        raise click.UsageError("--output names one copy, and SOURCE holds several checkpoints")
+        raise click.UsageError("--output writes one copy, but SOURCE contains several checkpoints")
     repairs = (
         repaired(found, Destination(None if output is None else Path(output), in_place, copy_if_needed)) if fix else ()
     )

@@ -196,7 +196,7 @@ def extend_command(
     from ropetool.report.planned import applied_json, applied_text, plan_text, planned_json
 
     if companion is not None and plan_out is not None:
-        raise click.UsageError("--plan-out holds one plan: have the companion's written by a command of its own")
+        raise click.UsageError("--plan-out stores one plan: run a separate command for the plan of the draft model")
     edits_itself, copy_if_needed = options["in_place"], options["copy_if_needed"]
     excluded = {
         "--output": output,
@@ -207,9 +207,9 @@ def extend_command(
     chain = Chain.of(options, dry_run)
     auto = method == AUTO
     if tune_minutes is not None and not auto:
-        raise click.UsageError("--tune-minutes goes with --method auto")
+        raise click.UsageError("--tune-minutes requires --method auto")
     if auto and companion is not None:
-        raise click.UsageError("--method auto chooses for one model: name the method for --companion")
+        raise click.UsageError("--method auto does not work with --companion: name the method")
     peeked = config_alone(source) if dry_run and plan_out is None and not auto else None
     path = peeked or local_source(source)
     opened = cache(open_checkpoint)
@@ -329,7 +329,7 @@ def _advised(
     }
     given = [name for name, value in of_a_method.items() if value]
     if given:
-        raise click.UsageError(f"{given[0]} is a parameter of a method: name it with --method")
+        raise click.UsageError(f"{given[0]} is a parameter of a method: name the method with --method")
     method, attention_factor, why = advised_method(
         source,
         factor,
@@ -363,19 +363,16 @@ def _measured(
     from ropetool.plans.advice import CLOSED_FORMS
 
     if (factor is None) == (target_length is None):
-        raise click.UsageError("--method auto needs --factor or --target-length")
+        raise click.UsageError("--method auto requires either --factor or --target-length")
     given = {
         "-p": params, "--attention-factor": attention_factor != "auto",
         **{f"--{name.replace('_', '-')}": options[name] for name in OF_A_METHOD},
     }  # fmt: skip
+    given |= {"--as": options["as_type"], "--config-style": options["config_style"]}
     for option in (name for name, value in given.items() if value):
-        raise click.UsageError(f"{option} says how, and --method auto measures that: name the method with --method")
-    for option in (name for name, key in (("--as", "as_type"), ("--config-style", "config_style")) if options[key]):
-        raise click.UsageError(f"{option} is not for --method auto: name the method with --method")
+        raise click.UsageError(f"--method auto does not accept {option}: name the method with --method")
     if tune_minutes is not None and options["original_length"] is not None:
-        raise click.UsageError(
-            "--tune-minutes tunes from the length that the file states: leave out one of it and --original-length"
-        )
+        raise click.UsageError("--tune-minutes requires the original length in the file: leave out --original-length")
     _check_reach(source, factor, target_length, reading, options)
     unmeasured = {"--method": None, "--tune-minutes": None}
     line = click.get_current_context().find_root().obj
@@ -391,9 +388,7 @@ def _measured(
     if tune_minutes is None:
         return _Found(choice.plan, why, tuned=False)
     if choice.plan.method != DEFAULT:
-        return _Found(
-            choice.plan, f"{why}; not tuned: tuning judges against {DEFAULT}, over which this was chosen", tuned=False
-        )
+        return _Found(choice.plan, f"{why}; not tuned, because tuning supports only {DEFAULT}", tuned=False)
     from ropetool.cli.progress import bar
     from ropetool.registry import addition
 
@@ -403,8 +398,10 @@ def _measured(
             progress=progress, say=None if quiet else lambda line: notes([line]),
         )  # fmt: skip
     if not tuned.is_better:
-        return _Found(choice.plan, f"{why}; tuning found nothing that is surely better than the default", tuned=False)
-    return _Found(tuned.plan, f"tuned, {tuned.winner}: surely better than the default on unseen text", tuned=True)
+        return _Found(choice.plan, f"{why}; tuning found nothing significantly better than the default", tuned=False)
+    return _Found(
+        tuned.plan, f"tuned, {tuned.winner}: significantly better than the default on unseen text", tuned=True
+    )
 
 
 def _check_reach(

@@ -143,7 +143,7 @@ def set_command(source: str, key: str, words: tuple[str, ...], from_file: str | 
     most = 1 if from_file is not None else 2
     if not most - 1 <= len(words) <= most:
         raise click.UsageError(
-            f"takes FILE KEY {'[TYPE] with --from-file' if from_file is not None else '[TYPE] VALUE'}."
+            f"expects FILE KEY {'[TYPE] with --from-file' if from_file is not None else '[TYPE] VALUE'}."
         )
     typed = len(words) == most
     if typed and not is_type(words[0]):
@@ -184,7 +184,7 @@ def _text_of(path: str) -> str:
     if path != "-":
         raw = read_regular(Path(path), MAX_VALUE_BYTES)
     elif len(raw := sys.stdin.buffer.read(MAX_VALUE_BYTES + 1)) > MAX_VALUE_BYTES:
-        raise CorruptFile(f"is longer than {MAX_VALUE_BYTES:,} bytes, the most that is read", where="standard input")
+        raise CorruptFile(f"has more than {MAX_VALUE_BYTES:,} bytes, the limit for a value", where="standard input")
     return raw.decode("utf-8", "surrogateescape")
 
 
@@ -197,7 +197,7 @@ def _headers(
 
     check_in_place(in_place, copy_if_needed, {"--output": output})
     if not in_place and output is None:
-        raise click.UsageError("needs -o FILE for a copy, or --in-place.")
+        raise click.UsageError("requires -o FILE for a copy, or --in-place.")
     return editable(source) if in_place else read_shards(local_source(source))
 
 
@@ -257,7 +257,7 @@ def split_command(
     from ropetool.plans.resharding import PREFIX, split_model
 
     if max_size is None and max_tensors is None:
-        raise click.UsageError("needs --max-size or --max-tensors.")
+        raise click.UsageError("requires --max-size or --max-tensors.")
     limits = limits_of(max_size, max_tensors, PREFIX)
     with bar(BYTES) as shown:
         done = split_model(Path(local_source(source)), Path(output), limits, force=force, progress=shown)

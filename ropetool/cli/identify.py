@@ -91,11 +91,11 @@ def identify_command(
     from ropetool.servers.opening import open_server
 
     if [server, logprobs, prompts_out].count(None) != 2:
-        raise click.UsageError("one of --server URL, --logprobs FILE and --prompts-out FILE says who answers")
+        raise click.UsageError("pass exactly one of --server, --logprobs and --prompts-out")
     if length is not None and len(length) != 1:
-        raise click.UsageError("--length takes one number of tokens")
+        raise click.UsageError("--length accepts only one number of tokens")
     if (source is None) == (gguf is None):
-        raise click.UsageError("one of --source DIR and --gguf FILE says what is served")
+        raise click.UsageError("pass exactly one of --source and --gguf")
     longest = None if length is None else length[0]
     asked = asking.Asked(longest, count, device, dtype)
     with ExitStack() as stack, bar() as progress:
@@ -130,7 +130,7 @@ def _directory(source: str) -> HfCheckpoint:
     checkpoint = open_checkpoint(local_source(source))
     if not isinstance(checkpoint, HfCheckpoint):
         raise ConfigError(
-            "the reference is run by transformers, which needs a directory", where="--source",
+            "must be a directory, because transformers computes the reference", where="--source",
             try_=f"--gguf {word(source)}",
         )  # fmt: skip
     return checkpoint

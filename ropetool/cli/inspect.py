@@ -72,7 +72,9 @@ def inspect_command(
 
         if advice is None:
             raise ConfigError(
-                "its rotation is not known: there is nothing to draw", where=source, try_="without --html"
+                "its RoPE settings cannot be decoded, so there is nothing to draw",
+                where=source,
+                try_="leave out --html",
             )
         write_file(inspection_page(found, with_bounds(advice), command_line()), Path(html))
     if target_length is None or (found.rope is not None and target_length <= found.rope.max_position_embeddings):

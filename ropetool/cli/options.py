@@ -275,7 +275,7 @@ def check_new(option: str, path: Path) -> None:
     from ropetool.files.output import check_place
 
     if os.path.lexists(path):
-        raise ConfigError("it exists already", where=f"{option} {path}", try_="another name, or remove it")
+        raise ConfigError("exists already", where=f"{option} {path}", try_="pass another name, or remove the file")
     with _named(option, path):
         check_place(path, _NO_SOURCE)
 
@@ -311,7 +311,7 @@ def list_value(name: str, value: str, option: str = "") -> Any:
     text = value if value.lstrip().startswith("[") else _small_text(where, value)
     data = parse_object(f'{{"{name}": {text}}}' if text.lstrip().startswith("[") else text, where).get(name)
     if not isinstance(data, list):
-        raise ConfigError(f"it holds no list called {name}", where=where)
+        raise ConfigError(f"does not contain a list {name}", where=where)
     return data
 
 
@@ -320,11 +320,11 @@ def _small_text(where: str, value: str) -> str:
     try:
         # A device has no end, and a list of one number per rotary pair is short.
         if not path.is_file() or path.stat().st_size > LIST_FILE_BYTES:
-            raise ConfigError(f"it is neither a JSON list nor a file of at most {LIST_FILE_BYTES:,} bytes", where=where)
+            raise ConfigError(f"is neither a JSON list nor a file of at most {LIST_FILE_BYTES:,} bytes", where=where)
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"it cannot be read ({reason})", where=where) from None
+        raise ConfigError(f"cannot be read ({reason})", where=where) from None
 
 
 @contextmanager
@@ -334,7 +334,7 @@ def _named(option: str, path: Path) -> Iterator[None]:
         yield
     except OutputError as error:
         hint = error.try_.replace("another -o", "another name").replace("an -o", "a name")
-        raise ConfigError(f"it cannot be written ({error.message})", where=f"{option} {path}", try_=hint) from None
+        raise ConfigError(f"cannot be written ({error.message})", where=f"{option} {path}", try_=hint) from None
 
 
 _IN_PLACE = click.option(
@@ -355,10 +355,10 @@ def in_place(command: Callable[..., Any]) -> Callable[..., Any]:
 def check_in_place(in_place: bool, copy_if_needed: bool, others: Mapping[str, Any]) -> None:
     """Refuse options that do not go together. others: by name, with what was given for those that ask for an output."""
     if copy_if_needed and not in_place:
-        raise click.UsageError("--copy-if-needed goes with --in-place")
+        raise click.UsageError("--copy-if-needed requires --in-place")
     given = [name for name, value in others.items() if value]
     if in_place and given:
-        raise click.UsageError(f"--in-place writes no output, so {given[0]} says nothing")
+        raise click.UsageError(f"--in-place edits the source itself and does not accept {given[0]}")
 
 
 # --- help of commands with many options

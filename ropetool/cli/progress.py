@@ -70,6 +70,21 @@ def bar(unit: str = "tokens") -> Iterator[Update]:
         progress.stop()
 
 
+def unfinished(interrupt: KeyboardInterrupt, again: str = "the same command with --resume") -> str:
+    """Return the note on the measurements of an interrupted command.
+
+    again: the command that continues.
+    """
+    unkept, rows = getattr(interrupt, "unkept", ""), getattr(interrupt, "rows", 0)
+    if unkept:
+        return f"the measurements were not saved: {unkept}"
+    return (
+        f"{rows} rows are saved; to continue, run {again}"
+        if rows
+        else "nothing was saved: no measurement was completed"
+    )
+
+
 def _line(console: Console) -> Progress:
     """Return a display of one line, whatever the width: what is being done gives way to the figures."""
     from rich.progress import BarColumn, Progress, ProgressColumn, Task

@@ -35,8 +35,8 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
     """Refuse an option of earlier versions, and name what took its place."""
     if value is not None:
         raise click.UsageError(
-            "--max-ratio, --max-tax and --min-retrieval are gone: --grade publishable, usable or research states the limit "
-            "for every length, 1.03, 1.10 or 1.5 times the baseline's perplexity and 0.05, 0.10 or 0.20 of the answers lost; "
+            "--max-ratio, --max-tax and --min-retrieval were removed. Pass --grade publishable, usable or research: at every "
+            "length, it allows 1.03, 1.10 or 1.5 times the baseline's perplexity, and 0.05, 0.10 or 0.20 of the answers lost. "
             "--grade research is nearest to the old limits"
         )
 
@@ -244,7 +244,7 @@ def _served(options: dict[str, Any]) -> Served | None:
     if url is None:
         given = next((name for name, value in named.items() if value), None)
         if given is not None:
-            raise click.UsageError(f"--{given.replace('_', '-')} needs --server URL")
+            raise click.UsageError(f"--{given.replace('_', '-')} requires --server URL")
         return None
     from ropetool.verification.options import UNSERVED
     from ropetool.verification.served import Served
@@ -253,11 +253,11 @@ def _served(options: dict[str, Any]) -> Served | None:
         **UNSERVED,
         "certificate": UNSERVED["certificate_file"],
         "max_kl": UNSERVED["against"],
-        **dict.fromkeys(OF_FILES, "it is about the model's files, and the served model is judged"),
+        **dict.fromkeys(OF_FILES, "it applies only to files"),
     }
     for name, reason in reasons.items():
         if options.get(name) not in (None, False, ()):
-            raise click.UsageError(f"--{name.replace('_', '-')} is not for a server's model: {reason}")
+            raise click.UsageError(f"--{name.replace('_', '-')} does not apply to a served model: {reason}")
     return Served(url, score_prompts=options.pop("score_prompts"), **named)
 
 
@@ -272,14 +272,14 @@ def _engine(options: dict[str, Any]) -> Engine | None:
         given = next((name for name, value in {**sizes, "score_prompts": score_prompts}.items() if value), None)
         if given is not None:
             needs = "--server URL or --runner vllm" if given == "score_prompts" else "--runner vllm"
-            raise click.UsageError(f"--{given.replace('_', '-')} needs {needs}")
+            raise click.UsageError(f"--{given.replace('_', '-')} requires {needs}")
         return None
     if "served" in options:
-        raise click.UsageError("--runner is not for a server's model: the server runs it")
+        raise click.UsageError("--runner does not apply to a served model: the server runs it")
     usual = {"against": None, "judge": None, "compare_with": None, "device": "auto"}
     for name, value in usual.items():
         if options[name] != value:
-            raise click.UsageError(f"--{name.replace('_', '-')} is not for --runner vllm")
+            raise click.UsageError(f"--runner vllm does not accept --{name.replace('_', '-')}")
     from ropetool.verification.runners.vllm_engine import Engine
 
     return Engine(score_prompts=score_prompts, **{name: size for name, size in sizes.items() if size is not None})
@@ -293,7 +293,7 @@ def _told_commands(target: Path, options: Mapping[str, Any]) -> bool:
     lines = addition("lm_eval_lines")(target, Path(options["lm_eval"]), **named)
     if lines:
         show("".join(f"{line}\n" for line in lines))
-        notes([f"there are no logs in {options['lm_eval']}, so nothing is verified; these commands make them"])
+        notes([f"{options['lm_eval']} does not contain logs yet: run these commands, then verify again"])
     return not lines
 
 
@@ -322,7 +322,7 @@ def measured(
     again: the next step after an interruption; empty for none.
     words: the command line of this verification; None for the running command.
     """
-    from ropetool.cli.progress import bar
+    from ropetool.cli.progress import bar, unfinished
     from ropetool.verification.checkpoints import verify_target
     from ropetool.verification.gate import Limits
     from ropetool.verification.options import VerifyOptions
@@ -355,13 +355,8 @@ def measured(
             else:
                 result = verify_target(target, chosen, progress=progress, say=say)
     except KeyboardInterrupt as error:
-        unkept, rows = getattr(error, "unkept", ""), getattr(error, "rows", 0)
-        if unkept:
-            notes([f"what was measured is not kept: {unkept}"])
-        elif again and rows:
-            notes([f"{rows} rows are kept; {again} goes on"])
-        elif again:
-            notes(["nothing was measured that could be kept"])
+        if again or getattr(error, "unkept", ""):
+            notes([unfinished(error, again)])
         raise
     if report is not None:
         from ropetool.plans.serving import serving_lines

@@ -11,7 +11,7 @@ from typing import Any
 from ropetool import families, names
 from ropetool.checkpoint.edits import FileEdit
 from ropetool.doctor.cases import Case, rope_keys
-from ropetool.doctor.findings import ERROR, NOTE, WARNING, Finding
+from ropetool.doctor.findings import ERROR, NOTE, WARNING, Finding, misspelt
 from ropetool.doctor.remedies import fixed, stating
 from ropetool.errors import RopetoolError
 from ropetool.files.hf.jsontext import shown
@@ -68,7 +68,9 @@ def _number(text: str) -> int | float | None:
 def number_as_text(case: Case) -> Iterator[Finding]:
     for edit in numbers_as_text(case):
         key = ".".join(edit.path)
-        sentence = f"{key} is the text {shown(edit.old)} and not the number {edit.new}: readers stop, or compare texts"
+        sentence = (
+            f"{key} is the text {shown(edit.old)} instead of the number {edit.new}: runtimes stop, or compare text"
+        )
         yield Finding("number-as-text", ERROR, sentence, fixed(case), edit.path[-1])
 
 
@@ -80,29 +82,27 @@ def unread_key(case: Case) -> Iterator[Finding]:
     for place, _ in rope_keys(case.hf.config, family.text_path):
         key = place[-1]
         if key == names.ATTN_FACTOR:
-            sentence = f"{'.'.join(place)} is not read by transformers; vLLM and SGLang multiply their own factor by it"
+            sentence = f"transformers does not read {'.'.join(place)}; vLLM and SGLang multiply their own factor by it"
             yield Finding(
-                "unread-key", WARNING, sentence, f"state {names.ATTENTION_FACTOR}, which transformers reads", key
+                "unread-key", WARNING, sentence, f"set {names.ATTENTION_FACTOR}, which transformers reads", key
             )
         elif key not in known:
-            said = Finding("unread-key", NOTE, f"{'.'.join(place)} is read by no rope type", key=key)
+            said = Finding("unread-key", NOTE, f"no rope type reads {'.'.join(place)}", key=key)
             yield _misspelt(".".join(place), key, known, NEAR_KEY) or said
     for key in case.section.keys() - {*OUTER, family.context_key}:
         if (said_of := _misspelt(key, key, OUTER, NEAR_OUTER)) is not None:
             yield said_of
     if case.section.get(DUAL_CHUNK):
-        sentence = f"{DUAL_CHUNK} asks for another attention beyond its chunks, which transformers does not compute"
+        sentence = (
+            f"{DUAL_CHUNK} enables a different attention beyond its chunks, which transformers does not implement"
+        )
         yield Finding("unread-key", NOTE, sentence, key=DUAL_CHUNK)
 
 
 def _misspelt(place: str, key: str, known: Iterable[str], near: float) -> Finding | None:
     """Return what to say of a key that is nearly one that is read, None of any other."""
     meant = get_close_matches(key, known, 1, near)
-    return (
-        Finding("unread-key", WARNING, f"{place} is read by nobody", f"did you mean {meant[0]}?", key)
-        if meant
-        else None
-    )
+    return misspelt(place, meant[0], key) if meant else None
 
 
 def mscale_pair(case: Case) -> Iterator[Finding]:
@@ -138,7 +138,7 @@ def _mscales(entry: LayerRope, where: str) -> Finding | None:
         f"{where}{present} is set without {missing}: transformers ignores it, so the attention factor is {computed:.6g}; "
         f"DeepSeek's own code computes {ratio:.6g}"
     )
-    step = f"set {names.ATTENTION_FACTOR} to {computed:.6g} to keep this table, or to {ratio:.6g} if the model was trained so"
+    step = f"set {names.ATTENTION_FACTOR} to {computed:.6g} to keep this table, or to {ratio:.6g} if the model was trained that way"
     return Finding("mscale-pair", WARNING, text, step, present)
 
 
@@ -148,5 +148,5 @@ def tokenizer_limit(case: Case) -> Iterator[Finding]:
     limit = (case.hf.files.tokenizer_config or {}).get(names.MODEL_MAX_LENGTH)
     context = case.rope.max_position_embeddings
     if is_number(limit) and limit < context:
-        said = f"the tokenizer's {names.MODEL_MAX_LENGTH} is {limit}, and the context {context}: texts may be cut there"
+        said = f"the tokenizer's {names.MODEL_MAX_LENGTH} is {limit}, below the context length {context}: texts may be cut there"
         yield Finding("tokenizer-limit", WARNING, said, stating(case, context), names.MODEL_MAX_LENGTH)

@@ -36,6 +36,14 @@ class Finding:
         return self.fix.startswith("ropetool ")
 
 
+def misspelt(place: str, meant: str, key: str) -> Finding:
+    """Return the finding about a key that no runtime reads and that resembles a known one.
+
+    place: the key with its path. meant: the known key.
+    """
+    return Finding("unread-key", WARNING, f"no known runtime reads {place}", f"did you mean {meant}?", key)
+
+
 @dataclass(frozen=True)
 class Rule:
     """What is looked for. severity: the worst that it finds where --for names no runtime. formats: of which checkpoints.

@@ -136,6 +136,6 @@ def repair_plan(case: Case, rule: str) -> Plan | None:
     return Plan(
         case.format, case.checkpoint.name, LENGTH, 1.0, {}, UNSCALED if full.unscaled else CURRENT,
         trained or target.max_position_embeddings, target.max_position_embeddings, (edited.runtime,), stated,
-        tables_of(target), full.softmax_multiplier, tuple(edits), (), (f"{rule}: every table stays as it is",), SUFFIX,
+        tables_of(target), full.softmax_multiplier, tuple(edits), (), (f"{rule}: the RoPE tables do not change",), SUFFIX,
         target=target, identity=case.checkpoint.identity,
     )  # fmt: skip

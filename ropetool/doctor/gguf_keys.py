@@ -12,7 +12,7 @@ import numpy as np
 from ropetool import names
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.doctor.cases import Case
-from ropetool.doctor.findings import ERROR, NOTE, WARNING, Finding
+from ropetool.doctor.findings import ERROR, NOTE, WARNING, Finding, misspelt
 from ropetool.doctor.remedies import again, baked, with_llama3, without
 from ropetool.files.gguf import Value, ValueType
 from ropetool.rope.tables import TABLE_TOLERANCE, LayerRope
@@ -46,12 +46,12 @@ def rope_freqs_missing(case: Case) -> Iterator[Finding]:
     about = (_text(checkpoint, key) for key in checkpoint.values if key.startswith("general."))
     says = next(filter(None, map(SAYS_LLAMA_3.search, about)), None)
     said = (
-        f"no {archs.ROPE_FREQS}: Llama 3.1 divides slow pairs by 8 and 3.2 by 32, and this file, with their base, context and "
-        f"vocabulary{' and by its name one of them' if says else ''}, is rotated without"
+        f"{archs.ROPE_FREQS} is missing: the {'name, ' if says else ''}base, context and vocabulary match Llama 3.1, which divides slow "
+        "pairs by 8, or Llama 3.2, by 32"
     )
     factor = (32.0 if says[1] == "2" else 8.0) if says else 0.0
     fix = with_llama3(case, factor, LLAMA_3["trained"]) if says else ""
-    step = "export the model anew with ropetool export, or with a converter of July 2024 or later"
+    step = "export the model again with ropetool export, or with a converter of July 2024 or later"
     yield Finding("rope-freqs", ERROR if says else WARNING, said, fix or step, archs.ROPE_FREQS)
 
 
@@ -77,11 +77,11 @@ def unread_key(case: Case) -> Iterator[Finding]:
         if not POSITIONS.match(suffix) or prefix in ("general", "tokenizer", "ropetool"):
             continue
         if prefix != arch.name:
-            said = f"{key} is read for {prefix} files alone, and this one is {arch.name}"
-            yield Finding("unread-key", WARNING, said, f"state {arch.name}.{suffix}, or leave it out", key)
+            said = f"{key} applies only to {prefix} files, but this file is {arch.name}"
+            yield Finding("unread-key", WARNING, said, f"rename it to {arch.name}.{suffix}, or remove it", key)
         elif suffix not in read and not _says_nothing(arch, suffix, value):
             meant = [] if suffix in archs.TYPES else get_close_matches(suffix, sorted(read), 1, NEAR)
-            said = f"{key} is not read by llama.cpp for {arch.name}, which computes as if it were not there"
+            said = f"llama.cpp does not read {key} for {arch.name}, so it has no effect"
             hint = f"did you mean {arch.name}.{meant[0]}?" if meant else ""
             yield Finding("unread-key", WARNING, said, hint, key)
     yield from _misspelt(checkpoint, arch.name, read)
@@ -95,7 +95,7 @@ def _misspelt(checkpoint: GgufCheckpoint, arch: str, read: frozenset[str]) -> It
         if suffix == key or POSITIONS.match(suffix) or key_types.loaded(key, arch) or key_types.written(key, arch):
             continue
         if suffix not in read and (meant := get_close_matches(key, known, 1, NEAR)):
-            yield Finding("unread-key", WARNING, f"{key} is read by nobody", f"did you mean {meant[0]}?", key)
+            yield misspelt(key, meant[0], key)
 
 
 def _says_nothing(arch: archs.Architecture, suffix: str, value: Value) -> bool:
@@ -120,8 +120,8 @@ def lost_factor(case: Case) -> Iterator[Finding]:
     stated = value.number
     if stated > 0 and not math.isclose(stated, entry.attention_factor, rel_tol=SAME):
         said = (
-            f"{key} says an attention factor of {stated:.6g}, which llama.cpp discards: cos and sin are multiplied by "
-            f"{entry.attention_factor:.6g}, so scores get {(entry.attention_factor / stated) ** 2:.4g} times what it says"
+            f"{key} sets an attention factor of {stated:.6g}, which llama.cpp ignores: it multiplies cos and sin by "
+            f"{entry.attention_factor:.6g}, so scores are {(entry.attention_factor / stated) ** 2:.4g} times as large as configured"
         )
         as_written = float(str(np.float32(stated)))  # the fewest digits that are stored so
         yield Finding(
@@ -145,7 +145,7 @@ def window_unread(case: Case) -> Iterator[Finding]:
     value = checkpoint.values.get(key)
     window = value.decode() if value is not None and value.type is ValueType.U32 else 0
     if isinstance(window, int) and 0 < window < rope.max_position_embeddings:
-        said = f"{key} is {window}, and llama.cpp attends to the whole context of {rope.max_position_embeddings} tokens"
+        said = f"llama.cpp ignores {key} {window} and attends to the whole context of {rope.max_position_embeddings} tokens"
         step = f"keep texts within {window} tokens in llama.cpp"
         yield Finding("sliding-window", WARNING, said, step, key, (checkpoint.runtime,))
 
@@ -159,11 +159,11 @@ def base_missing(case: Case) -> Iterator[Finding]:
     if key in checkpoint.values:
         return
     context = rope.max_position_embeddings
-    said = f"{key} is missing, so llama.cpp takes 10000"
+    said = f"{key} is missing, so llama.cpp uses 10000"
     if context > SHORT:
         said += f", a base that few models of {context} tokens were trained with"
     yield Finding(
-        "base-missing", WARNING if context > SHORT else NOTE, said, f"state {key}, as the source's rope_theta", key
+        "base-missing", WARNING if context > SHORT else NOTE, said, f"set {key} to the source's rope_theta", key
     )
 
 
@@ -171,7 +171,7 @@ def double_scaling(case: Case) -> Iterator[Finding]:
     checkpoint, entry = case.gguf, case.full
     if checkpoint is not None and entry is not None and entry.rope_type == "longrope" and entry.factor not in (None, 1):
         key = f"{checkpoint.name}.{archs.FACTOR}"
-        said = f"{key} is {entry.factor:g} beside longrope's lists: llama.cpp divides every frequency by it once more"
+        said = f"{key} is {entry.factor:g} in a file with longrope lists: llama.cpp also divides every frequency by it"
         yield Finding("double-scaling", ERROR, said, without(case, key), key, (checkpoint.runtime,))
 
 
@@ -182,7 +182,7 @@ def rotation_off(case: Case) -> Iterator[Finding]:
         return
     key = f"{arch.name}.{archs.FINETUNED}"
     if key in checkpoint.values and all(entry.table is None for entry in rope.entries.values()):
-        said = f"{key} is false, with which llama.cpp rotates nothing for {arch.name}: right only for a model without positions"
+        said = f"{key} is false, so llama.cpp does not rotate {arch.name}: right only for a model without positions"
         yield Finding("rotation-off", WARNING, said, without(case, key), key, (checkpoint.runtime,))
 
 
@@ -203,13 +203,13 @@ def allocated_context(case: Case) -> Iterator[Finding]:
         return
     limit = entry.table.regimes[0].up_to
     said = (
-        f"llama.cpp chooses between two tables by the context that is allocated and not by the text: short texts in a context above "
-        f"{limit} tokens are rotated by the long one"
+        f"llama.cpp selects one of two tables by the allocated context, not by the text: above {limit} allocated tokens, short texts "
+        "get the long table"
     )
     yield Finding(
         "allocated-context",
         NOTE,
         said,
-        f"give llama.cpp -c {limit} for texts up to that",
+        f"pass -c {limit} to llama.cpp for texts up to {limit} tokens",
         runtimes=(checkpoint.runtime,),
     )

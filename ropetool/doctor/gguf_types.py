@@ -80,7 +80,7 @@ def retyping(case: Case) -> tuple[FileEdit, ...]:
 
 def key_type(case: Case) -> Iterator[Finding]:
     for key, each in retyped(case).items():
-        follows = "the file is not loaded" if each.asked else "a loader that asks for it stops"
-        said = f"{key} is of type {each.value.label} and llama.cpp takes {each.wanted} alone: {follows}"
+        follows = "it does not load the file" if each.asked else "a loader that reads this key stops"
+        said = f"{key} is {each.value.label}, but llama.cpp reads only {each.wanted}: {follows}"
         fix = fixed(case) if each.same else f"store it as {each.wanted}"
         yield Finding("key-type", ERROR if each.asked else WARNING, said, fix, key)

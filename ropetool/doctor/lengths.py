@@ -25,11 +25,11 @@ def length_ratio(case: Case) -> Iterator[Finding]:
     reach = round(original * entry.factor)
     sum_ = f"{original} x {entry.factor:g} = {reach}"
     if context > reach * (1 + ROUNDING):
-        said = f"the stated context of {context} tokens is beyond what the scaling reaches, {sum_}"
+        said = f"the context length of {context} tokens exceeds the reach of the scaling, {sum_}"
         yield Finding("length-ratio", ERROR, said, reaching(case, context), _context_key(case))
     elif context < reach * (1 - ROUNDING):
         said = (
-            f"the stated context of {context} tokens is short of what the scaling reaches, {sum_}: runtimes stop there"
+            f"the context length of {context} tokens is below the reach of the scaling, {sum_}: runtimes stop too early"
         )
         yield Finding("length-ratio", WARNING, said, stating(case, reach), _context_key(case))
 
@@ -41,11 +41,11 @@ def original_length(case: Case) -> Iterator[Finding]:
     if entry is None or rope is None or entry.rope_type != COUNTS_BY_LENGTH or _states_original(case):
         return
     said = (
-        f"yarn without the length before scaling: {case.checkpoint.runtime} counts its ramp in the stated context, "
-        f"{rope.max_position_embeddings} tokens, which is right only if the model was trained on that"
+        f"yarn without an original length: {case.checkpoint.runtime} computes its ramp from the context length of "
+        f"{rope.max_position_embeddings} tokens, which is right only if the model was trained on that length"
     )
     key = archs.ORIGINAL_CONTEXT_LENGTH if case.gguf else names.ORIGINAL_MAX_POSITION_EMBEDDINGS
-    yield Finding("original-length", WARNING, said, f"state {key}", _context_key(case))
+    yield Finding("original-length", WARNING, said, f"set {key} to the trained length", _context_key(case))
 
 
 def _stated_twice(case: Case) -> Iterator[Finding]:
@@ -54,9 +54,7 @@ def _stated_twice(case: Case) -> Iterator[Finding]:
     nested = case.found is not None and case.found.family is not None and case.found.family.nested
     if outer and inner and not nested and any(value != outer for value in inner):
         said = f"{key} is {outer} at the top and {inner[0]} among the rope keys: transformers reads the first, others the second"
-        yield Finding(
-            "original-length", ERROR, said, f"make both the length before scaling in {names.CONFIG_JSON}", key
-        )
+        yield Finding("original-length", ERROR, said, f"set both to the original length in {names.CONFIG_JSON}", key)
 
 
 def _inner_lengths(case: Case) -> list[object]:

@@ -44,7 +44,7 @@ def places(named: str) -> Iterator[Place]:
         return
     found = list(_within(Path(named)))
     if not found:
-        raise NotACheckpoint(f"holds no {names.CONFIG_JSON} and no GGUF file, at any depth", where=named)
+        raise NotACheckpoint(f"does not contain a {names.CONFIG_JSON} or a GGUF file, at any depth", where=named)
     yield from found
 
 
@@ -74,8 +74,8 @@ def _within(top: Path) -> Iterator[Place]:
         yield from (Place(str(path), path == top) for path in held)
         if len(seen) > MAX_FOLDERS or found > MAX_FOUND:
             raise NotACheckpoint(
-                f"holds more than {MAX_FOLDERS} folders or {MAX_FOUND} checkpoints", where=str(top),
-                try_="name fewer folders, one command each",
+                f"contains more than {MAX_FOLDERS} folders or {MAX_FOUND} checkpoints", where=str(top),
+                try_="pass smaller folders, one per command",
             )  # fmt: skip
         if depth < MAX_DEPTH:
             waiting += [(path, depth + 1) for path in reversed(inner)]
@@ -159,7 +159,7 @@ def stops(case: Case) -> Iterator[Finding]:
     for rule, said in broken.items():
         yield Finding("not-loaded", ERROR, said, step(case, rule), key_of(case, rule), runtimes=(own.name,))
     if own.rope is None and not case.refusals:
-        said = f"{own.name} {'stops with' if own.stops else 'does not compute what is stated:'} {own.refuses}"
+        said = f"{own.name} {'stops with' if own.stops else 'does not compute the configured table:'} {own.refuses}"
         yield Finding("not-loaded", ERROR, said, _newer_name(case), runtimes=(own.name,))
 
 
@@ -172,7 +172,7 @@ def _newer_name(case: Case) -> str:
             and isinstance(value, str)
             and value in names.ROPE_TYPE_ALIASES
         ):
-            return f"write {names.ROPE_TYPE_ALIASES[value]} in place of {value}, which is the same"
+            return f"write {names.ROPE_TYPE_ALIASES[value]} instead of {value}; both mean the same"
     return ""
 
 

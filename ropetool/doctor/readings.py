@@ -21,6 +21,7 @@ from ropetool.runtimes.decoded import Decoded
 
 CONFIG_STYLE, STOPS, NO_GGUF, WINDOW = "config-style", "runtime-stops", "no-gguf", "sliding-window"
 LENGTH_RULE, TRUNCATE, SCALING, TABLE = "length-rule", "truncate", "scaling-ignored", "other-table"
+AGREES = "with the table in both config styles, it agrees"
 # What a rule is about, by the field that differs; tables are looked into further.
 BY_FIELD = {
     CONTEXT: "context-length", "attention_factor": "attention-factor", "softmax_multiplier": "softmax-scale",
@@ -64,7 +65,7 @@ def _fix(case: Case, rule: str, those: Sequence[str]) -> str:
     if rule == "softmax-scale" and (line := baked(case, rule)):
         return line
     if rule == BY_FIELD[CONTEXT] and case.rope is not None:
-        return f"state the context where you serve it: {case.rope.max_position_embeddings} tokens"
+        return f"set the context length when you serve it: {case.rope.max_position_embeddings} tokens"
     return same_for(case, those) if rule != STOPS else ""
 
 
@@ -75,9 +76,7 @@ def _of(case: Case, reading: Decoded) -> Iterator[_Seen]:
     better = _in_both_styles(case, reading)
     if reading.rope is None:
         if better is not None and better.rope is not None:
-            yield _Seen(
-                CONFIG_STYLE, WARNING, f"stops with {reading.refuses}; stated in both styles it agrees", reading.name
-            )
+            yield _Seen(CONFIG_STYLE, WARNING, f"stops with {reading.refuses}; {AGREES}", reading.name)
         elif reading.stops:
             yield _Seen(STOPS, NOTE, f"stops with {reading.refuses}", reading.name)
         else:
@@ -90,7 +89,7 @@ def _of(case: Case, reading: Decoded) -> Iterator[_Seen]:
         kept = {(one.layer_type, one.field) for one in left}
         mended = [one for one in found if (one.layer_type, one.field) not in kept]
         if mended:
-            words = f"{in_words(mended)}; stated in both styles it agrees"
+            words = f"{in_words(mended)}; {AGREES}"
             yield _Seen(CONFIG_STYLE, ERROR, words, reading.name)
         found = left
     yield from (_Seen(rule, WARNING, words, reading.name) for rule, words in _by_rule(case, reading, found))
@@ -130,7 +129,7 @@ def _by_rule(case: Case, reading: Decoded, found: Sequence[Difference]) -> Itera
         with_scaling = one.field == "attention_factor" and SCALING in rules
         alike.setdefault(SCALING if with_scaling else rule, []).append(one)
     for rule, those in alike.items():
-        yield rule, in_words(those) + (f"; {names.TRUNCATE} is not read" if rule == TRUNCATE else "")
+        yield rule, in_words(those) + (f"; it does not read {names.TRUNCATE}" if rule == TRUNCATE else "")
 
 
 def _cause(case: Case, reading: Decoded, one: Difference) -> str:

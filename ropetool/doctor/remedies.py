@@ -20,7 +20,7 @@ from ropetool.rope import methods
 from ropetool.rope.tables import LayerRope, RopeSet
 
 LENGTH = "length"
-ON_HUB = "download it, and ropetool doctor FOLDER --fix"
+ON_HUB = "download it, then run ropetool doctor FOLDER --fix"
 IN_WEIGHTS = {"attention_factor", "softmax_multiplier"}  # what a bake takes out of the keys
 OPTIONS = {
     "method": "--method", "factor": "--factor", "target_length": "--target-length", "reading": "--from",
@@ -40,9 +40,13 @@ def same_for(case: Case, those: Sequence[str]) -> str:
         asked = runtimes.collapse_releases([case.checkpoint.runtime, *those])
         found = _again(case, entry, rope, (case.checkpoint.runtime, *those), asked)
         if found is not None:
-            return found.line if not found.in_weights or has_weights(case) else f"where the weights are: {found.line}"
+            return (
+                found.line
+                if not found.in_weights or has_weights(case)
+                else f"in a folder with the weights: {found.line}"
+            )
     agreeing = [each.name for each in case.readings if each.rope and rope and not rope.differences(each.rope)]
-    return f"none in the file is known; computed as it says in {named(agreeing)}" if agreeing else ""
+    return f"no fix in the file is known; these read it correctly: {named(agreeing)}" if agreeing else ""
 
 
 def has_weights(case: Case) -> bool:

@@ -24,140 +24,141 @@ RULES = (
         "Runtimes do not load it, or load a different model than the files describe.", BOTH, pointers,
     ),
     Rule(
-        "invalid-value", ERROR, "a value that no rotation follows from",
-        "A runtime stops at it, or computes with a default in its place.", BOTH, invalid,
+        "invalid-value", ERROR, "a value that is not valid for RoPE",
+        "A runtime stops with an error, or uses a default instead.", BOTH, invalid,
     ),
     Rule(
         "ambiguous", ERROR, "keys of two styles or spellings that contradict each other",
-        "Each runtime takes one of them: the same file is two models.", BOTH, ambiguous,
+        "Each runtime reads one of them, so the same file is two models.", BOTH, ambiguous,
     ),
     Rule(
-        "number-as-text", ERROR, "a number of the rope keys in quotes",
-        "Most readers stop; others compare the text with numbers.", (HF,), configs.number_as_text,
+        "number-as-text", ERROR, "a number in quotes among the rope keys",
+        "Most runtimes stop. Others compare the text with numbers.", (HF,), configs.number_as_text,
     ),
     Rule(
-        "key-type", ERROR, "a GGUF key whose type is not the one that llama.cpp takes",
-        "llama.cpp converts nothing: it refuses the file.", (GGUF,), gguf_types.key_type,
+        "key-type", ERROR, "a GGUF key with a type that llama.cpp does not read",
+        "llama.cpp does not convert types: it refuses the file.", (GGUF,), gguf_types.key_type,
     ),
     Rule(
-        "not-loaded", ERROR, "the runtime that the format is made for stops",
-        "transformers, or llama.cpp, does not run the file at all.", BOTH, stops,
+        "not-loaded", ERROR, "the format's own runtime stops",
+        "transformers (directories) or llama.cpp (GGUF files) does not run the model at all.", BOTH, stops,
     ),
     Rule(
-        "source-table", ERROR, "other positions than the checkpoint that it was made from",
-        "A conversion lost a scaling or a base: fluent at first, wrong with growing distance.", BOTH, sources.source_table,
+        "source-table", ERROR, "a RoPE table that differs from the source checkpoint",
+        "A conversion lost a scaling or a base: short texts are fluent, long texts fail.", BOTH, sources.source_table,
     ),
     Rule(
         "rope-freqs", ERROR, "a GGUF file of Llama 3.1, 3.2 or 3.3 without rope_freqs.weight",
-        "Converters before July 2024 left the divisors of its slow pairs out; beyond 8192 tokens the text falls apart. An error "
-        "where the file says which model it is, a warning where base, context and vocabulary say so.",
+        "Converters before July 2024 did not write the divisors of the slow pairs; beyond 8192 tokens the text falls apart. An "
+        "error if the file names its model, a warning if only base, context and vocabulary match.",
         (GGUF,), gguf_keys.rope_freqs_missing,
     ),
     Rule(
-        "double-scaling", ERROR, "longrope lists and a factor besides",
+        "double-scaling", ERROR, "longrope lists together with a factor",
         "llama.cpp divides every frequency twice.", (GGUF,), gguf_keys.double_scaling,
     ),
     Rule(
-        "rotation-off", WARNING, "a flag that turns rotation off",
+        "rotation-off", WARNING, "a flag that switches rotation off",
         "For Granite, rope.scaling.finetuned false means a model without positions.", (GGUF,), gguf_keys.rotation_off,
     ),
     _of_readings(
-        "config-style", ERROR, "one config style, where a runtime reads the other",
-        "rope_parameters is transformers 5's: transformers 4.57 takes the class's own base, 10000 mostly, and no scaling, without "
-        "a word. The same table in both styles is read alike by both. An error where a runtime goes wrong in silence, a "
-        "warning where it stops.",
+        "config-style", ERROR, "rope keys in a config style that a runtime does not read",
+        "transformers 5 writes rope_parameters. transformers 4.57 ignores it without a warning, and uses the default base of the "
+        "class, mostly 10000, without scaling. With both styles in the file, both read the same table. An error if a runtime "
+        "misreads it silently, a warning if it stops.",
     ),
     Rule(
         "attention-factor", ERROR, "an attention factor that a runtime drops",
-        "Scores of the rotated channels are multiplied by another number: attention is flatter or sharper everywhere. An "
-        "error in a GGUF file, where the factor stands in a key that llama.cpp discards; a warning of other runtimes.",
+        "The scores of the rotated channels get a different multiplier: attention is flatter or sharper everywhere. An error in a "
+        "GGUF file whose key llama.cpp ignores, a warning for other runtimes.",
         BOTH, lambda case: gguf_keys.lost_factor(case) if case.gguf else of_readings("attention-factor")(case),
     ),
     _of_readings(
         "softmax-scale", WARNING, "DeepSeek's mscale_all_dim, or another multiplier of the score, that a runtime drops",
-        "The whole score is multiplied by another number.",
+        "The whole score gets a different multiplier.",
     ),
     _of_readings(
-        "truncate", WARNING, "truncate that a runtime does not read",
-        "The ends of YaRN's ramp are rounded where the model was trained with them as they are.",
+        "truncate", WARNING, "a truncate key that a runtime does not read",
+        "The runtime rounds the ends of YaRN's ramp, but the model was trained without rounding.",
     ),
     _of_readings(
-        "scaling-ignored", WARNING, "a scaling that a runtime leaves out",
-        "It rotates by the table before the extension: lost beyond the original length.",
+        "scaling-ignored", WARNING, "a scaling that a runtime ignores",
+        "The runtime uses the unscaled table, which fails beyond the original length.",
     ),
     _of_readings(
-        "length-rule", WARNING, "a table that follows the length, read as one table",
-        "longrope and dynamic scaling: short texts get the long table, or long ones the short table.",
+        "length-rule", WARNING, "a table that depends on the length, but that a runtime reads as one table",
+        "With longrope and dynamic scaling, short texts get the long table, or long texts the short table.",
     ),
     _of_readings(
-        "other-table", WARNING, "other frequencies, channels or layers in a runtime, for a reason of its own",
-        "Distances look longer or shorter there than they are.",
+        "other-table", WARNING, "different frequencies, channels or layers in a runtime, for a reason that no other rule covers",
+        "The model sees distances as longer or shorter than they are.",
     ),
     _of_readings(
-        "temperature", WARNING, "a factor that grows with the position, which a runtime drops",
+        "temperature", WARNING, "a factor that grows with the position, but that a runtime drops",
         "Attention far into a text is flatter or sharper than in training.",
     ),
     Rule(
         "sliding-window", WARNING, "a sliding window that a runtime ignores",
-        "Layers look further back than in training: right up to the window, unknown beyond.",
+        "Layers attend further back than in training: right up to the window, unknown beyond.",
         BOTH, lambda case: gguf_keys.window_unread(case) if case.gguf else of_readings("sliding-window")(case),
     ),
     _of_readings(
-        "no-gguf", WARNING, "positions that no GGUF file can hold",
-        "The stock converter writes a file all the same, which computes something else in llama.cpp.",
+        "no-gguf", WARNING, "RoPE settings that a GGUF file cannot store",
+        "The stock converter writes a file anyway, and llama.cpp computes something else from it.",
     ),
     Rule(
-        "length-ratio", ERROR, "a stated context that contradicts length before scaling times factor",
-        "Too long: positions that the scaling does not reach. Too short (a warning): runtimes stop before the extension begins, and "
-        "transformers before 4.57 takes the ratio of the lengths for the factor.", BOTH, lengths.length_ratio,
+        "length-ratio", ERROR, "a context length that differs from the original length times the factor",
+        "Too long: the scaling does not reach the last positions. Too short (a warning): runtimes stop too early, and transformers "
+        "before 4.57 uses the ratio of the lengths as the factor.", BOTH, lengths.length_ratio,
     ),
     Rule(
-        "original-length", ERROR, "two lengths before scaling, or YaRN without one",
-        "Readers take one of the two. Without any (a warning) the ramp is counted in the stated context, which moves every "
-        "pair once that is raised.", BOTH,
+        "original-length", ERROR, "two different original lengths, or YaRN without one",
+        "Each runtime reads one of the two. Without any (a warning), YaRN's ramp depends on the context length: if you raise that "
+        "length, every pair changes.", BOTH,
         lengths.original_length,
     ),
     Rule(
-        "source-context", WARNING, "another stated context than the checkpoint that it was made from",
-        "Servers and user interfaces cap at what the file states.", BOTH, sources.source_context,
+        "source-context", WARNING, "a context length that differs from the source checkpoint",
+        "Servers and user interfaces limit the context to the length in the file.", BOTH, sources.source_context,
     ),
     _of_readings(
-        "context-length", WARNING, "a runtime that takes another context than the stated one",
-        "It multiplies the stated context by the factor, or stops at the length before scaling.",
+        "context-length", WARNING, "a runtime that uses a different context length",
+        "It multiplies the context length by the factor, or stops at the original length.",
     ),
     Rule(
         "mscale-pair", WARNING, "YaRN with only one of mscale and mscale_all_dim, which changes the attention factor",
-        "transformers reads the two only together, and DeepSeek's code reads each. A note if both are set and differ.",
+        "transformers reads the two keys only together, DeepSeek's code reads each. A note if both are set and differ.",
         (HF,), configs.mscale_pair,
     ),
     Rule(
         "base-missing", WARNING, "a GGUF file without rope.freq_base",
-        "llama.cpp takes 10000: right for Llama 2, wrong for most models since. A note up to 8192 tokens of context.",
+        "llama.cpp uses 10000: right for Llama 2, wrong for most later models. A note up to 8192 tokens of context.",
         (GGUF,), gguf_keys.base_missing,
     ),
     Rule(
-        "unread-key", WARNING, "a key about positions that the format's own runtime never looks at",
-        "What it says is not computed: a misspelt key, one of another architecture, or one for other readers (a note).",
+        "unread-key", WARNING, "a key about positions that the format's own runtime does not read",
+        "The key has no effect: it is misspelt, belongs to a different architecture, or is for other runtimes (a note).",
         BOTH, lambda case: gguf_keys.unread_key(case) if case.gguf else configs.unread_key(case),
     ),
     Rule(
         "tokenizer-limit", WARNING, "a tokenizer whose model_max_length is below the context",
-        "Texts are cut where truncation is on, and warned about where it is not.", (HF,), configs.tokenizer_limit,
+        "With truncation on, the tokenizer cuts longer texts. Otherwise it prints a warning.", (HF,), configs.tokenizer_limit,
     ),
     _of_readings(
-        "runtime-stops", NOTE, "another runtime stops with an error", "Nothing goes wrong in silence: it says so and does not run.",
+        "runtime-stops", NOTE, "another runtime stops with an error",
+        "The runtime reports the error and does not run, so nothing goes wrong silently.",
     ),
     Rule(
         "context-shift", NOTE, "an attention factor that llama.cpp's context shift multiplies again",
         "Only with --context-shift or --cache-reuse: cached keys grow at every shift.", (GGUF,), gguf_keys.context_shift,
     ),
     Rule(
-        "allocated-context", NOTE, "longrope's table is chosen by the allocated context",
+        "allocated-context", NOTE, "a longrope table that llama.cpp selects by the allocated context",
         "A large -c costs quality on short texts.", (GGUF,), gguf_keys.allocated_context,
     ),
     Rule(
-        "unknown-family", NOTE, "a model type or architecture of which nothing is known",
-        "Nothing is said of what runtimes make of it.", BOTH, unknown,
+        "unknown-family", NOTE, "an unknown model type or architecture",
+        "ropetool cannot report how runtimes read it.", BOTH, unknown,
     ),
 )  # fmt: skip
 

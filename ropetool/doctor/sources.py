@@ -34,14 +34,14 @@ CONTEXT_WORDS = "context "  # what set_differences says of lengths begins so
 def source_table(case: Case) -> Iterator[Finding]:
     for text in _differing(case):
         if not text.startswith(CONTEXT_WORDS):
-            said = f"other positions than its source {_name(case)}: {text}"
+            said = f"the RoPE table differs from its source {_name(case)}: {text}"
             yield Finding("source-table", ERROR, said, _mended(case), runtimes=(case.checkpoint.runtime,))
 
 
 def source_context(case: Case) -> Iterator[Finding]:
     for text in _differing(case):
         if text.startswith(CONTEXT_WORDS):
-            said = f"another length than its source {_name(case)}: {text}"
+            said = f"the context length differs from its source {_name(case)}: {text}"
             context = case.source.rope.max_position_embeddings if case.source and case.source.rope else 0
             fix = stating(case, context) or f"state {context} tokens"
             yield Finding("source-context", WARNING, said, fix, runtimes=(case.checkpoint.runtime,))
@@ -68,7 +68,7 @@ def _mended(case: Case) -> str:
     if stated.keys() == entries.keys():  # the order of channels goes with the rows of the weights
         wanted = {kind: replace(stated[kind], layout=own.layout, layers=own.layers) for kind, own in entries.items()}
         line = again(case, source.full, replace(source.rope, entries=wanted))
-    return line or f"make it of {source.name} anew"
+    return line or f"convert {source.name} again"
 
 
 def source_of(checkpoint: GgufCheckpoint) -> Case | None:

@@ -51,9 +51,9 @@ def _settled(hidden: Path) -> list[str]:
     try:
         returned = clear(hidden)
     except (OSError, CheckpointError) as error:
-        return [f"{hidden} is of a process that is gone, and {why_kept(hidden, error)}"]
-    removed = f"removed {hidden}, which a process that is gone had left"
-    return [removed, *([f"put back {', '.join(returned)}, which it had taken away"] if returned else [])]
+        return [f"{hidden} of an interrupted command {why_kept(hidden, error)}"]
+    removed = f"removed {hidden}, which an interrupted command had left"
+    return [removed, *([f"put back {', '.join(returned)}, which that command had moved away"] if returned else [])]
 
 
 def set_aside(path: Path) -> list[Path] | None:
@@ -70,10 +70,10 @@ def set_aside(path: Path) -> list[Path] | None:
 def why_kept(hidden: Path, error: OSError | CheckpointError) -> str:
     """Return why `clear` has left a hidden folder, and whether earlier files are in it, as the end of a sentence."""
     if isinstance(error, FileExistsError):
-        return f"was left, with the earlier files in {hidden / OLD}: other files have their names"
+        return f"was not removed: {hidden / OLD} contains the earlier files, and new files have their names"
     reason = error.strerror if isinstance(error, OSError) else str(error)
-    earlier = ", with the earlier files, which the next run puts back" if _may_hold_earlier(hidden) else ""
-    return f"was left{earlier}: it cannot be removed ({reason})"
+    earlier = "; it contains the earlier files, which the next run puts back" if _may_hold_earlier(hidden) else ""
+    return f"could not be removed ({reason}){earlier}"
 
 
 def _may_hold_earlier(hidden: Path) -> bool:
@@ -195,7 +195,9 @@ def alone_in(folder: Path) -> Iterator[None]:
         end = time.monotonic() + _PATIENCE
         while _try_lock(descriptor) is False:
             if time.monotonic() > end:
-                raise OutputError("another process is changing names in it, and does not end", where=str(folder))
+                raise OutputError(
+                    "another process keeps renaming files in it", where=str(folder), try_="run again later"
+                )
             time.sleep(0.02)
         yield
     finally:

@@ -49,8 +49,8 @@ def check_within(path: Path, root: Path) -> None:
         homes.append(Path(os.path.realpath(blobs.parent), blobs.name))
     if not any(home in real.parents for home in homes):
         raise CheckpointError(
-            f"is a link that leads out of the checkpoint, to {real}", where=str(path),
-            try_="remove the link, or put the file itself there if it belongs to the model",
+            f"is a link to a file outside the checkpoint, {real}", where=str(path),
+            try_="remove the link, or replace it by the file if the model needs it",
         )  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def _readable(source: Path) -> Iterator[BinaryIO]:
     try:
         real = source.resolve(strict=True)
         if not real.is_file():  # opening a pipe would wait for ever
-            raise CheckpointError("is not a regular file, so it cannot be carried over", where=str(source))
+            raise CheckpointError("is not a regular file, so it cannot be copied", where=str(source))
         file = real.open("rb")
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
         reason = getattr(error, "strerror", None) or str(error)

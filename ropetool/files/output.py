@@ -17,7 +17,7 @@ from ropetool.escaping import command
 Rule = Callable[[Path], str]
 """Returns why what stands at a path may not be replaced, as in "exists already and ...", empty if it may be."""
 
-_ELSEWHERE = "give another -o"
+_ELSEWHERE = "pass another -o"
 
 
 def anything(_: Path) -> str:
@@ -48,7 +48,7 @@ def check_place(output: Path, source: Path) -> None:
     Raises: OutputError.
     """
     if output.name in ("", ".."):
-        raise OutputError("ends in no name", where=str(output), try_=_ELSEWHERE)
+        raise OutputError("does not end in a file name", where=str(output), try_=_ELSEWHERE)
     try:
         _check_apart(output, source)
         _check_parent(output)
@@ -62,11 +62,11 @@ def _check_apart(output: Path, source: Path) -> None:
     if there == origin or (output.exists() and source.exists() and output.samefile(source)):
         problem = f"is the source, {source}"
     elif there in origin.parents:
-        problem = f"holds the source, {source}"
+        problem = f"contains the source, {source}"
     elif origin in there.parents:
         problem = f"is inside the source, {source}"
     if problem:
-        raise OutputError(f"{problem}; the source is never written", where=str(output), try_=_ELSEWHERE)
+        raise OutputError(f"{problem}; ropetool never writes to the source", where=str(output), try_=_ELSEWHERE)
 
 
 def _check_parent(output: Path) -> None:
@@ -75,7 +75,7 @@ def _check_parent(output: Path) -> None:
         return
     nearest = next(path for path in (parent, *parent.parents) if os.path.lexists(path) or path == path.parent)
     if os.path.lexists(nearest) and not nearest.is_dir():
-        raise OutputError(f"{nearest} is a file where a directory is needed", where=str(output), try_=_ELSEWHERE)
+        raise OutputError(f"{nearest} is a file, not a directory", where=str(output), try_=_ELSEWHERE)
     raise OutputError(f"the directory {parent} does not exist", where=str(output), try_=command("mkdir", "-p", parent))
 
 
@@ -96,20 +96,22 @@ def _other_kind(output: Path, directory: bool) -> str:
     if output.is_symlink():
         return "is a symbolic link"
     if output.is_dir():
-        return "" if directory else "is a directory, where a file is to be written"
+        return "" if directory else "is a directory; the output must be a file"
     if not output.is_file():
         return "is neither a file nor a directory"
-    return "is a file, where a directory is to be written" if directory else ""
+    return "is a file; the output must be a directory" if directory else ""
 
 
 def output_error(error: OSError, path: Path, *, need: int | None = None) -> OutputError:
     """Return the refusal for what the system said about writing `path`, which takes `need` bytes."""
     where = str(path)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        needed = "" if need is None else f"{need:,} bytes are needed, "
+        needed = "" if need is None else f"{need:,} bytes are needed, but "
         folder = next(parent for parent in path.absolute().parents if parent.is_dir())
         free = shutil.disk_usage(folder).free
-        return OutputError(f"no space left: {needed}{free:,} are free", where=where, try_="give an -o on another disk")
+        return OutputError(
+            f"no space left: {needed}{free:,} are free", where=where, try_="pass an -o on a disk with more space"
+        )
     if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
         return OutputError("exists already", where=where, try_=_ELSEWHERE)
     reason = error.strerror or str(error)

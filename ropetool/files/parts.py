@@ -41,16 +41,16 @@ class Part:
 # By general.type, or by general.architecture in files that are older than that key; FILE is the path.
 PARTS = {
     "mmproj": Part(
-        "is a projector of images or sound for a multimodal model, not its language model, and holds no context to extend",
-        ("ropetool", "inspect", "LANGUAGE-MODEL.gguf"), "the language model, which takes this file as it is",
+        "is the image or audio projector of a multimodal model, not its language model",
+        ("ropetool", "inspect", "LANGUAGE-MODEL.gguf"), "the language model, which works with this file unchanged",
     ),
     "adapter": Part(
         "is a LoRA adapter: changes to a model, not a model",
-        ("llama-export-lora", "-m", "BASE.gguf", "--lora", "FILE", "-o", "MERGED.gguf"), "which makes a model of both",
+        ("llama-export-lora", "-m", "BASE.gguf", "--lora", "FILE", "-o", "MERGED.gguf"), "which merges both into a model",
     ),
     "imatrix": Part(
         "is an importance matrix, not a model",
-        ("ropetool", "export", "MODEL", "--outtype", "q4_k_m", "--imatrix", "FILE"), "which quantises a model by it",
+        ("ropetool", "export", "MODEL", "--outtype", "q4_k_m", "--imatrix", "FILE"), "which quantises a model with it",
     ),
 }  # fmt: skip
 PARTS["clip"] = PARTS["mmproj"]
@@ -100,7 +100,7 @@ def check_directory(path: Path, weights: Iterable[Path], *, has_config: bool) ->
 
 def adapter(where: str, base: str = "") -> NotACheckpoint:
     """Return the refusal of an adapter without its model."""
-    try_ = f"{command('ropetool', 'inspect', base or 'BASE')}, its base model; the adapter goes with an extension of it too"
+    try_ = f"{command('ropetool', 'inspect', base or 'BASE')}, its base model; the adapter also fits an extension of that model"
     of = escaped(base) if base else "a model"
     return NotACheckpoint(f"is a PEFT adapter: changes to {of}, not a model", where=where, try_=try_)
 

@@ -60,20 +60,25 @@ def read_regular(path: Path, most: int) -> bytes:
         except OSError as error:
             raise _unreadable(error, where) from error
     if size > most or len(raw) > most:
-        raise CorruptFile(f"is {max(size, len(raw)):,} bytes long; at most {most:,} are read", where=where)
+        raise too_long(max(size, len(raw)), most, where)
     return raw
+
+
+def too_long(size: int, most: int, where: str) -> CorruptFile:
+    """Return the error about a file that is too long to be read."""
+    return CorruptFile(f"is {size:,} bytes long; ropetool reads at most {most:,}", where=where)
 
 
 def _check_kind(status: os.stat_result, where: str) -> None:
     if not stat.S_ISREG(status.st_mode):
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "special file")
-        raise CorruptFile(f"is a {kind}; a regular file is needed", where=where)
+        raise CorruptFile(f"is a {kind}, not a regular file", where=where)
 
 
 def _unreadable(error: OSError | ValueError, where: str) -> CheckpointError:
     if isinstance(error, BlockingIOError):  # a lease, as edits in place hold one
         return CheckpointError(
-            "another process edits it now, and lets nobody open it until that is done",
+            "another process is editing it and has locked it",
             where=where,
             try_="run again later",
         )

@@ -49,7 +49,7 @@ class Order:
             return None
         order = cls._parsed(hidden, raw)
         if order is None and earlier_files(hidden):  # one that was being written has taken nothing away
-            raise CorruptFile("is not a journal of ropetool", where=str(hidden / JOURNAL))
+            raise CorruptFile("is not a ropetool journal", where=str(hidden / JOURNAL))
         return order
 
     @classmethod

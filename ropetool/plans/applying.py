@@ -13,7 +13,7 @@ from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint import listings, provenance, style
-from ropetool.checkpoint.edits import edits_of_file
+from ropetool.checkpoint.edits import PLAN_AGAIN, edits_of_file
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.identity import Identity
@@ -39,9 +39,6 @@ from ropetool.runtimes import inspection
 from ropetool.runtimes.decoded import decoded
 from ropetool.weights.weight_files import weight_files
 from ropetool.weights.writing import BakedTensor, WeightFile, marks, write_weights
-
-_PLAN_AGAIN = "make a new plan with ropetool extend ... --dry-run --plan-out FILE"
-
 
 Progress = Callable[[str, int, int], None]
 
@@ -283,7 +280,7 @@ def _check_family(plan: Plan, checkpoint: HfCheckpoint) -> None:
     renamed = any(edit.new == plan.family and edit.path == (names.MODEL_TYPE,) for edit in plan.edits)
     if found != plan.family and not renamed:
         raise PlanMismatch(
-            f"the plan is for a {plan.family}, this is a {shown(found)}", where=str(checkpoint.path), try_=_PLAN_AGAIN
+            f"the plan is for a {plan.family}, this is a {shown(found)}", where=str(checkpoint.path), try_=PLAN_AGAIN
         )
 
 
@@ -294,7 +291,7 @@ def _edited_texts(plan: Plan, checkpoint: HfCheckpoint) -> dict[str, str]:
         path = checkpoint.path / name
         if not path.is_file():
             raise PlanMismatch(
-                f"the plan edits {name}, which is not there", where=str(checkpoint.path), try_=_PLAN_AGAIN
+                f"the plan edits {name}, which is not there", where=str(checkpoint.path), try_=PLAN_AGAIN
             )
         if name == names.CONFIG_JSON:
             texts[name] = checkpoint.edited(plan.edits).text
@@ -312,20 +309,20 @@ def _check_outcome(plan: Plan, source: Checkpoint) -> None:
         if plan.target is None:
             raise PlanMismatch(
                 "the plan is of an earlier version, which does not say all that a runtime must compute from the output",
-                where=source.where, try_=_PLAN_AGAIN,
+                where=source.where, try_=PLAN_AGAIN,
             )  # fmt: skip
         objection = decoded(runtime, edited).objection(plan.target)
         if objection:
             raise PlanMismatch(
                 f"with the plan's edits {runtime} would not compute what was planned ({objection}): another key has "
-                "changed", where=source.where, try_=_PLAN_AGAIN,
+                "changed", where=source.where, try_=PLAN_AGAIN,
             )  # fmt: skip
 
 
 def _check_identity(plan: Plan, now: Identity, where: Path) -> None:
     changed = plan.identity.change(now) if plan.identity is not None else ""
     if changed:
-        raise PlanMismatch(f"{changed} changed since the plan was made", where=str(where), try_=_PLAN_AGAIN)
+        raise PlanMismatch(f"{changed} changed since the plan was made", where=str(where), try_=PLAN_AGAIN)
 
 
 def _sorted_out(checkpoint: Directory) -> tuple[list[Path], tuple[str, ...]]:

@@ -28,8 +28,8 @@ LENGTH = "is not a length; it is a whole number of tokens from 2 to 2147483648"
 THETA = "is not a base; it is a finite number above 1, up to 1e+18"
 POSITIVE = "is not a finite number above 0"
 WRONG_ONE = "remove the wrong one from config.json"
-PUBLISHED = "give the key the value that the model was published with"
-OWN_FORM = "write rope_parameters in the family's own form"
+PUBLISHED = "set the key to the value in the published config.json"
+OWN_FORM = "write rope_parameters {}"
 C = "{m}/config.json"
 
 # name -> config.json as data, text or bytes; the error; the next step. inspect and extend refuse alike.
@@ -37,11 +37,11 @@ BROKEN: dict[str, tuple[Any, str, str]] = {
     "empty": ("", f"{C}: is empty", ""),
     "blank": (" \n", f"{C}: is empty", ""),
     "malformed": ('{"a": ', f"{C}: is not valid JSON: Expecting value at line 1, column 7", ""),
-    "a list": ("[1]", f"{C}: holds [1]; a JSON object is needed", ""),
-    "a number": ("3", f"{C}: holds 3; a JSON object is needed", ""),
-    "null": ("null", f"{C}: holds null; a JSON object is needed", ""),
+    "a list": ("[1]", f"{C}: contains [1] instead of a JSON object", ""),
+    "a number": ("3", f"{C}: contains 3 instead of a JSON object", ""),
+    "null": ("null", f"{C}: contains null instead of a JSON object", ""),
     "binary": (b"\x80\x02}q", f"{C}: is not UTF-8: invalid start byte at byte 0", ""),
-    "a key twice": ('{"a": 1, "a": 2}', f"{C}: names the key 'a' twice in one object", ""),
+    "a key twice": ('{"a": 1, "a": 2}', f"{C}: contains the key 'a' twice in one object", ""),
     "theta 0": (but(rope_theta=0), f"{C}: rope_theta: 0 {THETA}", PUBLISHED),
     "theta negative": (but(rope_theta=-1e4), f"{C}: rope_theta: -10000.0 {THETA}", PUBLISHED),
     "theta NaN": (but(rope_theta=float("nan")), f"{C}: rope_theta: NaN {THETA}", PUBLISHED),
@@ -78,8 +78,8 @@ BROKEN: dict[str, tuple[Any, str, str]] = {
     ),
     "type against rope_type": (
         scaled(type="linear"),
-        f'{C}: rope_scaling: rope_type is "yarn" and type is "linear"; transformers 5 reads the first, 4 the '
-        "second",
+        f'{C}: rope_scaling: rope_type is "yarn", but type is "linear"; transformers 5 reads rope_type, transformers 4 '
+        "type",
         "make them equal in config.json",
     ),
     "the styles in conflict": (
@@ -98,22 +98,22 @@ BROKEN: dict[str, tuple[Any, str, str]] = {
     "a negative attention factor": (scaled(attention_factor=-1), f"{C}: rope_scaling.attention_factor: -1 {POSITIVE}", PUBLISHED),
     "a negative divisor": (
         but(rope_scaling={"rope_type": "longrope", **LISTS, "long_factor": [1.0] * 15 + [-1.0]}),
-        f"{C}: rope_scaling.long_factor: it is a list of finite numbers above 0, one per rotary pair", PUBLISHED,
+        f"{C}: rope_scaling.long_factor: it must be a list of finite numbers above 0, one per rotary pair", PUBLISHED,
     ),
     "rope_scaling as text": (but(rope_scaling="linear"), f'{C}: rope_scaling: "linear" is not an object', ""),
     "rope_parameters as a list": (but(rope_parameters=[1]), f"{C}: rope_parameters: [1] is not an object", ""),
     "flat for gemma3": (
         {**configs.config("gemma3_text", "v5"), "rope_parameters": {**YARN, "rope_theta": 1e4}},
-        f"{C}: rope_parameters: it is flat, and gemma3_text reads it nested by layer type: transformers would ignore "
-        "these keys", OWN_FORM,
+        f"{C}: rope_parameters: it is flat, but gemma3_text requires it nested by layer type: transformers would "
+        "ignore these keys", OWN_FORM.format("nested by layer type"),
     ),
     "nested for llama": (
         {**configs.config("llama", "v5"), "rope_parameters": {"full_attention": YARN}},
-        f"{C}: rope_parameters: it is nested by layer type, and llama reads it flat: transformers would ignore these "
-        "keys", OWN_FORM,
+        f"{C}: rope_parameters: it is nested by layer type, but llama requires it flat: transformers would ignore these "
+        "keys", OWN_FORM.format("flat"),
     ),
     "no text_config": (
-        {"model_type": "gemma3"}, f"{C}: gemma3 keeps its rope keys in text_config, an object; it is null", "",
+        {"model_type": "gemma3"}, f"{C}: text_config must be an object, because it contains the rope keys of gemma3; it is null", "",
     ),
 }  # fmt: skip
 
@@ -143,13 +143,13 @@ NOT_EXTENDED: dict[str, tuple[dict[str, Any], str, str]] = {
     "an encoder": ({"model_type": "bert"}, f"{C}: bert has no rotary positions: there is nothing to extend", ""),
     "an unknown family": (
         but(model_type="zigzag"),
-        f"{C}: the model family 'zigzag' is not known; ropetool families lists those that are; its class LlamaForCausalLM is "
-        "that of llama, internlm3, iquestcoder",
-        "--as llama, where the model computes what that class does",
+        f"{C}: the model family 'zigzag' is not known; ropetool families lists those that are; its class LlamaForCausalLM "
+        "belongs to llama, internlm3, iquestcoder",
+        "--as llama, if the model computes the same as that class",
     ),
     "no family": (
         but(model_type=None),
-        f'{C}: model_type is missing, so the family is unknown; its class LlamaForCausalLM is that of llama: state '
+        f'{C}: model_type is missing, so the family is unknown; its class LlamaForCausalLM belongs to llama: add '
         '"model_type": "llama"',
         "ropetool families",
     ),

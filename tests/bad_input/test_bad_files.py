@@ -58,34 +58,34 @@ def put(name: str, content: str | bytes) -> Callable[[Path], None]:
 
 
 INDEX = "{m}/model.safetensors.index.json"
-AGAIN = "fetch the file again: it is cut short"
+AGAIN = "download the file again: it is incomplete"
 
 FILES: dict[str, tuple[Callable[[Path], None], str, str]] = {
-    "no config.json": (unlink("config.json"), "{m}: holds no config.json", "give a directory that holds a config.json"),
-    "a folder for config.json": (folder_for_config, f"{C}: is a directory; a regular file is needed", ""),
+    "no config.json": (unlink("config.json"), "{m}: does not contain a config.json", "pass a directory with a config.json"),
+    "a folder for config.json": (folder_for_config, f"{C}: is a directory, not a regular file", ""),
     "a shard that is missing": (
-        unlink(SHARD), f"{INDEX}: 'a.weight' is said to be in {SHARD}, which is not there", f"fetch {SHARD} into {{m}}",
+        unlink(SHARD), f"{INDEX}: lists 'a.weight' in {SHARD}, which does not exist", f"download {SHARD} into {{m}}",
     ),
     "a shard outside": (
         index({"a.weight": "../secret.safetensors"}),
-        f"{INDEX}: 'a.weight' is said to be in '../secret.safetensors'; shards are .safetensors files of the same directory", "",
+        f"{INDEX}: lists 'a.weight' in '../secret.safetensors'; shards must be .safetensors files in the same directory", "",
     ),
     "a shard by its full path": (
         index({"a.weight": "/etc/passwd"}),
-        f"{INDEX}: 'a.weight' is said to be in '/etc/passwd'; shards are .safetensors files of the same directory", "",
+        f"{INDEX}: lists 'a.weight' in '/etc/passwd'; shards must be .safetensors files in the same directory", "",
     ),
     "an index that is none": (index([]), f"{INDEX}: has no weight_map of tensor names to file names", ""),
     "an index that lies": (
-        index({"a.weight": SHARD, "z": SHARD}), f"{INDEX}: tensor 'z' is said to be in {SHARD}, but is in no weight file", "",
+        index({"a.weight": SHARD, "z": SHARD}), f"{INDEX}: lists tensor 'z' in {SHARD}, but it is in no weight file", "",
     ),
     "a header of 2^60 bytes": (
         claim(2**60),
-        f"{{m}}/{SHARD}: claims a header of 1,152,921,504,606,846,976 bytes; at most 48,000,000 are read", "",
+        f"{{m}}/{SHARD}: declares a header of 1,152,921,504,606,846,976 bytes; ropetool reads at most 48,000,000", "",
     ),
     "a header longer than the file": (
-        claim(99), f"{{m}}/{SHARD}: claims a header of 99 bytes, but only 2 follow", AGAIN,
+        claim(99), f"{{m}}/{SHARD}: declares a header of 99 bytes, but only 2 follow", AGAIN,
     ),
-    "a shard cut short": (truncate, f"{{m}}/{SHARD}: the tensors end at byte 141, the file at 140", AGAIN),
+    "a shard cut short": (truncate, f"{{m}}/{SHARD}: the tensors end at byte 141, but the file ends at byte 140", AGAIN),
     "a shard that is a pointer": (
         put(SHARD, "version https://git-lfs.github.com/spec/v1\n"),
         f"{{m}}/{SHARD}: is a Git LFS pointer, not the weights", "git lfs pull",
@@ -95,19 +95,19 @@ FILES: dict[str, tuple[Callable[[Path], None], str, str]] = {
     ),
     "the same tensor twice": (
         put("model-00002-of-00002.safetensors", safetensors({"a.weight": b"x"})),
-        f"{{m}}: tensor 'a.weight' is in {SHARD} and in model-00002-of-00002.safetensors: loaders differ in which they "
-        "take", "",
+        f"{{m}}: tensor 'a.weight' is in {SHARD} and in model-00002-of-00002.safetensors: loaders disagree on "
+        "which one to use", "",
     ),
     "pickles alone": (
         pickles_alone, "{m}: the weights are pickles (pytorch_model.bin), which ropetool never loads",
         conversion("M/model").replace("M/model", "{m}"),
     ),
     "a tokenizer_config that is none": (
-        put("tokenizer_config.json", "[]"), "{m}/tokenizer_config.json: holds []; a JSON object is needed", "",
+        put("tokenizer_config.json", "[]"), "{m}/tokenizer_config.json: contains [] instead of a JSON object", "",
     ),
     "a ropetool.json of others": (
         put("ropetool.json", '{"name": "rope"}'),
-        "{m}/ropetool.json: it is not a provenance file of ropetool (source is absent)", "move it away, then run again",
+        "{m}/ropetool.json: not a valid ropetool record (source is absent)", "move it away, then run again",
     ),
 }  # fmt: skip
 
@@ -123,18 +123,18 @@ def test_a_broken_file(case: str, model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["inspect", "extend"])
 def test_a_source_that_is_none(command: str, model: Path, tmp_path: Path) -> None:
     options = EXTEND if command == "extend" else ()
-    needs = "give a directory that holds a config.json"
+    needs = "pass a directory with a config.json"
     refused(tmp_path, f"{tmp_path}/nowhere: does not exist", needs, command, tmp_path / "nowhere", *options)
-    refused(tmp_path, f"{tmp_path}: holds no config.json", needs, command, tmp_path, *options)
+    refused(tmp_path, f"{tmp_path}: does not contain a config.json", needs, command, tmp_path, *options)
     file = model / "README.md"
     error = f"{file}: is a file; a checkpoint is a directory with a config.json"
-    refused(tmp_path, error, f"give its directory, {model}", command, file, *options)
+    refused(tmp_path, error, f"pass its directory, {model}", command, file, *options)
 
 
 # --- outputs
 
 
-OTHER = "give another -o"
+OTHER = "pass another -o"
 MOVED = f"{OTHER}, or move the existing output away"
 OUTPUTS: dict[str, tuple[str, tuple[str, ...], str, str]] = {
     "a folder of others": (
@@ -148,18 +148,18 @@ OUTPUTS: dict[str, tuple[str, tuple[str, ...], str, str]] = {
     "a link by force": (
         "link", ("--force",), "{r}/link: exists already and is a symbolic link; --force does not replace it", MOVED,
     ),
-    "a file": ("file", (), "{r}/file: exists already and is a file, where a directory is to be written", MOVED),
+    "a file": ("file", (), "{r}/file: exists already and is a file; the output must be a directory", MOVED),
     "a file by force": (
-        "file", ("--force",), "{r}/file: exists already and is a file, where a directory is to be written; --force does not "
+        "file", ("--force",), "{r}/file: exists already and is a file; the output must be a directory; --force does not "
         "replace it", MOVED,
     ),
-    "below a file": ("file/out", (), "{r}/file/out: {r}/file is a file where a directory is needed", OTHER),
+    "below a file": ("file/out", (), "{r}/file/out: {r}/file is a file, not a directory", OTHER),
     "in a folder that is not there": ("no/out", (), "{r}/no/out: the directory {r}/no does not exist", "mkdir -p {r}/no"),
-    "the source": ("model", ("--force",), "{r}/model: is the source, {r}/model; the source is never written", OTHER),
+    "the source": ("model", ("--force",), "{r}/model: is the source, {r}/model; ropetool never writes to the source", OTHER),
     "inside the source": (
-        "model/out", (), "{r}/model/out: is inside the source, {r}/model; the source is never written", OTHER,
+        "model/out", (), "{r}/model/out: is inside the source, {r}/model; ropetool never writes to the source", OTHER,
     ),
-    "around the source": (".", ("--force",), "{r}: holds the source, {r}/model; the source is never written", OTHER),
+    "around the source": (".", ("--force",), "{r}: contains the source, {r}/model; ropetool never writes to the source", OTHER),
 }  # fmt: skip
 
 
@@ -177,13 +177,15 @@ def test_an_output_that_may_not_be_written(case: str, model: Path, tmp_path: Pat
 
 def test_an_output_without_a_name(model: Path, tmp_path: Path) -> None:
     for output in ("", "/", ".."):
-        refused(tmp_path, f"{output or '.'}: ends in no name", OTHER, "extend", model, *EXTEND, "-o", output)
+        refused(
+            tmp_path, f"{output or '.'}: does not end in a file name", OTHER, "extend", model, *EXTEND, "-o", output
+        )
 
 
 def test_an_output_that_is_there(model: Path, tmp_path: Path) -> None:
     assert run("extend", model, *EXTEND).code == 0
     error = f"{tmp_path}/model-yarn-4x: exists already"
-    refused(tmp_path, error, "give another -o, or --force to replace it", "extend", model, *EXTEND)
+    refused(tmp_path, error, "pass another -o, or --force to replace it", "extend", model, *EXTEND)
 
 
 SPACE = 64 * 1024
@@ -210,7 +212,7 @@ def test_no_space_left(model: Path, tmp_path: Path) -> None:
     if shutil.which("unshare") and subprocess.run([*alone, "true"], capture_output=True, check=False).returncode == 0:
         done = subprocess.run([*alone, *command], capture_output=True, text=True, check=False)
         assert f"{tmp_path}/disk/out/notes.txt: no space left: 262,144 bytes are needed, " in done.stderr
-        assert "Try: give an -o on another disk\n" in done.stderr
+        assert "Try: pass an -o on a disk with more space\n" in done.stderr
     else:
         done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit_file_size)
         assert f"{tmp_path}/disk/out/notes.txt: file too large" in done.stderr
@@ -227,7 +229,7 @@ def test_a_file_that_the_system_will_not_write(model: Path, tmp_path: Path) -> N
     before = snapshot(tmp_path)
     command = [sys.executable, "-m", "ropetool", "extend", str(model), *EXTEND, "--copy"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit_file_size)
-    error = f"Error: {model}-yarn-4x/notes.txt: file too large\nTry: give another -o\n"
+    error = f"Error: {model}-yarn-4x/notes.txt: file too large\nTry: pass another -o\n"
     assert (done.returncode, done.stderr) == (1, error)
     assert snapshot(tmp_path) == before
 
@@ -245,41 +247,41 @@ NO_PLAN = "make one with ropetool extend ... --dry-run --plan-out FILE"
 PLANS: dict[str, tuple[Any, str, str]] = {
     "empty": ("", "plan.json: is empty", ""),
     "no JSON": ("{", "plan.json: is not valid JSON: Expecting property name enclosed in double quotes at line 1, column 2", ""),
-    "a list": ("[]", "plan.json: holds []; a JSON object is needed", ""),
-    "an object": ("{}", "plan.json: it is not a plan of ropetool ('schema' is missing)", NO_PLAN),
+    "a list": ("[]", "plan.json: contains [] instead of a JSON object", ""),
+    "an object": ("{}", "plan.json: not a valid ropetool plan ('schema' is missing)", NO_PLAN),
     "another schema": (
-        {"schema": 7}, 'plan.json: it is not a plan of ropetool (schema 7 for "hf"; this version reads 1 and 2 for hf and gguf)', NO_PLAN,
+        {"schema": 7}, 'plan.json: not a valid ropetool plan (schema 7 for "hf"; this version reads 1 and 2 for hf and gguf)', NO_PLAN,
     ),
     "a text that is none": (
-        {"suffix": "\ud800"}, 'plan.json: it is not a plan of ropetool (suffix is "\\ud800"; it must be text)', NO_PLAN,
+        {"suffix": "\ud800"}, 'plan.json: not a valid ropetool plan (suffix is "\\ud800"; it must be text)', NO_PLAN,
     ),
     "a note that is none": (
         {"notes": ["\udc80"]},
-        'plan.json: it is not a plan of ropetool (notes is ["\\udc80"]; it must be a list of at most 8,192 values, each text)', NO_PLAN,
+        'plan.json: not a valid ropetool plan (notes is ["\\udc80"]; it must be a list of at most 8,192 values, each text)', NO_PLAN,
     ),
     "a factor without end": (
-        {"factor": float("inf")}, "plan.json: it is not a plan of ropetool (factor is Infinity; it must be a finite number)", NO_PLAN,
+        {"factor": float("inf")}, "plan.json: not a valid ropetool plan (factor is Infinity; it must be a finite number)", NO_PLAN,
     ),
     "a length beyond all": (
         {"trained_length": 10**400},
-        "plan.json: it is not a plan of ropetool (trained_length is 1" + "0" * 76 + "...; it must be a whole number from 1 to "
+        "plan.json: not a valid ropetool plan (trained_length is 1" + "0" * 76 + "...; it must be a whole number from 1 to "
         "2147483648)", NO_PLAN,
     ),
     "a truth for a length": (
         {"trained_length": True},
-        "plan.json: it is not a plan of ropetool (trained_length is true; it must be a whole number from 1 to 2147483648)", NO_PLAN,
+        "plan.json: not a valid ropetool plan (trained_length is true; it must be a whole number from 1 to 2147483648)", NO_PLAN,
     ),
     "a factor of 10^300 on the score": (
         {"tables": {"full_attention": [{"inv_freq": [1.0], "attention_factor": 1e300, "up_to": None}]}},
-        "plan.json: it is not a plan of ropetool (attention_factor is 1e+300; it multiplies cos and sin and must be above 0, a "
+        "plan.json: not a valid ropetool plan (attention_factor is 1e+300; it multiplies cos and sin and must be above 0, a "
         "number from 1e-18 to 1e+18)", NO_PLAN,
     ),
     "a candidate that is none": (
-        {"candidates": [{"name": 1}]}, "plan.json: it is not a plan of ropetool (a candidate: name is 1; it must be text)", NO_PLAN,
+        {"candidates": [{"name": 1}]}, "plan.json: not a valid ropetool plan (a candidate: name is 1; it must be text)", NO_PLAN,
     ),
     "rows without end": (
         {"tensors": [{"tensor": "a.weight", "operation": "scale", "height": 10**10, "starts": [0], "length": 1, "factors": [2]}]},
-        'plan.json: it is not a plan of ropetool (the edit of "a.weight": height is 10000000000; it must be a whole number from '
+        'plan.json: not a valid ropetool plan (the edit of "a.weight": height is 10000000000; it must be a whole number from '
         "0 to 1048576)", NO_PLAN,
     ),
     "rows of many tensors": (
@@ -287,14 +289,14 @@ PLANS: dict[str, tuple[Any, str, str]] = {
             {"tensor": str(n), "operation": "scale", "height": 2**20, "starts": [0], "length": 1, "factors": [2]}
             for n in range(5)
         ]},
-        'plan.json: it is not a plan of ropetool (the edit of "4": edits tensors of more than 4,194,304 rows)', NO_PLAN,
+        'plan.json: not a valid ropetool plan (the edit of "4": edits tensors of more than 4,194,304 rows)', NO_PLAN,
     ),
     "another file": (
         {"edits": [{"file": SHARD, "path": ["a"], "new": 1}]},
-        f'plan.json: it is not a plan of ropetool ("{SHARD}" is not a file that a plan edits)', NO_PLAN,
+        f'plan.json: not a valid ropetool plan ("{SHARD}" is not a file that plans edit)', NO_PLAN,
     ),
     "a suffix that leaves": (
-        {"suffix": "x/../../y"}, 'plan.json: it is not a plan of ropetool (suffix "x/../../y" is not part of a file name)', NO_PLAN,
+        {"suffix": "x/../../y"}, 'plan.json: not a valid ropetool plan (suffix "x/../../y" is not part of a file name)', NO_PLAN,
     ),
     "another family": (
         {"family": "mistral"}, '{m}: the plan is for a mistral, this is a "llama"',
@@ -328,5 +330,5 @@ def test_a_refusal_quotes_no_more_than_anybody_reads(model: Path) -> None:
     done = run("inspect", model)
     assert done.code == 1
     assert len(done.err) < 2500
-    assert done.err.startswith(f"Error: {model}/model.safetensors.index.json: 'a.weight' is said to be in 'xxx")
+    assert done.err.startswith(f"Error: {model}/model.safetensors.index.json: lists 'a.weight' in 'xxx")
     assert done.err.rstrip().endswith("...")

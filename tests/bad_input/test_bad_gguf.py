@@ -19,7 +19,7 @@ from making import refused, run, snapshot
 from test_limits import bounded
 
 EXTEND = ("--method", "yarn", "--factor", "4")
-ELSEWHERE = "give another -o, or move the existing output away"
+ELSEWHERE = "pass another -o, or move the existing output away"
 M = "{m}.gguf"
 AGAIN = "download or convert the file again"
 ARCH = kv("general.architecture", STR, string("llama"))
@@ -39,23 +39,23 @@ CONTAINERS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         raw(packed(magic=b"GGJT")), f"{M}: the header at byte 0 starts with b'GGJT'; a GGUF file starts with b'GGUF'", "",
     ),
     "version 1": (
-        raw(packed(version=1)), f"{M}: the header at byte 0 has version 1; versions 2 and 3 are read",
+        raw(packed(version=1)), f"{M}: the header at byte 0 has version 1; ropetool reads versions 2 and 3",
         "convert the model again with a current llama.cpp",
     ),
     "version 9": (
-        raw(packed(version=9)), f"{M}: the header at byte 0 has version 9; versions 2 and 3 are read",
+        raw(packed(version=9)), f"{M}: the header at byte 0 has version 9; ropetool reads versions 2 and 3",
         "convert the model again with a current llama.cpp",
     ),
     "big-endian": (
         raw(b"GGUF" + struct.pack(">Iqq", 3, 0, 0)), f"{M}: the header at byte 0 is big-endian (its version reads 50331648, "
-        "which is 3 with the bytes swapped); only little-endian files are read", "gguf-convert-endian FILE little",
+        "which is 3 with the bytes swapped); ropetool reads only little-endian files", "gguf-convert-endian FILE little",
     ),
     "empty": (raw(b""), f"{M}: the file is empty; a GGUF file starts with the letters GGUF", AGAIN),
     "cut in the counts": (
         raw(packed()[:13]), f"{M}: the header at byte 0 is cut off: the file ends at byte 13", AGAIN,
     ),
     "cut in a key": (
-        raw(packed([ARCH])[:40]), f"{M}: key number 0 at byte 24 has a name of 20 bytes, which cannot be: the file ends at "
+        raw(packed([ARCH])[:40]), f"{M}: key number 0 at byte 24 has a name of 20 bytes, but the file ends at "
         "byte 40", AGAIN,
     ),
     "2^62 keys": (
@@ -67,7 +67,7 @@ CONTAINERS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     ),
     "2^62 strings": (
         raw(packed([ARCH, array("k", STR, 2**62, bytes(16))])),
-        f"{M}: key 'k' at byte 69 has 4611686018427387904 strings, of which at most 2 fit, which cannot be: the file ends at "
+        f"{M}: key 'k' at byte 69 has 4611686018427387904 strings, at most 2 complete, but the file ends at "
         "byte 110", AGAIN,
     ),
     "a key twice": (
@@ -79,10 +79,10 @@ CONTAINERS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     ),
     "a tensor beyond the end": (
         raw(packed([ARCH], [tensor("a", [64])], bytes(64))),
-        f"{M}: the data of tensor 'a' ends at byte 384, the file at byte 192", AGAIN,
+        f"{M}: the data of tensor 'a' ends at byte 384, but the file ends at byte 192", AGAIN,
     ),
     "no architecture": (
-        raw(packed([u32("a", 1)])), f"{M}: general.architecture is missing, so nothing says how its keys are read", "",
+        raw(packed([u32("a", 1)])), f"{M}: general.architecture is missing, so the keys of the file cannot be interpreted", "",
     ),
     "an architecture that is a number": (
         raw(packed([u32("general.architecture", 1)])),
@@ -120,7 +120,7 @@ def test_more_strings_than_any_tokenizer_has_are_refused(tmp_path: Path) -> None
     code, errors = bounded("inspect", tmp_path / "model.gguf")
     assert code == 1
     assert "llama.rope.b" in errors
-    assert "has 2,097,153 strings; at most 4,194,304 are read of a file" in errors
+    assert "has 2,097,153 strings; ropetool reads at most 4,194,304 per file" in errors
 
 
 def hostile(name: str) -> bytes:
@@ -232,13 +232,13 @@ def test_a_value_that_cannot_be(case: str, tmp_path: Path) -> None:
 
 # --- shards
 
-TOGETHER = "put all files of the model into one folder, under the names they were made with"
+TOGETHER = "put all files of the model into one folder, with their original names"
 
 
 def test_a_missing_shard(tmp_path: Path) -> None:
     first = model(tmp_path / "model.gguf", shards=2)
     (tmp_path / "model-00002-of-00002.gguf").unlink()
-    error = f"{first}: the shard model-00002-of-00002.gguf is not beside it"
+    error = f"{first}: the shard model-00002-of-00002.gguf is missing from its folder"
     for command in (("extend", first, *EXTEND), ("inspect", first)):
         refused(tmp_path, error, TOGETHER, *command)
 
@@ -252,7 +252,7 @@ def test_a_foreign_shard(tmp_path: Path) -> None:
     model(tmp_path / "others" / "model.gguf", shards=2)
     first.write_bytes((tmp_path / "others" / "model-00001-of-00002.gguf").read_bytes())
     second.write_bytes(first.read_bytes())
-    error = f"{second}: is shard 1 of 2 by its keys, for which llama.cpp wants the name model-00001-of-00002.gguf"
+    error = f"{second}: is shard 1 of 2 by its keys, so llama.cpp requires the name model-00001-of-00002.gguf"
     refused(tmp_path, error, TOGETHER, "extend", first, *EXTEND)
 
 
@@ -265,13 +265,13 @@ def test_outputs_that_are_in_the_way(tmp_path: Path) -> None:
     output.mkdir()
     (output / "ropetool.json").write_text("{}")
     for options, more in (((), ""), (("--force",), "; --force does not replace it")):
-        error = f"{output}: exists already and is a directory, where a file is to be written{more}"
+        error = f"{output}: exists already and is a directory; the output must be a file{more}"
         refused(tmp_path, error, ELSEWHERE, "extend", source, *EXTEND, *options)
-    error = f"{source}: is the source, {source}; the source is never written"
-    refused(tmp_path, error, "give another -o", "extend", source, *EXTEND, "-o", source, "--force")
+    error = f"{source}: is the source, {source}; ropetool never writes to the source"
+    refused(tmp_path, error, "pass another -o", "extend", source, *EXTEND, "-o", source, "--force")
     (tmp_path / "mine.gguf").write_text("mine")
     for options, more in (((), ""), (("--force",), "; --force does not replace it")):
-        error = f"{tmp_path}/mine.gguf: exists already and no record of ropetool lists it{more}"
+        error = f"{tmp_path}/mine.gguf: exists already and is not listed in a ropetool record{more}"
         arguments = ("extend", source, *EXTEND, "-o", tmp_path / "mine.gguf", *options)
         refused(tmp_path, error, ELSEWHERE, *arguments)
 
@@ -280,7 +280,7 @@ def test_a_shard_in_the_way_stops_all(tmp_path: Path) -> None:
     first = model(tmp_path / "model.gguf", shards=2)
     second = tmp_path / "model-yarn-4x-00002-of-00002.gguf"
     second.write_text("mine")
-    error = f"{second}: exists already and no record of ropetool lists it"
+    error = f"{second}: exists already and is not listed in a ropetool record"
     refused(tmp_path, error, ELSEWHERE, "extend", first, *EXTEND)
 
 
@@ -290,7 +290,7 @@ def test_no_space_left(tmp_path: Path) -> None:
     before = snapshot(tmp_path)
     command = [sys.executable, "-m", "ropetool", "extend", str(source), *EXTEND]
     done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit_file_size)
-    error = f"Error: {tmp_path}/model-yarn-4x.gguf: file too large\nTry: give another -o\n"
+    error = f"Error: {tmp_path}/model-yarn-4x.gguf: file too large\nTry: pass another -o\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", error)
     assert snapshot(tmp_path) == before
 
@@ -302,5 +302,5 @@ def limit_file_size() -> None:
 def test_a_provenance_of_others(tmp_path: Path) -> None:
     source = model(tmp_path / "model.gguf")
     (tmp_path / "model.gguf.ropetool.json").write_text('{"name": "rope"}')
-    error = f"{source}.ropetool.json: it is not a provenance file of ropetool (source is absent)"
+    error = f"{source}.ropetool.json: not a valid ropetool record (source is absent)"
     refused(tmp_path, error, "move it away, then run again", "extend", source, *EXTEND)

@@ -102,15 +102,15 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
     ),
     "divisors in a file that is not there": (
         ("-m", "longrope", "--factor", "4", "-p", "long_factor", "/nowhere.json"),
-        "-p long_factor /nowhere.json: it is neither a JSON list nor a file of at most 4,194,304 bytes", "", 1,
+        "-p long_factor /nowhere.json: is neither a JSON list nor a file of at most 4,194,304 bytes", "", 1,
     ),
     "divisors from a device": (
         ("-m", "longrope", "--factor", "4", "-p", "long_factor", "/dev/zero"),
-        "-p long_factor /dev/zero: it is neither a JSON list nor a file of at most 4,194,304 bytes", "", 1,
+        "-p long_factor /dev/zero: is neither a JSON list nor a file of at most 4,194,304 bytes", "", 1,
     ),
     "divisors under another name": (
         ("-m", "longrope", "--factor", "4", "-p", "short_factor", "{m}/config.json"),
-        "-p short_factor {m}/config.json: it holds no list called short_factor", "", 1,
+        "-p short_factor {m}/config.json: does not contain a list short_factor", "", 1,
     ),
     "a freeze within the trained length": (
         ("-m", "dynamic", "--factor", "4", "-p", "freeze", "100"),

@@ -80,9 +80,7 @@ def test_a_record_of_another_shape(command: str, place: str, value: Any, output:
     put(output, place, value)
     name, *options = COMMANDS[command]
     shown = place if place.count(".") == 0 else place.partition(".")[2]
-    one_error(
-        run(name, "m-yarn-4x", *options), "m-yarn-4x/ropetool.json: it is not a provenance file of ropetool (", shown
-    )
+    one_error(run(name, "m-yarn-4x", *options), "m-yarn-4x/ropetool.json: not a valid ropetool record (", shown)
     assert not Path("out").exists()
     assert not Path("out.gguf").exists()
 
@@ -115,9 +113,7 @@ def test_the_record_of_an_export(place: str, value: Any, made: Path) -> None:
                 ["extend", "e.gguf", "--method", "yarn", "--factor", "8", "--from", "current", "-o", "out.gguf"],
             ):  # fmt: skip
                 done = run(*arguments)
-                one_error(
-                    done, "e.gguf.ropetool.json: it is not a provenance file of ropetool (", place.partition(".")[2]
-                )
+                one_error(done, "e.gguf.ropetool.json: not a valid ropetool record (", place.partition(".")[2])
     finally:
         record.write_bytes(good)
 
@@ -148,20 +144,20 @@ def whole(target: Path, **changed: Any) -> dict[str, Any]:
         ({"longest": 1024.0}, "longest is 1024.0"),
         ({"lengths": [HUGE]}, "lengths is"),
         ({"lengths": [True]}, "lengths is"),
-        ({"verdict": "fail"}, 'verdict is "fail", and its checks come to pass'),
+        ({"verdict": "fail"}, 'verdict is "fail", but its checks result in pass'),
         ({"versions": {"torch": 2}}, "versions is"),
         ({"fingerprint": "x" * 2000}, 'fingerprint is "xxx'),
         ({"made": 7}, "made is 7"),
         ({"made": "2026-01-01 <b>"}, 'made is "2026-01-01 <b>"'),
         ({"suite": "quick`"}, 'suite is "quick`"'),
-        ({"command": "a " * 50_001}, "command is of 100,002 characters"),
+        ({"command": "a " * 50_001}, "command is a text of 100,002 characters"),
         ({"command": None}, "command is null"),
     ],
     ids=str,
 )
 def test_a_certificate_of_another_shape(changed: dict[str, Any], shown: str, output: Path) -> None:
     put(output, "certificate", whole(output.parent, **changed))
-    where = f"m-yarn-4x/ropetool.json: certificate: it is not a certificate of ropetool ({shown}"
+    where = f"m-yarn-4x/ropetool.json: certificate: not a valid ropetool certificate ({shown}"
     one_error(run("export", "m-yarn-4x", "-o", "out.gguf"), where)
     assert not Path("out.gguf").exists()
     for arguments in (["inspect", "m-yarn-4x"], ["diff", "m", "m-yarn-4x"]):
@@ -177,5 +173,6 @@ def test_the_certificate_of_the_tests_is_one(output: Path) -> None:
 def test_a_certificate_that_is_none(value: Any, output: Path) -> None:
     put(output, "certificate", value)
     one_error(
-        run("export", "m-yarn-4x", "-o", "out.gguf"), "m-yarn-4x/ropetool.json: certificate: it is not a certificate"
+        run("export", "m-yarn-4x", "-o", "out.gguf"),
+        "m-yarn-4x/ropetool.json: certificate: not a valid ropetool certificate",
     )

@@ -15,7 +15,7 @@ EXTEND = ("--method", "yarn", "--factor", "4")
 INDEX = "model.safetensors.index.json"
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 BUSY = 8  # seconds: two where nothing else runs on a fast machine
-TOO_MANY = "a checkpoint has at most 250,000 tensors, and with this file it has more"
+TOO_MANY = "with this file, the checkpoint has more than 250,000 tensors, the limit"
 
 
 def header(path: Path, entries: Iterable[str], nbytes: int) -> None:
@@ -111,14 +111,14 @@ HOSTILE = {
     "shards of too many tensors together": (many_shards, TOO_MANY),
     "a header of short names": (short_names, TOO_MANY),
     "a header that is spaced out": (spaced, TOO_MANY),
-    "a header of many bytes": (bytes_of_header, "claims a header of"),
+    "a header of many bytes": (bytes_of_header, "declares a header of"),
     "a header of lists": (of_lists, "has an entry of more than 2,097,152 characters"),
-    "a long name": (long_name, "has a name of 90,002 characters; at most 1,024 are read"),
+    "a long name": (long_name, "has a name of 90,002 characters; ropetool reads at most 1,024"),
     "an index of too many tensors": (long_index, "lists more than 250,000 tensors"),
     "an index of short names": (index_of_short_names, "lists more than 250,000 tensors"),
     "an index of letters that take four bytes": (index_of_emoji, "lists more than 250,000 tensors"),
-    "an index with much beside": (index_with_much_beside, "is said to be in"),
-    "an index of many bytes": (bytes_of_index, "is 1,099,511,627,776 bytes long; at most 48,000,000 are read"),
+    "an index with much beside": (index_with_much_beside, "lists '"),
+    "an index of many bytes": (bytes_of_index, "is 1,099,511,627,776 bytes long; ropetool reads at most 48,000,000"),
     "an index that is one string": (endless_string, "has an entry of more than 2,097,152 characters, or a broken one"),
 }
 

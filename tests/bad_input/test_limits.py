@@ -48,15 +48,15 @@ def write_hostile(model: Path, name: str) -> None:
 
 HOSTILE = {
     "a config of 60 MB": "is 60,000,",
-    "eight million brackets": "holds more than 200,000 values",
+    "eight million brackets": "contains more than 200,000 values",
     "nested 100,000 deep": "is nested more than 100 levels deep",
     "a number of a million digits": "digits",
     "lists of 90,000 divisors": "short_factor has 90000 entries for 16 rotary pairs",
-    "a header that claims 2^60 bytes": "claims a header of 1,152,921,504,606,846,976 bytes",
+    "a header that claims 2^60 bytes": "declares a header of 1,152,921,504,606,846,976 bytes",
     "a header that claims what is there": "the header does not begin with '{'",
     "a tokenizer of 60 MB": "tokenizer_config.json: is 60,000,",
     "a provenance of 60 MB": "ropetool.json: is 60,000,",
-    "an index of 100,000 shards": "is said to be in 0.safetensors, which is not there",
+    "an index of 100,000 shards": "in 0.safetensors, which does not exist",
 }
 
 
@@ -72,7 +72,7 @@ def test_a_hostile_file_costs_little(case: str, model: Path) -> None:
 
 def test_a_hostile_plan_costs_little(model: Path, tmp_path: Path) -> None:
     for content, message in (
-        (b'{"a": "' + b"x" * 60_000_000 + b'"}', "is 60,000,"), (b'{"a": ' + b"[" * 8_000_000, "holds more than"),
+        (b'{"a": "' + b"x" * 60_000_000 + b'"}', "is 60,000,"), (b'{"a": ' + b"[" * 8_000_000, "contains more than"),
     ):  # fmt: skip
         (tmp_path / "plan.json").write_bytes(content)
         code, errors = bounded("apply", model, tmp_path / "plan.json")

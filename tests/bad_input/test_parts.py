@@ -79,7 +79,7 @@ def test_an_adapter(tmp_path: Path, command: list[str], config: object, with_con
     assert (done.code, done.out) == (1, "")
     assert done.err == (
         f"Error: {path}: is a PEFT adapter: changes to {of}, not a model\n"
-        f"Try: ropetool inspect {base}, its base model; the adapter goes with an extension of it too\n"
+        f"Try: ropetool inspect {base}, its base model; the adapter also fits an extension of that model\n"
     )
     assert snapshot(tmp_path) == before
 
@@ -92,9 +92,7 @@ def test_an_adapter_beside_its_model_is_no_matter(tmp_path: Path) -> None:
     assert run("inspect", model).code == 0
 
 
-PROJECTOR = (
-    "is a projector of images or sound for a multimodal model, not its language model, and holds no context to extend"
-)
+PROJECTOR = "is the image or audio projector of a multimodal model, not its language model"
 LORA = "is a LoRA adapter: changes to a model, not a model"
 
 
@@ -150,7 +148,7 @@ def test_a_projector_names_no_file_that_may_not_be_its_model(
         other = tmp_path / f"other-{number}.gguf"
         other.write_bytes(content) if isinstance(content, bytes) else part(other, content)
     assert run("inspect", path).err.splitlines()[1] == (
-        "Try: ropetool inspect LANGUAGE-MODEL.gguf, the language model, which takes this file as it is"
+        "Try: ropetool inspect LANGUAGE-MODEL.gguf, the language model, which works with this file unchanged"
     )
 
 

@@ -94,10 +94,7 @@ def test_a_text_that_is_no_regular_file_is_refused_by_its_kind(name: str, kind: 
     word = KINDS[kind](tmp_path / name)
     code, errors = bounded(tmp_path / name, program=READ_TEXTS)
     assert code == 1
-    assert (
-        errors.splitlines()[-1]
-        == f"ropetool.errors.ConfigError: {tmp_path / name}: is a {word}; a regular file is needed"
-    )
+    assert errors.splitlines()[-1] == f"ropetool.errors.ConfigError: {tmp_path / name}: is a {word}, not a regular file"
 
 
 def shards(root: Path) -> None:

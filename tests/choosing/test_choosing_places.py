@@ -40,9 +40,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ((*AUTO, "-o", "there"), "there: exists already"),
         ((*AUTO, "-o", "nowhere/out"), "nowhere does not exist"),
-        ((*AUTO, "--plan-out", "there/notes.txt"), "--plan-out there/notes.txt: it exists already"),
-        (("compare", "model", "--factors", "2", "--csv", "nowhere/x.csv"), "--csv nowhere/x.csv: it cannot be written"),
-        (("compare", "model", "--factors", "2", "--csv", "there"), "--csv there: it exists already"),
+        ((*AUTO, "--plan-out", "there/notes.txt"), "--plan-out there/notes.txt: exists already"),
+        (("compare", "model", "--factors", "2", "--csv", "nowhere/x.csv"), "--csv nowhere/x.csv: cannot be written"),
+        (("compare", "model", "--factors", "2", "--csv", "there"), "--csv there: exists already"),
         (
             ("tune", "model", "--target-length", "512", "--plan-out", "nowhere/x.json"),
             "--plan-out nowhere/x.json: it cannot",
@@ -59,9 +59,9 @@ def test_a_place_is_refused_before_anything_is_measured(line: tuple[str, ...], w
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--config-style", "v5"), "--config-style is not for --method auto"),
-        (("--as", "llama"), "--as is not for --method auto"),
-        (("--tune-minutes", "3", "--original-length", "128"), "leave out one of it and --original-length"),
+        (("--config-style", "v5"), "--method auto does not accept --config-style"),
+        (("--as", "llama"), "--method auto does not accept --as"),
+        (("--tune-minutes", "3", "--original-length", "128"), "leave out --original-length"),
     ],
 )
 def test_what_is_not_measured_is_not_said_to_be(options: tuple[str, ...], words: str) -> None:

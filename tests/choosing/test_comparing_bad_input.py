@@ -73,7 +73,7 @@ def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (
             ("compare", "model", "--methods", "dynamic", "--factors", "2", "--for", "llama.cpp"),
             "model/config.json",
-            "ropetool extend model --method dynamic --factor 2 -p freeze 512 --for llama.cpp --dry-run --plan-out FILE, and that by "
+            "ropetool extend model --method dynamic --factor 2 -p freeze 512 --for llama.cpp --dry-run --plan-out FILE, then "
             "--plan FILE",
         ),
         (("tune", "scaled", "--target-length", "2048"), "scaled/config.json", "--from original"),

@@ -156,7 +156,7 @@ def test_the_command_writes_the_plan_that_is_recommended(tmp_path: Path, monkeyp
     assert (tmp_path / "report" / "index.html").is_file()
     again = run(*line, "--plan-out", place)
     assert (again.code, again.out) == (1, "")
-    assert f"Error: --plan-out {place}: it exists already" in again.err
+    assert f"Error: --plan-out {place}: exists already" in again.err
     place.unlink()
     shown = run(*line, "--plan-out", place, "--json")
     assert json.loads(shown.out) == json.loads(json.dumps(tune_json(sample(0.1), place)))

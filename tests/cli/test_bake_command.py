@@ -192,10 +192,10 @@ def test_refusals_say_what_to_do(folder: Path) -> None:
         "x",
     )
     for pairs in ("0-9999999999", "0-65535,1", f"1-{10**30}"):
-        error = f"--pairs: '{pairs}' names more than 65536 pairs, and no head has so many"
+        error = f"--pairs: '{pairs}' contains more than 65536 pairs; no head has that many"
         refused(folder, error, "", "bake", "extended", "drop-pairs", "--pairs", pairs, "--mode", "still")
     refused(folder, "ropetool bake: pair-gain needs --gain", "ropetool bake --help", "bake", "extended", "pair-gain")
-    refused(folder, "--gain 3: it is neither a JSON list nor a file of at most 4,194,304 bytes", "", "bake", "extended",
+    refused(folder, "--gain 3: is neither a JSON list nor a file of at most 4,194,304 bytes", "", "bake", "extended",
             "pair-gain", "--gain", "3")  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def test_the_grade_is_passed_on(verifier: Verifier) -> None:
     assert run(*YARN, "--verify", "--grade", "research").code == 0
     assert verifier.asked[0][1] == "quick"
     refused = run(*YARN, "-o", "other", "--grade", "research")
-    assert (refused.code, "--grade goes with --verify or --export" in refused.err) == (2, True)
+    assert (refused.code, "--grade requires --verify or --export" in refused.err) == (2, True)
 
 
 def test_a_pass_goes_all_the_way(tmp_path: Path, verifier: Verifier) -> None:
@@ -149,7 +149,7 @@ def test_what_does_not_pass_stays_and_is_not_exported(verdict: str, as_json: boo
     cost = "" if as_json else COST  # which the plan of the JSON carries
     assert (done.code, done.err) == (
         EXIT[verdict],
-        f"{cost}Note: x.gguf is not written: the output did not pass its verification\n",
+        f"{cost}Note: x.gguf was not written, because the output did not pass its verification\n",
     )
     assert names() == ["model", "model-yarn-4x"]
     assert config_of(OUTPUT)["max_position_embeddings"] == 1024
@@ -220,7 +220,7 @@ def test_a_certificate_that_ends_too_early_is_told(verifier: Verifier, monkeypat
     verifier.longest = 512
     done = run(*YARN, "--export", "x.gguf")
     assert done.code == 0
-    lacking = "it passed the quick suite up to 512 tokens at grade research, but states a context of 1024"
+    lacking = "it passed the quick suite up to 512 tokens at grade research, but its context length is 1024"
     assert f"not measured: {lacking}" in done.err
 
 
@@ -259,10 +259,10 @@ def test_what_cannot_be_exported_is_told_before_the_verification(verifier: Verif
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        ("mine.gguf", "exists already and no record of ropetool lists it\nTry: give another FILE, or move the existing output away"),
-        ("model/x.gguf", "is inside the source, model; the source is never written\nTry: give another FILE"),
-        ("model-yarn-4x/x.gguf", "it lies in the output, {output}\nTry: give another FILE"),
-        ("model-yarn-4x", "it lies in the output, {output}\nTry: give another FILE"),
+        ("mine.gguf", "exists already and is not listed in a ropetool record\nTry: pass another FILE, or move the existing output away"),
+        ("model/x.gguf", "is inside the source, model; ropetool never writes to the source\nTry: pass another FILE"),
+        ("model-yarn-4x/x.gguf", "is inside the output, {output}\nTry: pass another FILE"),
+        ("model-yarn-4x", "is inside the output, {output}\nTry: pass another FILE"),
         ("nowhere/x.gguf", "the directory nowhere does not exist\nTry: mkdir -p nowhere"),
     ],
 )  # fmt: skip
@@ -281,7 +281,7 @@ def test_a_gguf_source_has_nothing_to_export(verifier: Verifier) -> None:
     done = run("extend", "m.gguf", "--method", "yarn", "--factor", "4", "--export", "x.gguf")
     assert (done.code, done.out, verifier.asked) == (1, "", [])
     assert done.err.splitlines() == [
-        "Error: --export x.gguf: the source is a GGUF file, and so is the output: nothing is left to export",
+        "Error: --export x.gguf: the source is a GGUF file, so the output is one too: there is nothing to export",
         "Try: leave out --export, and name the output with -o",
     ]
     assert snapshot(Path()) == before
@@ -294,7 +294,7 @@ def test_a_gguf_source_has_nothing_to_export(verifier: Verifier) -> None:
         (("--dry-run", "--export", "x.gguf", "--allow-unverified"), "--dry-run writes nothing"),
         (("--allow-unverified",), "--allow-unverified goes with --export"),
         (("--allow-unverified", "--verify", "--export", "x.gguf"), "and without --verify"),
-        (("--suite", "full"), "--suite goes with --verify or --export"),
+        (("--suite", "full"), "--suite requires --verify or --export"),
         (("--suite", "full", "--export", "x.gguf", "--allow-unverified"), "--suite goes with"),
         (("--verify", "--suite", "fast"), "'fast'"),
     ],

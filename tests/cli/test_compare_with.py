@@ -172,10 +172,11 @@ def test_bad_input_gets_a_sentence(folder: Path) -> None:
     assert "distances up to 512 would be kept, and the model was trained on 256 tokens" in said
     said = sentence(run("verify", "extended", "--server", "http://localhost:1", "--compare-with", "rerope"))
     assert (
-        "--compare-with is not for a server's model: a yardstick is put into a model that is run from its files" in said
+        "--compare-with does not apply to a served model: a yardstick is put into a model that is run from its files"
+        in said
     )
     said = sentence(run("verify", "extended", "--runner", "vllm", "--compare-with", "rerope"))
-    assert "--compare-with is not for --runner vllm" in said
+    assert "--runner vllm does not accept --compare-with" in said
 
 
 def test_a_gguf_file_is_refused_and_what_serves_is_named(folder: Path) -> None:

@@ -108,7 +108,7 @@ def test_an_existing_file_is_replaced_only_by_force(model: Path) -> None:
     Path("out.gguf").write_text("mine")
     done = run("export", "model", "-o", "out.gguf")
     assert (done.code, done.out) == (1, "")
-    assert done.err.splitlines()[0] == "Error: out.gguf: exists already and no record of ropetool lists it"
+    assert done.err.splitlines()[0] == "Error: out.gguf: exists already and is not listed in a ropetool record"
     assert run("export", "model", "-o", "out.gguf", "--force").code == 1
     assert Path("out.gguf").read_text() == "mine"
     Path("out.gguf").unlink()
@@ -147,11 +147,11 @@ def test_the_function_is_public(model: Path) -> None:
 
 VERIFY = "Try: ropetool verify model-yarn-4x --suite quick"
 LACKING = {
-    "none": "no verification of it is on record",
-    "stale": "its config, tokenizer, templates or weights are not those that its certificate was made for",
-    "partial": "it went through the quick suite up to 1024 tokens at grade research in part: not run were ratio",
-    "short": "it passed the quick suite up to 512 tokens at grade research, but states a context of 1024",
-    "undecided": "the quick suite up to 1024 tokens at grade research left undecided: ratio",
+    "none": "no verification of it is recorded",
+    "stale": "its config, tokenizer, templates or weights have changed since its certificate was written",
+    "partial": "the quick suite up to 1024 tokens at grade research ran only in part: ratio did not run",
+    "short": "it passed the quick suite up to 512 tokens at grade research, but its context length is 1024",
+    "undecided": "the quick suite up to 1024 tokens at grade research could not decide ratio",
 }
 
 
@@ -260,8 +260,8 @@ def test_an_edited_certificate_is_refused(extended: Path) -> None:
     assert (done.code, done.err.splitlines()) == (
         1,
         [
-            "Error: model-yarn-4x/ropetool.json: certificate: it is not a certificate of ropetool "
-            '(verdict is "pass", and its checks come to fail)', VERIFY,
+            "Error: model-yarn-4x/ropetool.json: certificate: not a valid ropetool certificate "
+            '(verdict is "pass", but its checks result in fail)', VERIFY,
         ],
     )  # fmt: skip
 

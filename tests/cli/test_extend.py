@@ -232,7 +232,7 @@ def test_a_plan_file_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("mine")
     done = run("extend", "model", *YARN, "--plan-out", "plan.json")
     assert done.code == 1
-    assert done.err == "Error: --plan-out plan.json: it exists already\nTry: another name, or remove it\n"
+    assert done.err == "Error: --plan-out plan.json: exists already\nTry: pass another name, or remove the file\n"
     assert (tmp_path / "plan.json").read_text() == "mine"
     assert not (tmp_path / "model-yarn-4x").exists()
 
@@ -267,7 +267,7 @@ def test_a_companion_gets_the_table_of_its_model(tmp_path: Path) -> None:
     draft(tmp_path / "eagle")
     done = run("extend", "model", *YARN, "--companion", "eagle")
     assert done.code == 0, done.err
-    assert "Note: --companion eagle states 128 tokens, and the model 512: it gets the model's table, " in done.err
+    assert "Note: --companion eagle was trained for 128 tokens, the model for 512: " in done.err
     assert f"draft model, with the same table: {tmp_path}/eagle-yarn-4x" in done.out
     from transformers import AutoConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -343,9 +343,9 @@ def test_half_a_pair_is_never_written(tmp_path: Path) -> None:
     before = snapshot(tmp_path)
     done = run("extend", "model", *YARN, "--companion", "eagle")
     assert (done.code, done.out) == (1, "")
-    assert f"Error: {tmp_path}/eagle-yarn-4x: the companion goes there, and it exists already" in done.err
+    assert f"Error: {tmp_path}/eagle-yarn-4x: the draft model cannot be written here: it exists already" in done.err
     done = run("extend", "model", *YARN, "--companion", "model")
-    assert "Error: --companion model: it is the model itself" in done.err
+    assert "Error: --companion model: is the model itself, not its draft model" in done.err
     done = run("extend", "model", *YARN, "--companion", "eagel")
     assert "Error: --companion eagel: does not exist" in done.err
     done = run("extend", "model", *YARN, "--companion", "eagle", "--plan-out", "plan.json")
@@ -365,17 +365,19 @@ def test_a_companion_replaces_neither_model_nor_output_nor_what_others_wrote(tmp
         return done.err
 
     for output in ("eagle-yarn-4x", "here/eagle-yarn-4x", "model/../eagle-yarn-4x"):
-        assert f"Error: {place}: the companion goes there, and the model's output to " in refused("model", "-o", output)
+        assert f"Error: {place}: the draft model cannot be written here, because the model is written to " in refused(
+            "model", "-o", output
+        )
     assert "is the source, eagle" in refused("model", "-o", "eagle")
     place.symlink_to("nowhere")
-    assert "the companion goes there, and it exists already and is a symbolic link" in refused("model")
+    assert "the draft model cannot be written here: it exists already and is a symbolic link" in refused("model")
     place.unlink()
     place.mkdir()
     (place / "thesis.txt").write_text("of somebody else")
-    assert "the companion goes there, and it exists already and " in refused("model")
+    assert "the draft model cannot be written here: it exists already and " in refused("model")
     shutil.rmtree(place)
     assert run("extend", "model", *YARN, "-o", "eagle-yarn-4x").code == 0  # an output of ours, and now the model
-    assert "the companion goes there, and it is the source, " in refused(
+    assert "the draft model cannot be written here: it is the source, " in refused(
         "eagle-yarn-4x", "-o", "q", "--from", "original"
     )
 

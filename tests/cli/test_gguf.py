@@ -130,7 +130,7 @@ def test_force_replaces_an_earlier_output_and_its_provenance() -> None:
     again = ("extend", "model.gguf", "--method", "yarn", "--factor", "2", "-o", "out.gguf")
     done = run(*again)
     assert (done.code, done.err) == (
-        1, "Error: out.gguf: exists already\nTry: give another -o, or --force to replace it\n",
+        1, "Error: out.gguf: exists already\nTry: pass another -o, or --force to replace it\n",
     )  # fmt: skip
     assert snapshot(Path()) == before
     assert run(*again, "--force").code == 0

@@ -127,7 +127,7 @@ def refused(path: Path) -> str:
 
 def test_a_missing_file_is_named(three: list[Path]) -> None:
     three[1].unlink()
-    assert refused(three[2]) == f"Error: {three[2]}: the shard part-00002-of-00003.gguf is not beside it"
+    assert refused(three[2]) == f"Error: {three[2]}: the shard part-00002-of-00003.gguf is missing from its folder"
 
 
 def test_files_that_changed_their_names_are_named(three: list[Path]) -> None:
@@ -136,7 +136,7 @@ def test_files_that_changed_their_names_are_named(three: list[Path]) -> None:
     three[2].rename(three[1])
     other.rename(three[2])
     assert refused(three[0]) == (
-        f"Error: {three[1]}: is shard 3 of 3 by its keys, for which llama.cpp wants the name part-00003-of-00003.gguf"
+        f"Error: {three[1]}: is shard 3 of 3 by its keys, so llama.cpp requires the name part-00003-of-00003.gguf"
     )
 
 
@@ -147,8 +147,8 @@ def test_a_file_of_another_model_is_named(three: list[Path], tmp_path: Path) -> 
     run("gguf", "split", str(foreign / "whole.gguf"), "--max-tensors", "6", "-o", str(foreign / "part.gguf"))
     (foreign / "part-00002-of-00003.gguf").replace(three[1])
     assert refused(three[0]) == (
-        f"Error: {three[0]}: split.tensors.count is 12, and its 3 shards have 13; by its own count part-00002-of-00003.gguf "
-        "is of another model"
+        f"Error: {three[0]}: split.tensors.count is 12, but its 3 shards have 13; by its own count, part-00002-of-00003.gguf "
+        "belongs to a different model"
     )
     (foreign / "part-00001-of-00003.gguf").replace(three[1])
     assert "part-00002-of-00003.gguf: is shard 1 of 3 by its keys" in refused(three[0])
@@ -159,7 +159,7 @@ def test_a_file_with_other_tensors_is_seen_by_their_number(three: list[Path]) ->
     made = three[2].with_name("made")
     write_patched(plain, Patch(tensors={"extra": np.ones(3, np.float32)}), made)
     made.replace(three[2])
-    assert refused(three[0]) == f"Error: {three[0]}: split.tensors.count is 12, and its 3 shards have 13"
+    assert refused(three[0]) == f"Error: {three[0]}: split.tensors.count is 12, but its 3 shards have 13"
 
 
 def test_what_needs_no_splitting_or_merging(tmp_path: Path) -> None:

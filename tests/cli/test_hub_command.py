@@ -189,5 +189,5 @@ def test_every_command_refuses_in_two_lines(line: str, hub: Hub) -> None:
     done = run(*line.split())
     assert (done.code, done.out) == (1, "")
     error, try_ = done.err.splitlines()
-    assert error.startswith("Error: acme/none: there is no such path, and no model http://127.0.0.1:")
-    assert try_ == "Try: check the name; for a private model, hf auth login or HF_TOKEN"
+    assert error.startswith("Error: acme/none: does not exist here, and http://127.0.0.1:")
+    assert try_ == "Try: check the name; for a private model, run hf auth login or set HF_TOKEN"

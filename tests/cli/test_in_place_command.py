@@ -129,7 +129,7 @@ def test_a_plan_is_applied_in_place(tmp_path: Path) -> None:
     raw = path.read_bytes()
     again = run("apply", "m.gguf", "plan.json", "--in-place")
     assert again.code == 1
-    assert "is not what it was when the plan was made" in again.err
+    assert "has changed since the plan was made" in again.err
     assert path.read_bytes() == raw
 
 
@@ -140,18 +140,18 @@ def test_a_bake_of_keys_is_done_in_place_and_one_of_weights_is_refused(tmp_path:
     done = run("bake", "m.gguf", "attention-factor", "--in-place")
     assert done.code == 1
     assert "the plan changes the numbers of" in done.err
-    assert "Try: give -o instead of --in-place to write a copy" in done.err
+    assert "Try: pass -o instead of --in-place to write a copy" in done.err
     assert path.read_bytes() == raw
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--in-place", "-o", "x.gguf"), "--in-place writes no output, so --output says nothing"),
-        (("--in-place", "--copy"), "--in-place writes no output, so --copy says nothing"),
-        (("--in-place", "--force"), "--in-place writes no output, so --force says nothing"),
-        (("--in-place", "--companion", "m.gguf"), "--in-place writes no output, so --companion says nothing"),
-        (("--copy-if-needed",), "--copy-if-needed goes with --in-place"),
+        (("--in-place", "-o", "x.gguf"), "--in-place edits the source itself and does not accept --output"),
+        (("--in-place", "--copy"), "--in-place edits the source itself and does not accept --copy"),
+        (("--in-place", "--force"), "--in-place edits the source itself and does not accept --force"),
+        (("--in-place", "--companion", "m.gguf"), "--in-place edits the source itself and does not accept --companion"),
+        (("--copy-if-needed",), "--copy-if-needed requires --in-place"),
     ],
 )
 def test_options_that_do_not_go_together(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
@@ -194,13 +194,13 @@ def test_an_edit_that_is_cut_is_recovered(tmp_path: Path, monkeypatch: pytest.Mo
     refused = run("inspect", "m.gguf")
     assert (refused.code, refused.err) == (
         1,
-        "Error: m.gguf: an edit of this file in place is not finished: its journal .m.gguf.ropetool-journal is beside it\n"
+        "Error: m.gguf: an edit of this file in place was interrupted: its journal .m.gguf.ropetool-journal still exists\n"
         "Try: ropetool recover m.gguf\n",
     )
     done = run("recover", "m.gguf")
     assert (done.code, done.out) == (
         0,
-        f"{path}\n  the edit that was cut is finished: the file is the new one\n",
+        f"{path}\n  the interrupted edit is finished: this is the new file\n",
     )
     assert values(path)["a.b"][1] == "x" * 5000
     assert path.read_bytes() != raw
@@ -220,7 +220,7 @@ def test_a_log_that_is_none_stops_an_edit_before_it_begins(tmp_path: Path) -> No
     edit_log.place(path).write_text('{"edits": [{}]}')
     done = run("extend", "m.gguf", *YARN, "--in-place")
     assert done.code == 1
-    assert "it is not a log of edits of ropetool (KeyError('keys'))" in done.err
+    assert "not a valid ropetool edit log (KeyError('keys'))" in done.err
     assert path.read_bytes() == raw
 
 
@@ -248,7 +248,7 @@ def test_an_edit_for_which_the_log_has_no_room_is_refused_before_anything_is_wri
             patch.setattr(f"ropetool.files.gguf.in_place.editing.{function}", never)
         for count in (3000, 30_000):
             with pytest.raises(
-                ConfigError, match=r"no room for it after 2 earlier edits; the log has .* at most 20,000 are read"
+                ConfigError, match=r"no room for it after 2 earlier edits \(the log has .* at most 20,000 are read\)"
             ) as no:
                 edit(path, "c", count)
             assert no.value.try_ == f"-o FILE to write a copy, or ropetool restore {path} to undo the last edit first"
@@ -256,14 +256,14 @@ def test_an_edit_for_which_the_log_has_no_room_is_refused_before_anything_is_wri
             patch.setattr(edit_log, "LARGE", Limits(edit_log.place(path).stat().st_size + 200, 1000))
             done = run("extend", "m.gguf", *YARN, "--in-place", *last)
             assert (done.code, done.out) == (1, "")
-            assert "the edit could not be undone" in done.err
+            assert "this edit could not be undone" in done.err
     assert snapshot(tmp_path) == held
     done = run("restore", "m.gguf", "--all")
     assert (done.code, done.err) == (0, "")
     assert re.search(r"log +no edit is left\n", done.out)
     assert {key: value for key, value in values(path).items() if key != "ropetool.filler"} == before
     with pytest.raises(
-        ConfigError, match=r"the edit could not be undone: its log has no room for it; the log has .* at most 20,000"
+        ConfigError, match=r"the edit log has no room for it \(the log has .* at most 20,000 are read\)"
     ) as no:
         edit(path, "x", 30_000)
     assert no.value.try_ == "-o FILE to write a copy"
@@ -278,7 +278,7 @@ def test_an_edit_of_more_values_than_a_log_is_read_with_is_refused(
     monkeypatch.setattr(edit_log, "LARGE", Limits(10**6, 500))
     done = run("gguf", "set", "m.gguf", "general.description", "," * 600, "--in-place")
     assert done.code == 1
-    assert "the log holds more than 500 values" in done.err
+    assert "the log contains more than 500 values" in done.err
     assert run("restore", "m.gguf").code == 0
 
 

@@ -74,7 +74,7 @@ def test_a_page_is_replaced_and_nothing_else() -> None:
 def test_without_a_rotation_there_is_nothing_to_draw() -> None:
     write_config(Path("model"), {"model_type": "nobody-knows-it"})
     refused(
-        Path(), "model: its rotation is not known: there is nothing to draw", "without --html",
+        Path(), "model: its RoPE settings cannot be decoded, so there is nothing to draw", "leave out --html",
         "inspect", "model", "--html", "page.html",
     )  # fmt: skip
     assert not Path("page.html").exists()

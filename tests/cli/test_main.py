@@ -106,7 +106,7 @@ def test_wrong_usage_is_code_2(arguments: list[str], message: str) -> None:
 def test_a_refusal_is_two_lines_on_stderr_and_an_object_on_stdout(tmp_path: Path) -> None:
     path = tmp_path / "nowhere"
     done = run("inspect", path)
-    hint = "give a directory that holds a config.json"
+    hint = "pass a directory with a config.json"
     assert (done.code, done.out) == (1, "")
     assert done.err == f"Error: {path}: does not exist\nTry: {hint}\n"
     told = run("inspect", path, "--json")
@@ -282,7 +282,7 @@ def test_a_bug_is_told_as_one(model: Path, monkeypatch: pytest.MonkeyPatch, faul
     assert lines[0].startswith(f"Error: {where}: a bug in ropetool, not in your files ({type(fault).__name__}: ")
     assert "please report it" in lines[0]
     assert lines[0].isprintable()
-    assert lines[1] == f"Try: ROPETOOL_TRACEBACK=1 ropetool inspect {model} --json  # it shows where"
+    assert lines[1] == f"Try: ROPETOOL_TRACEBACK=1 ropetool inspect {model} --json  # prints the traceback"
     error = done.json["error"]
     assert (error["type"], error["where"]) == ("InternalError", where)
     assert lines[0] == f"Error: {error['where']}: {error['message']}"
@@ -299,7 +299,7 @@ def test_no_memory_is_no_bug(model: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr("ropetool.runtimes.inspection.inspect_opened", fail)
     done = run("inspect", model)
-    assert (done.code, done.err) == (1, "Error: the machine has no memory left for this\n")
+    assert (done.code, done.err) == (1, "Error: the machine ran out of memory\n")
 
 
 def test_a_reader_that_leaves_is_no_error(model: Path) -> None:

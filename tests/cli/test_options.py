@@ -128,16 +128,16 @@ def test_what_goes_on_after_an_interruption_is_a_command_that_works(
         raise Interrupted
 
     monkeypatch.setattr("ropetool.verification.checkpoints.verify_target", interrupt)
-    kept = "Note: 3 rows are kept; {} goes on"
+    kept = "Note: 3 rows are saved; to continue, run {}"
     done = run("extend", model, "-m", "yarn", "--factor", "4", "--verify", "-o", "the output")
     assert done.code == 130
     assert kept.format("`ropetool verify 'the output' --suite quick --resume`") in done.err.splitlines()
     assert kept.format("the same command with --resume") in run("verify", model).err.splitlines()
     line = f"ropetool verify {Path.cwd()}/demo/model-yarn-8x --baseline demo/model --resume"
     assert kept.format(f"`{line}`") in run("demo", "demo").err.splitlines()
-    assert "kept" not in run("demo").err
+    assert "saved" not in run("demo").err
     Interrupted.rows = 0
-    assert "Note: nothing was measured that could be kept" in run("verify", model).err.splitlines()
+    assert "Note: nothing was saved: no measurement was completed" in run("verify", model).err.splitlines()
 
     def interrupt_unkept(*_: object, **__: object) -> None:
         error = KeyboardInterrupt()
@@ -145,7 +145,7 @@ def test_what_goes_on_after_an_interruption_is_a_command_that_works(
         raise error
 
     monkeypatch.setattr("ropetool.verification.checkpoints.verify_target", interrupt_unkept)
-    assert "Note: what was measured is not kept: the disk is full" in run("verify", model).err.splitlines()
+    assert "Note: the measurements were not saved: the disk is full" in run("verify", model).err.splitlines()
 
 
 # --- completion

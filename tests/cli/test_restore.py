@@ -144,8 +144,8 @@ def test_a_vector_behind_which_others_went_goes_with_a_copy_only(
     assert list(tensors(path))[-1] != FREQS
     content = path.read_bytes()
     done = run("restore", "m.gguf", "--all")
-    assert "only the last tensors of a file are taken out" in done.err
-    assert "Try: --copy-if-needed writes the whole file again" in done.err
+    assert "only the last tensors of a file can be removed" in done.err
+    assert "Try: pass --copy-if-needed to rewrite the whole file" in done.err
     assert path.read_bytes() == content
     assert run("restore", "m.gguf", "--all", "--copy-if-needed").code == 0
     assert (keys(path), tensors(path)) == (before, weights)
@@ -213,9 +213,9 @@ def test_the_same_edit_again_writes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ((), "needs -o FILE for a copy, or --in-place."),
-        (("--in-place", "-o", "x.gguf"), "--in-place writes no output, so --output says nothing"),
-        (("--copy-if-needed", "-o", "x.gguf"), "--copy-if-needed goes with --in-place"),
+        ((), "requires -o FILE for a copy, or --in-place."),
+        (("--in-place", "-o", "x.gguf"), "--in-place edits the source itself and does not accept --output"),
+        (("--copy-if-needed", "-o", "x.gguf"), "--copy-if-needed requires --in-place"),
     ],
 )
 def test_options_that_do_not_go_together(options: tuple[str, ...], says: str, tmp_path: Path) -> None:
@@ -258,10 +258,10 @@ def test_a_record_of_another_file_does_not_become_this_ones(tmp_path: Path) -> N
     assert record.read_bytes() == old
     assert run("restore", "m.gguf").code == 0
     assert record.read_bytes() == old
-    assert "is the record of another file of this name" in run("inspect", "m.gguf").err
+    assert "is the record of a different file with this name" in run("inspect", "m.gguf").err
     done = run("extend", "m.gguf", *YARN, "--in-place")
     assert done.code == 1
-    assert "is the record of another file of this name" in done.err
+    assert "is the record of a different file with this name" in done.err
     assert record.read_bytes() == old
 
 

@@ -92,7 +92,7 @@ def test_a_narrower_run_leaves_a_wider_certificate_and_card_but_a_failing_one_do
     assert (done.code, done.json["certificate"]["written"]) == (1, False)
     why = done.json["certificate"]["kept"]
     assert (
-        "it is wider: all of it ran, lengths 512 besides; to replace it: "
+        "it covers more: all its checks ran, also lengths 512; to replace it, run "
         "`ropetool verify wide --suite quick --grade research --lengths 64,256,512`" in why
     )
     assert f"Note: {why}" in done.err.splitlines()
@@ -193,7 +193,7 @@ def test_a_report_is_written_beside_the_result(folder: Path) -> None:
         (["extended", "--suite", "huge"], 1, "--suite: 'huge' is not one of quick, standard, full"),
         (["extended", "--measure", "iq"], 1, "--measure: 'iq' is not one of last-segment"),
         (["extended", "--max-ratio", "1.5"], 2, "--grade research is nearest to the old limits"),
-        (["extended", "--max-tax", "0.1"], 2, "--max-ratio, --max-tax and --min-retrieval are gone"),
+        (["extended", "--max-tax", "0.1"], 2, "--max-ratio, --max-tax and --min-retrieval were removed"),
         (["extended", "--grade", "usefull"], 1, "--grade: 'usefull' is not one of publishable, usable, research"),
         (["extended", "--max-kl", "0"], 1, "--max-kl: 0.0 is not a limit"),
         (["extended", "--min-retrieval", "0.8"], 2, "0.05, 0.10 or 0.20 of the answers lost"),
@@ -209,7 +209,7 @@ def test_a_report_is_written_beside_the_result(folder: Path) -> None:
         (["extended", "--against", "nowhere"], 1, "nowhere"),
         (["extended", "--cache-type", "q8_0"], 1, "--cache-type: the types of llama.cpp's cache are for GGUF files"),
         (["extended", "--cache-type", "int8"], 1, "--cache-type: 'int8' is not one of f32, f16"),
-        (["extended", "--cache-type", "q8_0", "--server", "x:1"], 2, "--cache-type is not for a server's model"),
+        (["extended", "--cache-type", "q8_0", "--server", "x:1"], 2, "--cache-type does not apply to a served model"),
         (["no-tokenizer", *QUICK], 1, "no-tokenizer"),
         (["no-words", *QUICK], 1, "no-words: tokenizers cannot load it"),
         (["extended", "--baseline", "other-words", *QUICK], 1, "its tokenizer is not that of extended"),

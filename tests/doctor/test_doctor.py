@@ -164,7 +164,7 @@ def test_a_folder_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.
         write_config(tmp_path / name, configs.config("llama", "v4"))
     monkeypatch.setattr(opening, "MAX_FOUND", 2)
     (finding,) = examine([str(tmp_path)]).findings
-    assert (finding.rule, finding.sentence) == ("unreadable", "holds more than 20000 folders or 2 checkpoints")
+    assert (finding.rule, finding.sentence) == ("unreadable", "contains more than 20000 folders or 2 checkpoints")
 
 
 def test_a_missing_shard_is_a_finding(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_exit_codes(tmp_path: Path) -> None:
 def test_an_empty_folder_holds_nothing_to_examine(tmp_path: Path) -> None:
     done = run("doctor", tmp_path)
     assert (done.code, done.err) == (1, "")
-    assert "holds no config.json and no GGUF file, at any depth" in done.out
+    assert "does not contain a config.json or a GGUF file, at any depth" in done.out
 
 
 # --- what is printed
@@ -241,8 +241,8 @@ def test_text(tmp_path: Path) -> None:
     lines = run("doctor", path, "--for", "transformers-v4").out.splitlines()
     assert lines == [
         str(path),
-        "  error  config-style  in transformers-v4: table: 15 of 16 pairs differ: distances look up to 75x longer; stated in "
-        "both styles it agrees",
+        "  error  config-style  in transformers-v4: table: 15 of 16 pairs differ: distances look up to 75x longer; with the "
+        "table in both config styles, it agrees",
         f"                       fix: `ropetool doctor {path} --fix`",
         "",
         "1 checkpoint: 1 error",
@@ -473,7 +473,7 @@ def test_a_checkpoint_on_the_hub_is_examined_and_not_repaired_there(hub: Hub) ->
     assert done.code == 3, done.err
     (finding,) = done.json["checkpoints"][0]["findings"]
     assert (finding["rule"], finding["fix_is_command"]) == ("config-style", False)
-    assert done.json["fixed"][0]["refusal"] == finding["fix"] == "download it, and ropetool doctor FOLDER --fix"
+    assert done.json["fixed"][0]["refusal"] == finding["fix"] == "download it, then run ropetool doctor FOLDER --fix"
 
 
 def test_the_repository_that_a_file_names_is_compared_if_the_cache_has_it(hub: Hub, tmp_path: Path) -> None:

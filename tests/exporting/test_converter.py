@@ -208,7 +208,7 @@ def test_a_link_that_leads_out_is_refused(tmp_path: Path, right: Path, without_t
     (path / "vocab.json").symlink_to(secret)
     (tmp_path / "out").mkdir()
     refused(
-        path, hands_out(tmp_path, right), tmp_path / "out" / "x.gguf", CheckpointError, "leads out of the checkpoint"
+        path, hands_out(tmp_path, right), tmp_path / "out" / "x.gguf", CheckpointError, "a file outside the checkpoint"
     )
 
 

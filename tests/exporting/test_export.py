@@ -248,7 +248,7 @@ def test_an_existing_output_is_kept_without_force(tmp_path: Path) -> None:
     output.write_bytes(b"precious")
     with pytest.raises(OutputError, match="exists already"):
         maker.export(source, output)
-    with pytest.raises(OutputError, match="no record of ropetool lists it; --force does not replace it"):
+    with pytest.raises(OutputError, match="is not listed in a ropetool record; --force does not replace it"):
         maker.export(source, output, force=True)
     assert output.read_bytes() == b"precious"
 
@@ -412,7 +412,7 @@ def test_what_a_link_reaches_outside_never_gets_into_the_file_or_its_card(name: 
     (tmp_path / "id_ed25519").write_text("secret")
     (source / name).unlink(missing_ok=True)
     (source / name).symlink_to(tmp_path / "id_ed25519")
-    with pytest.raises(CheckpointError, match="is a link that leads out of the checkpoint") as refused:
+    with pytest.raises(CheckpointError, match="is a link to a file outside the checkpoint") as refused:
         maker.export(source, tmp_path / "x.gguf")
     assert refused.value.where == str(source / name)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["id_ed25519", "model"]

@@ -248,6 +248,6 @@ def test_what_a_killed_export_left_is_settled_before_anything_is_refused(tmp_pat
     order = {parts[1].name: file_key(parts[1]), parts[0].name: file_key(left / "new" / parts[0].name)}
     (left / "order.json").write_text(json.dumps({"put": order, "earlier": []}))
     result = maker.export(source, tmp_path / "x.gguf", split_max_tensors=8)
-    assert f"removed {left}, which a process that is gone had left" in result.notes
+    assert f"removed {left}, which an interrupted command had left" in result.notes
     assert parts[1].read_bytes()[:4] == b"GGUF"
     assert not list(tmp_path.glob(".x*"))

@@ -134,12 +134,12 @@ def test_a_path_that_is_missing_or_a_file_is_no_checkpoint(tmp_path: Path) -> No
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     expected = {
-        missing: ("does not exist", "give a directory that holds a config.json"),
+        missing: ("does not exist", "pass a directory with a config.json"),
         gguf: ("is a GGUF file, not a Hugging Face directory", ""),
-        config: ("is a file; a checkpoint is a directory with a config.json", f"give its directory, {config.parent}"),
-        tmp_path / "none.gguf": ("does not exist", "give the place of a GGUF file"),
-        pipe: ("is neither a directory nor a file", "give a directory that holds a config.json"),
-        tmp_path / ("x" * 300): ("does not exist", "give a directory that holds a config.json"),
+        config: ("is a file; a checkpoint is a directory with a config.json", f"pass its directory, {config.parent}"),
+        tmp_path / "none.gguf": ("does not exist", "pass the path of a GGUF file"),
+        pipe: ("is neither a directory nor a file", "pass a directory with a config.json"),
+        tmp_path / ("x" * 300): ("does not exist", "pass a directory with a config.json"),
     }
     for path, (message, try_) in expected.items():
         error = refused(path)
@@ -155,13 +155,13 @@ def test_a_directory_without_config_says_what_it_holds(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     expected = {
-        empty: "give a directory that holds a config.json",
+        empty: "pass a directory with a config.json",
         ggufs: f"give {ggufs / 'm.gguf'}",
         cache: f"give {cache / 'snapshots' / 'abc'}",
     }
     for path, try_ in expected.items():
         error = refused(path)
-        assert (type(error), error.message, error.try_) == (NotACheckpoint, "holds no config.json", try_)
+        assert (type(error), error.message, error.try_) == (NotACheckpoint, "does not contain a config.json", try_)
 
 
 @pytest.mark.parametrize(
@@ -171,11 +171,11 @@ def test_a_directory_without_config_says_what_it_holds(tmp_path: Path) -> None:
         (b" \r\n", "is empty"),
         (b"{", "is not valid JSON: Expecting property name enclosed in double quotes at line 1, column 2"),
         (b'{"a": NaN]', "is not valid JSON: Expecting ',' delimiter at line 1, column 10"),
-        (b"[]", "holds []; a JSON object is needed"),
-        (b'"text"', 'holds "text"; a JSON object is needed'),
+        (b"[]", "contains [] instead of a JSON object"),
+        (b'"text"', 'contains "text" instead of a JSON object'),
         ('{"a": "é"}'.encode("latin-1"), "is not UTF-8: invalid continuation byte at byte 7"),
         ('{"a": 1}'.encode("utf-16"), "is not UTF-8: invalid start byte at byte 0"),
-        (b'{"a": 1, "a": 1}', "names the key 'a' twice in one object"),
+        (b'{"a": 1, "a": 1}', "contains the key 'a' twice in one object"),
         (b'{"a": ' + b"[" * 100_000, "is nested more than 100 levels deep"),
     ],
     ids=lambda value: repr(value)[:30],
@@ -191,18 +191,18 @@ def test_a_config_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m"
     (path / "config.json").mkdir(parents=True)
     error = refused(path)
-    assert (type(error), error.message) == (CorruptFile, "is a directory; a regular file is needed")
+    assert (type(error), error.message) == (CorruptFile, "is a directory, not a regular file")
     (path / "config.json").rmdir()
     os.mkfifo(path / "config.json")  # reading it would wait for ever
     error = refused(path)
-    assert (type(error), error.message) == (CorruptFile, "is a named pipe; a regular file is needed")
+    assert (type(error), error.message) == (CorruptFile, "is a named pipe, not a regular file")
 
 
 def test_a_huge_config_is_refused_unread(tmp_path: Path) -> None:
     config = make(tmp_path / "m") / "config.json"
     os.truncate(config, 1 << 40)
     error = refused(config.parent)
-    assert error.message == "is 1,099,511,627,776 bytes long; at most 8,388,608 are read"
+    assert error.message == "is 1,099,511,627,776 bytes long; ropetool reads at most 8,388,608"
 
 
 def test_what_the_system_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,7 @@ def test_a_shard_outside_the_directory_is_refused(shard: str, tmp_path: Path) ->
     path = sharded(tmp_path / "m", {"a": SHARDS[0], "c": shard})
     error = refused(path)
     assert (type(error), error.where) == (CorruptFile, str(path / INDEX))
-    assert error.message == f"'c' is said to be in {shard!r}; shards are .safetensors files of the same directory"
+    assert error.message == f"lists 'c' in {shard!r}; shards must be .safetensors files in the same directory"
 
 
 def test_a_shard_may_be_named_from_the_directory_itself(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_config_of_another_name_is_given_a_directory(tmp_path: Path) -> None:
     with pytest.raises(NotACheckpoint) as refused:
         open_directory(path)
     folder = tmp_path / "Qwen 3"
-    assert refused.value.try_ == f"mkdir '{folder}' && cp '{path}' '{folder}/config.json', and give '{folder}'"
+    assert refused.value.try_ == f"mkdir '{folder}' && cp '{path}' '{folder}/config.json', then pass '{folder}'"
 
 
 def test_an_index_with_members_without_end_is_refused(tmp_path: Path) -> None:
@@ -272,8 +272,8 @@ def test_a_missing_shard_names_the_index_a_tensor_and_the_file(tmp_path: Path) -
     (path / SHARDS[1]).unlink()
     error = refused(path)
     assert (type(error), error.where) == (MissingFile, str(path / INDEX))
-    assert error.message == f"'c' is said to be in {SHARDS[1]}, which is not there"
-    assert error.try_ == f"fetch {SHARDS[1]} into {path}"
+    assert error.message == f"lists 'c' in {SHARDS[1]}, which does not exist"
+    assert error.try_ == f"download {SHARDS[1]} into {path}"
     (path / SHARDS[1]).mkdir()
     assert type(refused(path)) is MissingFile
 
@@ -292,17 +292,19 @@ def test_a_tensor_in_another_shard_than_the_index_says_is_refused(tmp_path: Path
     error = header_refusal(open_directory(path))
     assert (error.where, error.message) == (
         str(path / INDEX),
-        f"tensor 'b' is said to be in {SHARDS[1]}, but is in {SHARDS[0]}",
+        f"lists tensor 'b' in {SHARDS[1]}, but it is in {SHARDS[0]}",
     )
     path = sharded(tmp_path / "n", {"a": SHARDS[0], "d": SHARDS[1]})
     error = header_refusal(open_directory(path))
-    assert error.message == f"tensor 'd' is said to be in {SHARDS[1]}, but is in no weight file"
+    assert error.message == f"lists tensor 'd' in {SHARDS[1]}, but it is in no weight file"
 
 
 def test_a_tensor_in_two_files_that_loaders_choose_between_is_refused(tmp_path: Path) -> None:
     path = make(sharded(tmp_path / "m"), {"model.safetensors": ["a", "b", "c"]})
     error = header_refusal(open_directory(path))
-    assert error.message == f"tensor 'a' is in {SHARDS[0]} and in model.safetensors: loaders differ in which they take"
+    assert (
+        error.message == f"tensor 'a' is in {SHARDS[0]} and in model.safetensors: loaders disagree on which one to use"
+    )
 
 
 def test_a_broken_shard_is_refused_by_name(tmp_path: Path) -> None:

@@ -166,8 +166,8 @@ def test_a_lone_surrogate_stays_an_escape_and_can_be_written() -> None:
             "c.json: a",
             'is {"b": {}}, but the plan was made for {"b": []}',
         ),
-        ("{}", Edit(("a",), ABSENT, 3, "z"), "c.json: a", "goes behind 'z', which is absent"),
-        ("{}", Edit((), {}, 3), "c.json", "an edit names no key"),
+        ("{}", Edit(("a",), ABSENT, 3, "z"), "c.json: a", "must follow 'z', which is missing"),
+        ("{}", Edit((), {}, 3), "c.json", "an edit does not name a key"),
     ],
 )
 def test_another_value_than_the_plans_is_refused(text: str, edit: Edit, place: str, message: str) -> None:
@@ -214,14 +214,14 @@ def test_absent_stays_itself_through_copies() -> None:
         ('\ufeff{"a" 1}', "is not valid JSON: Expecting ':' delimiter at line 1, column 6"),
         ("", "is not valid JSON: Expecting value at line 1, column 1"),
         ("{} x", "is not valid JSON: Extra data at line 1, column 4"),
-        ("[1]", "holds [1]; a JSON object is needed"),
-        ("null", "holds null; a JSON object is needed"),
-        ('{"a": {"b": 1, "b": 2}}', "names the key 'b' twice in one object"),
+        ("[1]", "contains [1] instead of a JSON object"),
+        ("null", "contains null instead of a JSON object"),
+        ('{"a": {"b": 1, "b": 2}}', "contains the key 'b' twice in one object"),
         ('{"a": ' + "[" * 100_000, "is nested more than 100 levels deep"),
         ('{"a": ' + "[" * 100 + "]" * 100 + "}", "is nested more than 100 levels deep"),
         ('{"a": ' + '{"a":' * 150 + "1" + "}" * 151, "is nested more than 100 levels deep"),
-        ('{"a": [' + "0," * 200_000 + "0]}", "holds more than 200,000 values"),
-        (" " * (jsontext.SMALL.chars + 1), "has 8,388,609 characters; at most 8,388,608 are read"),
+        ('{"a": [' + "0," * 200_000 + "0]}", "contains more than 200,000 values"),
+        (" " * (jsontext.SMALL.chars + 1), "has 8,388,609 characters; ropetool reads at most 8,388,608"),
     ],
     ids=lambda value: value[:30],
 )
@@ -234,7 +234,7 @@ def test_what_is_no_json_object_is_refused(text: str, message: str) -> None:
 
 
 def test_a_number_that_python_will_not_convert_is_refused() -> None:
-    with pytest.raises(CorruptFile, match="holds an integer with too many digits to be read"):
+    with pytest.raises(CorruptFile, match="contains an integer with too many digits"):
         parse_object('{"a": ' + "1" * 5_000 + "}", "c.json")
 
 

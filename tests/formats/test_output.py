@@ -39,10 +39,10 @@ def arrange(work: Path) -> None:
     (work / "named" / "ropetool.json").mkdir()
 
 
-APART = "; the source is never written"
+APART = "; ropetool never writes to the source"
 NOT_OURS = "exists already and was written by others"
-NOT_A_FILE = "exists already and is a file, where a directory is to be written"
-NOT_A_FOLDER = "exists already and is a directory, where a file is to be written"
+NOT_A_FILE = "exists already and is a file; the output must be a directory"
+NOT_A_FOLDER = "exists already and is a directory; the output must be a file"
 KEPT = "; --force does not replace it"
 REFUSALS = [
     ("source", False, "is the source, {source}" + APART),
@@ -52,7 +52,7 @@ REFUSALS = [
     ("source/new", False, "is inside the source, {source}" + APART),
     ("source/config.json", True, "is inside the source, {source}" + APART),
     ("theirs/../source/new", True, "is inside the source, {source}" + APART),
-    ("../work", True, "holds the source, {source}" + APART),
+    ("../work", True, "contains the source, {source}" + APART),
     ("file", False, NOT_A_FILE),
     ("file", True, NOT_A_FILE + KEPT),
     ("ours", False, "exists already"),
@@ -64,10 +64,10 @@ REFUSALS = [
     ("pipe", True, "exists already and is neither a file nor a directory" + KEPT),
     ("none/new", False, "the directory {work}/none does not exist"),
     ("none/deep/new", False, "the directory {work}/none/deep does not exist"),
-    ("file/new", False, "{work}/file is a file where a directory is needed"),
-    ("file/deep/new", True, "{work}/file is a file where a directory is needed"),
-    ("dangling/new", True, "{work}/dangling is a file where a directory is needed"),
-    ("theirs/..", True, "ends in no name"),
+    ("file/new", False, "{work}/file is a file, not a directory"),
+    ("file/deep/new", True, "{work}/file is a file, not a directory"),
+    ("dangling/new", True, "{work}/dangling is a file, not a directory"),
+    ("theirs/..", True, "does not end in a file name"),
     ("x" * 300, False, "file name too long"),
 ]
 
@@ -134,7 +134,7 @@ def test_a_source_file_is_guarded_under_all_its_names(tmp_path: Path) -> None:
 def test_relative_paths_and_a_bare_dot(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(source.parent)
     check_output(Path("new"), Path("source"), force=False)
-    with pytest.raises(OutputError, match="ends in no name"):
+    with pytest.raises(OutputError, match="does not end in a file name"):
         check_output(Path("."), Path("source"), force=True)
     with pytest.raises(OutputError, match="is inside the source"):
         check_output(Path("source/new"), Path("source"), force=True)

@@ -98,26 +98,26 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n"
 TWO = {"a": F32, "b": dict(F32, data_offsets=[4, 8])}
 
 HOSTILE = [
-    (file_bytes(b'{"__metadata__": {}, "__metadata__": {}}'), "the header names '__metadata__' twice"),
+    (file_bytes(b'{"__metadata__": {}, "__metadata__": {}}'), "the header contains '__metadata__' twice"),
     (b"", "is 0 bytes long; a safetensors file begins with the 8-byte length of its header"),
     (b"\x02\0\0", "is 3 bytes long; a safetensors file begins with the 8-byte length of its header"),
     (
         file_bytes({}, length=1 << 60),
-        "claims a header of 1,152,921,504,606,846,976 bytes; at most 48,000,000 are read",
+        "declares a header of 1,152,921,504,606,846,976 bytes; ropetool reads at most 48,000,000",
     ),
-    (file_bytes({}, length=3), "claims a header of 3 bytes, but only 2 follow"),
+    (file_bytes({}, length=3), "declares a header of 3 bytes, but only 2 follow"),
     (LFS, "is a Git LFS pointer, not the weights"),
     (file_bytes(b""), "the header does not begin with '{', at character 0"),
     (file_bytes(b"\0" * 64), "the header does not begin with '{', at character 0"),
     (file_bytes(b"[]"), "the header does not begin with '{', at character 0"),
     (file_bytes(b'{"a": \xff}'), "the header is not UTF-8 (invalid start byte), at character 0"),
-    (file_bytes(b"{1: 2}"), "the header has '1' where a name in quotes belongs, at character 1"),
+    (file_bytes(b"{1: 2}"), "the header has '1' instead of a name in quotes, at character 1"),
     (file_bytes(b'{"a" 1}'), "the header has '1' where ':' belongs, at character 5"),
     (file_bytes(b'{"a": }'), "the header is not valid JSON (Expecting value), at character 6"),
     (file_bytes(b'{"__metadata__": {} "a": 1}'), "the header has '\"' where ',' or '}' belongs, at character 20"),
-    (file_bytes(b'{"__metadata__": {}, }'), "the header has '}' where a name in quotes belongs, at character 21"),
+    (file_bytes(b'{"__metadata__": {}, }'), "the header has '}' instead of a name in quotes, at character 21"),
     (file_bytes(b'{"__metadata__": {}'), "the header has '' where ',' or '}' belongs, at character 19"),
-    (file_bytes(b"{}\0\0"), "the header has '\\x00' behind its object, where only spaces may follow, at character 2"),
+    (file_bytes(b"{}\0\0"), "the header has '\\x00' after its object; only spaces may follow, at character 2"),
     (file_bytes(b'{"a": ' + b"[" * 100_000), "the header is nested too deeply, at character 6"),
     (
         file_bytes(b'{"a": ' + b"[" * 900 + b"]" * 900 + b"}"),
@@ -127,8 +127,8 @@ HOSTILE = [
         file_bytes(b'{"a": "' + b"x" * (3 << 20)),
         "the header has an entry of more than 2,097,152 characters, or a broken one, at character 6",
     ),
-    (file_bytes({"__metadata__": {"a": 1}}), '__metadata__ is {"a": 1}; it holds text by name'),
-    (file_bytes({"__metadata__": []}), "__metadata__ is []; it holds text by name"),
+    (file_bytes({"__metadata__": {"a": 1}}), '__metadata__ is {"a": 1}; it must map names to text'),
+    (file_bytes({"__metadata__": []}), "__metadata__ is []; it must map names to text"),
     (file_bytes({"a": 5}), "tensor 'a' is 5; it needs dtype, shape and data_offsets"),
     (file_bytes({"a": {"dtype": "F32", "shape": [1]}}), "tensor 'a' has no data_offsets"),
     (file_bytes({"a": {"dtype": "F32", "data_offsets": [0, 4]}}), "tensor 'a' has no shape"),
@@ -143,38 +143,41 @@ HOSTILE = [
     ),
     (
         file_bytes({"a": dict(F32, shape=[-1])}, bytes(4)),
-        "tensor 'a' has shape [-1]; it lists whole numbers of at least 0",
+        "tensor 'a' has shape [-1]; a shape must list whole numbers of at least 0",
     ),
     (
         file_bytes({"a": dict(F32, shape=[1.0])}, bytes(4)),
-        "tensor 'a' has shape [1.0]; it lists whole numbers of at least 0",
+        "tensor 'a' has shape [1.0]; a shape must list whole numbers of at least 0",
     ),
     (
         file_bytes({"a": dict(F32, shape=[True])}, bytes(4)),
-        "tensor 'a' has shape [true]; it lists whole numbers of at least 0",
+        "tensor 'a' has shape [true]; a shape must list whole numbers of at least 0",
     ),
-    (file_bytes({"a": dict(F32, shape=1)}, bytes(4)), "tensor 'a' has shape 1; it lists whole numbers of at least 0"),
+    (
+        file_bytes({"a": dict(F32, shape=1)}, bytes(4)),
+        "tensor 'a' has shape 1; a shape must list whole numbers of at least 0",
+    ),
     (
         file_bytes({"a": dict(F32, shape=[2**62, 8])}, bytes(4)),
-        f"tensor 'a' has shape [{2**62}, 8], more than any file holds",
+        f"tensor 'a' has shape [{2**62}, 8], which is too large for a file",
     ),
     (
         file_bytes({"a": dict(F32, data_offsets=[0])}, bytes(4)),
-        "tensor 'a' has data_offsets [0]; they are two whole numbers",
+        "tensor 'a' has data_offsets [0]; they must be two whole numbers",
     ),
     (
         file_bytes({"a": dict(F32, data_offsets=[0, 4, 4])}, bytes(4)),
-        "tensor 'a' has data_offsets [0, 4, 4]; they are two whole numbers",
+        "tensor 'a' has data_offsets [0, 4, 4]; they must be two whole numbers",
     ),
     (
         file_bytes({"a": dict(F32, data_offsets=[0, "4"])}, bytes(4)),
-        "tensor 'a' has data_offsets [0, \"4\"]; they are two whole numbers",
+        "tensor 'a' has data_offsets [0, \"4\"]; they must be two whole numbers",
     ),
     (file_bytes({"a": dict(F32, data_offsets=[4, 0])}, bytes(4)), "tensor 'a' ends at 0, before it begins at 4"),
     (file_bytes({"a": dict(F32, shape=[2])}, bytes(4)), "tensor 'a' spans 4 bytes, but F32 [2] takes 8"),
     (
         file_bytes({"a": dict(F32, dtype="F4", shape=[3], data_offsets=[0, 2])}, bytes(2)),
-        "tensor 'a' is 12 bits long (F4 [3]), no whole bytes",
+        "tensor 'a' is 12 bits long (F4 [3]), not a whole number of bytes",
     ),
     (
         file_bytes({"a": F32, "b": dict(F32, data_offsets=[8, 12])}, bytes(12)),
@@ -192,9 +195,9 @@ HOSTILE = [
         file_bytes({"a": F32, "b": F32}, bytes(4)),
         "tensor 'b' overlaps: it begins at 0 of the data, the tensors before it end at 4",
     ),
-    (file_bytes(TWO, bytes(7)), "the tensors end at byte 138, the file at 137"),
-    (file_bytes(TWO, bytes(9)), "1 bytes follow the last tensor; none may"),
-    (file_bytes({}, bytes(1)), "1 bytes follow the last tensor; none may"),
+    (file_bytes(TWO, bytes(7)), "the tensors end at byte 138, but the file ends at byte 137"),
+    (file_bytes(TWO, bytes(9)), "1 extra bytes follow the last tensor"),
+    (file_bytes({}, bytes(1)), "1 extra bytes follow the last tensor"),
 ]
 
 # Stricter than the package: the README of the format forbids these, the package reads them.
@@ -202,9 +205,9 @@ FORBIDDEN = [
     (file_bytes(b" {}"), "the header does not begin with '{', at character 0"),
     (
         file_bytes(b'{"a": ' + json.dumps(F32).encode() + b', "a": ' + json.dumps(F32).encode() + b"}", bytes(4)),
-        "the header names 'a' twice",
+        "the header contains 'a' twice",
     ),
-    (file_bytes(b'{"__metadata__": {"a": "b", "a": "c"}}'), "names the key 'a' twice in one object"),
+    (file_bytes(b'{"__metadata__": {"a": "b", "a": "c"}}'), "contains the key 'a' twice in one object"),
 ]
 
 
@@ -230,7 +233,7 @@ def test_the_package_reads_what_only_the_readme_forbids(content: bytes) -> None:
 def test_a_file_that_cannot_be_read_is_no_corrupt_file(tmp_path: Path) -> None:
     with pytest.raises(MissingFile, match="does not exist"):
         read_header(tmp_path / "missing.safetensors")
-    with pytest.raises(CorruptFile, match="is a directory; a regular file is needed"):
+    with pytest.raises(CorruptFile, match="is a directory, not a regular file"):
         read_header(tmp_path)
 
 
@@ -274,7 +277,7 @@ def test_a_header_of_the_largest_size_costs_little_memory(body: bytes, repeat: b
 def test_a_long_shape_of_large_numbers_is_refused_at_once(tmp_path: Path) -> None:
     """The full product would have six million bits and take minutes; the suite would hang."""
     content = file_bytes({"a": dict(F32, shape=[2**63] * 90_000)})
-    with pytest.raises(CorruptFile, match="more than any file holds"):
+    with pytest.raises(CorruptFile, match="which is too large for a file"):
         read_header(written(tmp_path / "f", content))
 
 

@@ -154,7 +154,7 @@ def check_kills(found: list[dict[str, Any]], kind: str, earlier: bool) -> list[s
         # The next run leaves no trace but the whole earlier output, or the whole new one.
         assert step["settled"] in ((old, new) if earlier else ({}, new)), (number, step["settled"])
         left = any(".ropetool-" in name for name in step["killed"])
-        assert left == any("which a process that is gone had left" in note for note in step["notes"]), (number, step)
+        assert left == any("which an interrupted command had left" in note for note in step["notes"]), (number, step)
         if seen[-1] == "nothing" and earlier:
             assert step["settled"] == old
             assert any(note.startswith("put back") and first in note for note in step["notes"]), step["notes"]
@@ -289,7 +289,8 @@ def test_where_even_taking_back_fails_the_next_run_does_it(tmp_path: Path, monke
     assert isinstance(refused, OutputError)
     assert refused.message == "input/output error"
     (note,) = refused.notes
-    assert "was left, with the earlier files, which the next run puts back: it cannot be removed" in note
+    assert "could not be removed" in note
+    assert "it contains the earlier files, which the next run puts back" in note
     assert not (tmp_path / "out-1").exists()
     with pytest.raises(ZeroDivisionError):
         attempt(tmp_path, "parts", lambda: 1 // 0)  # type: ignore[arg-type]
@@ -361,7 +362,7 @@ def test_names_change_in_one_process_at_a_time(tmp_path: Path, monkeypatch: pyte
     lock = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
-        with pytest.raises(OutputError, match="another process is changing names in it") as refused:
+        with pytest.raises(OutputError, match="another process keeps renaming files in it") as refused:
             attempt(tmp_path, "parts")
     finally:
         os.close(lock)
@@ -378,7 +379,7 @@ def test_what_the_dead_left_is_settled_by_one_process_at_a_time(
     lock = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
-        with pytest.raises(OutputError, match="another process is changing names in it"):
+        with pytest.raises(OutputError, match="another process keeps renaming files in it"):
             hidden.settle(tmp_path / "out")
     finally:
         os.close(lock)
@@ -444,8 +445,8 @@ def test_where_a_journal_cannot_be_read_the_earlier_files_are_kept_for_a_run_tha
         patch.setattr(os, "open", failing)
         notes = hidden.settle(tmp_path / "out")
     assert notes == [
-        f"{left} is of a process that is gone, and was left, with the earlier files, which the next run puts back: it cannot "
-        f"be removed ({left / 'order.json'}: cannot be read: {os.strerror(code)})"
+        f"{left} of an interrupted command could not be removed ({left / 'order.json'}: cannot be read: "
+        f"{os.strerror(code)}); it contains the earlier files, which the next run puts back"
     ]
     assert snapshot(tmp_path) == before
     hidden.settle(tmp_path / "out")
@@ -458,7 +459,7 @@ def test_earlier_files_whose_names_are_taken_stay_and_are_named(tmp_path: Path) 
     put(tmp_path / "out-1", "parts", "mine")
     for _ in range(2):
         assert hidden.settle(tmp_path / "out") == [
-            f"{left} is of a process that is gone, and was left, with the earlier files in {left / 'old'}: other files have "
+            f"{left} of an interrupted command was not removed: {left / 'old'} contains the earlier files, and new files have "
             "their names"
         ]
     assert (tmp_path / "out-1").read_text() == "mine"
@@ -492,7 +493,7 @@ def test_a_damaged_journal_ends_nothing_and_the_earlier_files_stay(damage: str, 
     with transaction(tmp_path / "other", tmp_path / "source", hidden_name="out") as made:
         made.stage(tmp_path / "other").write_text("new")
     (note,) = made.notes
-    assert "with the earlier files" in note
+    assert "the earlier files" in note
     assert str(left / "order.json") in note
     assert before.items() <= snapshot(tmp_path).items()
     assert (tmp_path / "other").read_text() == "new"
@@ -508,7 +509,7 @@ def test_a_file_of_the_user_with_the_inode_of_a_staged_one_is_left_alone(change:
     os.utime(placed, ns=(10**18, 10**18))
     assert placed.stat().st_ino == inode
     notes = hidden.settle(tmp_path / "out")
-    assert notes == [f"removed {left}, which a process that is gone had left"]
+    assert notes == [f"removed {left}, which an interrupted command had left"]
     assert snapshot(tmp_path) == {"source": None, placed.name: placed.read_text()}
     assert placed.read_text() in ("mine, and long", "own")
 

@@ -73,18 +73,20 @@ def test_integers_end_at_the_limits_of_their_type(kind):
     low, high = limits(kind)
     assert [Value.of(kind, value).decode() for value in (low, high)] == [low, high]
     for value in (low - 1, high + 1):
-        with pytest.raises(ConfigError, match=f"^{value} does not fit {kind.label}, which holds {low} to {high}$"):
+        with pytest.raises(
+            ConfigError, match=f"^{value} does not fit {kind.label}, which ranges from {low} to {high}$"
+        ):
             Value.of(kind, value)
 
 
 @pytest.mark.parametrize(
     ("kind", "value", "message"),
     [
-        (ValueType.U32, True, "True is not a number, which u32 wants"),
-        (ValueType.U32, 1.0, "1.0 is not a whole number, which u32 wants"),
-        (ValueType.U32, "1", "'1' is not a whole number, which u32 wants"),
-        (ValueType.F32, "1", "'1' is not a number, which f32 wants"),
-        (ValueType.F32, False, "False is not a number, which f32 wants"),
+        (ValueType.U32, True, "True is not a number; u32 requires one"),
+        (ValueType.U32, 1.0, "1.0 is not a whole number; u32 requires one"),
+        (ValueType.U32, "1", "'1' is not a whole number; u32 requires one"),
+        (ValueType.F32, "1", "'1' is not a number; f32 requires one"),
+        (ValueType.F32, False, "False is not a number; f32 requires one"),
         (ValueType.F32, 3.5e38, r"3.5e\+38 does not fit f32, whose largest number is 3.40282e\+38"),
         (
             ValueType.F64,
@@ -92,11 +94,11 @@ def test_integers_end_at_the_limits_of_their_type(kind):
             r"^a number of more than 80 digits does not fit f64, whose largest number is 1.79769e\+308",
         ),
         (ValueType.U64, 10**4000, "^a number of more than 80 digits does not fit u64"),
-        (ValueType.BOOL, 1, "1 is not true or false, which bool wants"),
-        (ValueType.STR, 7, "7 is not text, which str wants"),
-        (ValueType.STR, b"x", "b'x' is not text, which str wants"),
+        (ValueType.BOOL, 1, "1 is neither true nor false; bool requires one of them"),
+        (ValueType.STR, 7, "7 is not text; str requires text"),
+        (ValueType.STR, b"x", "b'x' is not text; str requires text"),
         (ValueType.STR, "\ud800", "is not text: surrogates not allowed at letter 0"),
-        (ValueType.ARR, [1], "an array is made of the type of its elements"),
+        (ValueType.ARR, [1], "an array requires the type of its elements"),
     ],
 )
 def test_values_of_another_kind_are_refused(kind, value, message):

@@ -93,9 +93,9 @@ def test_get_wants_the_type_that_llama_cpp_wants(tmp_path):
     assert header.get("llama.context_length", ValueType.U32) == 2048
     assert header.get("llama.rope.freq_base", ValueType.F32) == 10000.0
     assert header.get("absent", ValueType.U32) is None
-    with pytest.raises(CorruptFile, match=r"llama\.context_length has type u32; llama\.cpp wants i32"):
+    with pytest.raises(CorruptFile, match=r"llama\.context_length has type u32; llama\.cpp requires i32"):
         header.get("llama.context_length", ValueType.I32)
-    with pytest.raises(CorruptFile, match=r"has type arr of i8; llama\.cpp wants i8"):
+    with pytest.raises(CorruptFile, match=r"has type arr of i8; llama\.cpp requires i8"):
         header.get("test.int8.list", ValueType.I8)
 
 

@@ -139,7 +139,7 @@ def test_without_insertion_the_first_tensors_go_to_the_end(tmp_path: Path) -> No
     before = held(path)
     patch = Patch({"a.key": text(40)})
     found = edited(path, patch)
-    assert (found.way, found.words) == ("move", "the first tensors moved to the end, to make place for a longer header")
+    assert (found.way, found.words) == ("move", "the first tensors moved to the end, to make room for a longer header")
     assert_is(path, before, patch, order=False)
     assert list(held(path)["tensors"]) == [*list(before["tensors"])[1:], "token_embd.weight"]
     again = Patch({"a.key": text(90)}, tensors={"token_embd.bias": np.ones(3, np.float32)})
@@ -154,7 +154,7 @@ def test_a_whole_copy_is_made_only_where_it_was_asked_for(tmp_path: Path) -> Non
     path.chmod(0o640)
     patch = Patch({"a.key": text(90_000)})
     with pytest.raises(
-        OutputError, match=r"its header needs 90,\d+ bytes more, and no other order of its tensors leaves them"
+        OutputError, match=r"its header needs 90,\d+ more bytes, and moving its tensors does not free them"
     ):
         edited(path, patch)
     assert path.read_bytes() == raw
@@ -211,10 +211,10 @@ def test_a_vector_that_was_added_is_taken_out_again(tmp_path: Path) -> None:
     before, logits, size = held(path), llama_logits(path), path.stat().st_size
     edited(path, Patch({"a.b": text(9)}, tensors={gguf_making.FREQS: gguf_making.llama3_divisors()}))
     grown = path.stat().st_size
-    with pytest.raises(PlanMismatch, match=r"has no tensor none\.weight to take out"):
+    with pytest.raises(PlanMismatch, match=r"does not have a tensor none\.weight to remove"):
         edited(path, Patch(drop=frozenset({"none.weight"})))
     with pytest.raises(
-        OutputError, match=r"only the last tensors of a file are taken out, and its last one is rope_freqs"
+        OutputError, match=r"only the last tensors of a file can be removed, and its last tensor is rope_freqs"
     ):
         edited(path, Patch(drop=frozenset({"token_embd.weight"})))
     edited(path, Patch({}, frozenset({"a.b"}), drop=frozenset({gguf_making.FREQS})))
@@ -235,7 +235,7 @@ def test_the_filler_is_no_key_of_the_model(tmp_path: Path) -> None:
     copied = tmp_path / "copied.gguf"
     write_patched(read_header(path), Patch(), copied)
     assert FILLER not in contents(copied)["values"]
-    with pytest.raises(ConfigError, match="is the room that ropetool keeps"):
+    with pytest.raises(ConfigError, match="is the space that ropetool reserves"):
         edited(path, Patch({FILLER: text(1)}))
 
 
@@ -260,7 +260,7 @@ def test_bytes_behind_the_last_tensor_are_kept_or_refused(tmp_path: Path) -> Non
     patch = Patch({BASE: Value.of(F32, 3e4)})
     edited(path, patch)
     assert path.read_bytes().endswith(b"of others" * 10)
-    with pytest.raises(OutputError, match="90 bytes lie behind its last tensor, which belong to none"):
+    with pytest.raises(OutputError, match="90 bytes after its last tensor do not belong to a tensor"):
         edited(path, Patch(tensors={"new": np.ones(3, np.float32)}))
 
 
@@ -352,7 +352,7 @@ def refusal(path: Path, patch: Patch | None = None) -> RopetoolError:
 def test_other_hard_links_are_refused(tmp_path: Path) -> None:
     path = model(tmp_path / "m.gguf")
     os.link(path, tmp_path / "other.gguf")
-    assert "has another name (a hard link), under which it would change too" in refusal(path).message
+    assert "has a second name (a hard link), so an edit would change that file too" in refusal(path).message
     os.link(path, tmp_path / "third.gguf")
     assert "has 2 other names (hard links)" in refusal(path).message
 
@@ -361,7 +361,7 @@ def test_read_only_files_are_refused(tmp_path: Path) -> None:
     path = model(tmp_path / "m.gguf")
     path.chmod(0o444)
     found = refusal(path)
-    assert (found.message, found.try_) == ("may not be written: it is read-only", f"chmod u+w {path}")
+    assert (found.message, found.try_) == ("is read-only", f"chmod u+w {path}")
 
 
 def test_a_link_is_followed_and_said(tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_a_file_that_another_process_reads_is_refused(tmp_path: Path, how: str) 
         assert reader.stdout is not None
         assert reader.stdout.readline() == b"ready\n"
         found = refusal(path)
-        assert "is open or mapped by python" in found.message
+        assert "is in use by python" in found.message
         assert f"(process {reader.pid})" in found.message
         assert reader.stdin is not None
         reader.stdin.close()
@@ -419,14 +419,16 @@ def test_what_cannot_be_checked_is_said(tmp_path: Path, monkeypatch: pytest.Monk
     path = model(tmp_path / "m.gguf")
     monkeypatch.setattr(fcntl, "fcntl", without_leases)
     found = edited(path, Patch({BASE: Value.of(F32, 5e5)}))
-    assert found.notes == ("whether another program has it open was not checked: its file system has no leases",)
+    assert found.notes == (
+        "ropetool could not check whether another program has the file open: its file system has no leases",
+    )
 
 
 def test_a_second_editor_is_refused(tmp_path: Path) -> None:
     path = model(tmp_path / "m.gguf")
     with path.open("r+b") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        assert "another process holds it, or edits it now" in refusal(path).message
+        assert "another process has it locked, or is editing it" in refusal(path).message
 
 
 def test_a_file_that_changed_since_it_was_read_is_refused(tmp_path: Path) -> None:
@@ -554,7 +556,7 @@ def test_nobody_else_edits_a_file_while_its_copy_is_written(tmp_path: Path) -> N
 
     def beside(way: str, size: int) -> Mapping[str, bytes]:
         if way == "copy":
-            with pytest.raises(OutputError, match="another process holds it, or edits it now"):
+            with pytest.raises(OutputError, match="another process has it locked, or is editing it"):
                 edited(path, Patch({"general.name": text(3)}))
             tried.append(read_header(path).file_size < size)  # and it can be read
         return {}
@@ -584,7 +586,7 @@ def test_who_opens_a_file_that_is_edited_is_told_so(tmp_path: Path) -> None:
     with guard.held(path) as holding:
         if holding.notes:
             pytest.skip("this file system has no leases")
-        with pytest.raises(NotACheckpoint, match="another process edits it now, and lets nobody open it") as refused:
+        with pytest.raises(NotACheckpoint, match="another process is editing it and has locked it") as refused:
             read_header(path)
     assert refused.value.try_ == "run again later"
     read_header(path)

@@ -276,7 +276,7 @@ def test_a_file_that_another_one_has_replaced_is_left_as_it_is() -> None:
             replaced = FailingDisk(raw, beside={name: text.now for name, text in disk.names.items()})
             if journal_of(disk.path).name not in replaced.names:
                 continue
-            with pytest.raises(PlanMismatch, match="cannot be recovered, and is left as it is"):
+            with pytest.raises(PlanMismatch, match="cannot be recovered, and is not changed"):
                 recovery.settle(replaced)  # type: ignore[arg-type]
             assert replaced.now.content() == raw
             assert journal_of(disk.path).name in replaced.names
@@ -296,7 +296,7 @@ def test_a_shift_about_which_nothing_is_certain_is_left_as_it_is() -> None:
         b"\x01" * journal.insertion.nbytes
     )  # no zeros there, and no hole anywhere
     other = FailingDisk(bytes(full), beside={name: text.now for name, text in disk.names.items()})
-    with pytest.raises(PlanMismatch, match="nothing tells how far that came"):
+    with pytest.raises(PlanMismatch, match="and their place is unclear"):
         recovery.settle(other)  # type: ignore[arg-type]
 
 

@@ -104,7 +104,7 @@ def test_outputs_have_the_names_that_llama_cpp_wants(name):
 def test_a_missing_shard_is_named(split):
     split[1].unlink()
     for path in (split[0], split[2]):
-        with pytest.raises(MissingFile, match=f"the shard {split[1].name} is not beside it"):
+        with pytest.raises(MissingFile, match=f"the shard {split[1].name} is missing from its folder"):
             shards(path)
 
 
@@ -133,11 +133,11 @@ def test_a_foreign_shard_is_refused_from_either_side(tmp_path, case):
 
 def test_the_tensors_must_be_those_that_the_first_shard_announces(tmp_path):
     first, second = shard(tmp_path, 0, 2, tensors=3), shard(tmp_path, 1, 2)
-    with pytest.raises(CorruptFile, match=r"split\.tensors\.count is 3, and its 2 shards have 2"):
+    with pytest.raises(CorruptFile, match=r"split\.tensors\.count is 3, but its 2 shards have 2"):
         shards(first)
     first = shard(tmp_path, 0, 2, tensors=2)
     second.write_bytes(second.read_bytes().replace(b"t1", b"t0"))
-    with pytest.raises(CorruptFile, match=r"has tensor 't0', which m-00001-of-00002\.gguf has too"):
+    with pytest.raises(CorruptFile, match=r"contains tensor 't0', but so does m-00001-of-00002\.gguf"):
         shards(first)
 
 
@@ -146,11 +146,11 @@ def test_the_keys_must_have_their_types_and_be_there(tmp_path):
     shard(tmp_path, 1, 2)
     good = [number("split.no", 0), number("split.count", 2), total(2)]
     bad = {
-        r"split\.count has type u32; llama\.cpp wants u16": [good[0], u32("split.count", 2), good[2]],
-        r"split\.no has type u32; llama\.cpp wants u16": [u32("split.no", 0), *good[1:]],
-        r"split\.tensors\.count has type u32; llama\.cpp wants i32": [*good[:2], u32("split.tensors.count", 2)],
+        r"split\.count has type u32; llama\.cpp requires u16": [good[0], u32("split.count", 2), good[2]],
+        r"split\.no has type u32; llama\.cpp requires u16": [u32("split.no", 0), *good[1:]],
+        r"split\.tensors\.count has type u32; llama\.cpp requires i32": [*good[:2], u32("split.tensors.count", 2)],
         r"is not a shard: it has no split\.no": good[1:],
-        r"split\.tensors\.count does not say how many": good[:2],
+        r"split\.tensors\.count is missing": good[:2],
     }
     for message, keys in bad.items():
         path.write_bytes(packed(keys, [tensor("t0", [8])], bytes(32)))
@@ -209,7 +209,7 @@ def test_the_keys_that_tie_the_files_together_cannot_be_patched(split):
         Patch(set={"split.count": Value.of(ValueType.U16, 9)}),
         Patch(remove=frozenset({"split.tensors.count"})),
     ):
-        with pytest.raises(ConfigError, match="ties the files of a model together"):
+        with pytest.raises(ConfigError, match="follows from the files of a split model"):
             split_patch(headers, patch)
 
 

@@ -50,13 +50,13 @@ def _plain(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("label", "text", "says"),
     [
-        ("u32", "-1", "-1 does not fit u32, which holds 0 to 4294967295"),
-        ("u32", "1.5", "'1.5' is not a whole number, which u32 wants"),
+        ("u32", "-1", "-1 does not fit u32, which ranges from 0 to 4294967295"),
+        ("u32", "1.5", "'1.5' is not a whole number; u32 requires one"),
         ("u8", "256", "256 does not fit u8"), ("f32", "1e39", "does not fit f32"), ("f32", "many", "'many' is not a number"),
-        ("bool", "1", "'1' is not true or false, which bool wants"), ("arr of i32", "1, 2", "is not an array as JSON"),
-        ("arr of i32", "{}", "is not an array, which"), ("arr of i32", "[1.5]", "1.5 is not a whole number"),
+        ("bool", "1", "'1' is neither true nor false; bool requires one of them"), ("arr of i32", "1, 2", "is not a JSON array"),
+        ("arr of i32", "{}", "is not a JSON array in"), ("arr of i32", "[1.5]", "1.5 is not a whole number"),
         ("arr of i32", "[[1]]", "is not a whole number"), ("arr of str", "[1]", "1 is not text"),
-        ("arr of i32", "[" * 100_000, "is not an array as JSON"), ("arr of u8", "[true]", "True is not a number"),
+        ("arr of i32", "[" * 100_000, "is not a JSON array"), ("arr of u8", "[true]", "True is not a number"),
     ],
 )  # fmt: skip
 def test_what_is_no_value_is_refused(label: str, text: str, says: str) -> None:
@@ -70,7 +70,7 @@ def test_types_and_what_are_none() -> None:
     assert not any(map(is_type, ("arr", "arr:arr", "int", "u33", "")))
     with pytest.raises(ConfigError, match=r"'u33' is not a type \(did you mean u32") as caught:
         type_label("u33")
-    assert "or arr: and one of them" in caught.value.try_
+    assert "or arr: followed by one of them" in caught.value.try_
 
 
 @pytest.mark.parametrize("element", [ValueType.U8, ValueType.I32, ValueType.F64, ValueType.BOOL, ValueType.STR])

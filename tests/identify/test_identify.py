@@ -281,7 +281,7 @@ def test_a_gguf_source_is_told_the_way(gguf: Path) -> None:
 def test_what_is_served_is_named_once(given: tuple[str, ...]) -> None:
     done = run("identify", *given, "--server", "http://localhost:1")
     assert (done.code, done.out) == (2, "")
-    assert "one of --source DIR and --gguf FILE" in done.err
+    assert "pass exactly one of --source and --gguf" in done.err
 
 
 def test_options_of_llama_server_are_hypotheses_of_a_file(gguf: Path) -> None:

@@ -54,12 +54,12 @@ def _state(model: Path, values: dict[str, Any]) -> None:
 
 
 def test_the_refusal_names_the_class_and_the_option(acme: Path) -> None:
-    with pytest.raises(UnknownFamily, match="tensors are named as those of llama") as refused:
+    with pytest.raises(UnknownFamily, match="tensor names match llama") as refused:
         ropetool.plan(acme, "yarn", factor=4)
     assert refused.value.try_.startswith("--as llama")
     assert any("--as llama" in note for note in inspection.inspect(acme).notes)
     _state(acme, {"architectures": ["Qwen2ForCausalLM"]})
-    with pytest.raises(UnknownFamily, match="its class Qwen2ForCausalLM is that of qwen2") as refused:
+    with pytest.raises(UnknownFamily, match="its class Qwen2ForCausalLM belongs to qwen2") as refused:
         ropetool.plan(acme, "yarn", factor=4)
     assert refused.value.try_.startswith("--as qwen2")
 
@@ -109,7 +109,7 @@ def _tokenizer() -> Any:
     ("as_type", "error", "says"),
     [
         ("qwen3", LossyExport, "lacks model.layers.0.self_attn.k_norm.weight"),
-        ("phi3", LossyExport, "gate_proj.weight, which that class has not"),
+        ("phi3", LossyExport, "gate_proj.weight, which that class does not have"),
         ("nosuch", UnknownFamily, "'nosuch' is not known"),
         ("bert", InvalidRope, "bert has no rotary positions"),
     ],
@@ -182,11 +182,14 @@ def test_a_wrapper_is_no_class_to_read_as_and_its_text_model_is_named(acme: Path
     done = run("inspect", acme, "--as", "qwen3_vl")
     assert (done.code, done.err) == (
         1,
-        "Error: --as: qwen3_vl is a config around that of a text model, and --as names the class of the text model itself\n"
+        "Error: --as: qwen3_vl is a wrapper around a text model; --as requires the type of the text model\n"
         "Try: --as qwen3_vl_text\n",
     )
     named = run("inspect", acme, "--as", "qwen3_vl_text")
-    assert (named.code, "this is not a qwen3_vl_text: it lacks model.layers.0.self_attn.k_norm" in named.err) == (
+    assert (
+        named.code,
+        "the model does not match qwen3_vl_text: it lacks model.layers.0.self_attn.k_norm" in named.err,
+    ) == (
         1,
         True,
     )

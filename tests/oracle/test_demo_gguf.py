@@ -94,7 +94,7 @@ def test_the_demo_ends_with_the_parity(installed: bool, tmp_path: Path, monkeypa
         assert found is not None
         assert 0 < float(found[1]) < TOLERANCE
     else:
-        assert parity == f"parity: not measured, llama-cpp-python is not installed; {install_line('llama')}"
+        assert parity == f"parity: not measured: llama-cpp-python is not installed; {install_line('llama')}"
     names = sorted(path.name for path in (tmp_path / "demo").iterdir())
     beside = [f"model-yarn-8x-F32.gguf{end}" for end in ("", ".Modelfile", ".README.md", ".ropetool.json")]
     assert names == ["model", "model-yarn-8x", *beside]

@@ -88,10 +88,10 @@ WRONG = [
     ("nemotron_h", {"hybrid_override_pattern": "MXZ"}, "one of"),
     ("nemotron_h", {"hybrid_override_pattern": 5}, "one of"),
     ("nemotron_h", {"layers_block_type": ["mamba", "zzz"]}, "one of"),
-    ("lfm2", {"full_attn_idxs": "2"}, "not a list of layers"),
-    ("lfm2", {"full_attn_idxs": ["1"]}, "not a list of layers"),
-    ("lfm2", {"full_attn_idxs": 2}, "not a list of layers"),
-    ("bamba", {"attn_layer_indices": "2"}, "not a list of layers"),
+    ("lfm2", {"full_attn_idxs": "2"}, "not a list of layer numbers"),
+    ("lfm2", {"full_attn_idxs": ["1"]}, "not a list of layer numbers"),
+    ("lfm2", {"full_attn_idxs": 2}, "not a list of layer numbers"),
+    ("bamba", {"attn_layer_indices": "2"}, "not a list of layer numbers"),
     ("smollm3", {"no_rope_layers": "abc"}, "1 or 0 for each"),
     ("smollm3", {"no_rope_layers": [1, 1]}, "1 or 0 for each"),
     ("smollm3", {"no_rope_layers": [True, False, True, True]}, "1 or 0 for each"),
@@ -112,8 +112,8 @@ WRONG = [
     ("qwen3", {"num_hidden_layers": None}, "null is not a whole number"),
 ]  # fmt: skip
 SAYS_NOTHING = [
-    ("lfm2", {"full_attn_idxs": [99]}, "no layer of the model"),
-    ("lfm2", {"full_attn_idxs": []}, "no layer of the model"),
+    ("lfm2", {"full_attn_idxs": [99]}, "does not contain a layer of the model"),
+    ("lfm2", {"full_attn_idxs": []}, "does not contain a layer of the model"),
     ("jamba", {"attn_layer_offset": -1}, "from 0 to 7"),
 ]  # fmt: skip
 

@@ -116,7 +116,7 @@ NESTED = {"full_attention": {**YARN, "rope_theta": 1e4}}
 IGNORED = {
     "flat for gemma3": ({**GEMMA_5, **LONGER, "rope_parameters": {**YARN, "rope_theta": 1e4}}, "it is flat"),
     "nested for llama": ({**LLAMA_5, **LONGER, "rope_parameters": NESTED}, "it is nested"),
-    "nested rope_scaling": ({**LLAMA, **LONGER, "rope_scaling": NESTED}, "rope_scaling is read flat"),
+    "nested rope_scaling": ({**LLAMA, **LONGER, "rope_scaling": NESTED}, "rope_scaling must be flat"),
     "negative divisors": ({**LLAMA, "rope_scaling": {**LONGROPE, "long_factor": [-1.0] * 16}}, "above 0"),
     "a base on top and another inside": (
         {**LLAMA_5, **LONGER, "rope_theta": 5e5, "rope_parameters": {**YARN, "rope_theta": 1e4}}, "500000 at the top",

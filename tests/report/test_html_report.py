@@ -550,7 +550,7 @@ def test_a_place_that_cannot_be_is_refused_with_a_step(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="does not exist") as refusal:
         check_folder(tmp_path / "a" / "b")
     assert refusal.value.try_ == f"mkdir -p {tmp_path / 'a'}"
-    with pytest.raises(OutputError, match="ends in no name") as refusal:
+    with pytest.raises(OutputError, match="does not end in a file name") as refusal:
         check_folder(Path("."))
     assert refusal.value.try_ == "give another --report"
     check_folder(tmp_path / "a")

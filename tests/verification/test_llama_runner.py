@@ -319,7 +319,7 @@ def test_broken_files_are_refused_before_llama_cpp_sees_them(tiny: Path, tmp_pat
         LlamaRunner(tmp_path / "absent.gguf")
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(tiny.read_bytes()[:-100])
-    with pytest.raises(CorruptFile, match="the file at byte"):
+    with pytest.raises(CorruptFile, match="the file ends at byte"):
         LlamaRunner(cut)
 
 

@@ -315,7 +315,7 @@ def test_a_baseline_stands_in_for_a_source_that_is_gone(source: Path, output: Pa
     source.rename(moved)
     _, weights, files = read_back(output)
     assert (weights.verdict, files.verdict) == ("-", "-")
-    assert weights.detail == f"the source {source.name} is not there any more"
+    assert weights.detail == f"the source {source.name} no longer exists"
     assert verdicts(read_back(output, moved)) == dict.fromkeys(VERDICTS, "pass")
     rewrite(2, one_row)(output)
     check = only_red(read_back(output, moved), "weights")
@@ -423,7 +423,7 @@ def test_a_planned_vector_that_was_changed(tmp_path: Path) -> None:
     target = extended(write_gguf(tmp_path / "model.gguf"), "llama3")
     poke(target, "rope_freqs.weight", at=0)  # a low bit: within the tolerance of the tables
     check = only_red(read_back(target), "weights")
-    assert check.detail.endswith("12 of 13 tensors equal the source's; rope_freqs.weight is not what the plan says")
+    assert check.detail.endswith("12 of 13 tensors equal the source's; rope_freqs.weight differs from the plan")
 
 
 def test_a_base_that_was_changed(tmp_path: Path) -> None:
@@ -460,7 +460,7 @@ def test_a_model_in_several_files(tmp_path: Path) -> None:
     second.write_bytes(content[:-64])
     weights = read_back(target)[1]
     assert weights.verdict == "fail"
-    assert "the file at byte" in weights.detail
+    assert "the file ends at byte" in weights.detail
 
 
 # --- exports, and two files against each other
@@ -553,7 +553,7 @@ def test_a_file_edited_in_place_is_held_against_its_record(tmp_path: Path) -> No
     ropetool.apply_in_place(ropetool.plan(path, method="yarn", factor=4), path)
     tables, weights, files = read_back(path)
     assert tables.verdict == "pass"
-    edited = "the file was edited in place, and what it was is not there any more"
+    edited = "the file was edited in place, and so its original is gone"
     assert [check.detail for check in (weights, files)] == [
         f"{edited}: --baseline names a copy of the file as it was before"
     ] * 2

@@ -315,10 +315,10 @@ def test_the_command(extended: Path) -> None:
     done = run("verify", extended, "--runner", "vllm", "--tensor-parallel-size", "0")
     assert done.err.splitlines() == ["Error: --tensor-parallel-size: 0 is not a number of devices"]
     for options, sentence in (
-        (("--pipeline-parallel-size", "2"), "--pipeline-parallel-size needs --runner vllm"),
-        (("--score-prompts",), "--score-prompts needs --server URL or --runner vllm"),
-        (("--runner", "vllm", "--against", "b"), "--against is not for --runner vllm"),
-        (("--runner", "vllm", "--server", "x:1"), "--runner is not for a server's model: the server runs it"),
+        (("--pipeline-parallel-size", "2"), "--pipeline-parallel-size requires --runner vllm"),
+        (("--score-prompts",), "--score-prompts requires --server URL or --runner vllm"),
+        (("--runner", "vllm", "--against", "b"), "--runner vllm does not accept --against"),
+        (("--runner", "vllm", "--server", "x:1"), "--runner does not apply to a served model: the server runs it"),
     ):
         done = run("verify", extended, *options)
         assert done.code == 2

@@ -127,10 +127,10 @@ def _text(raw: Buffer) -> str:
 
 def _encode(type_: ValueType, value: Any) -> bytes:
     if type_ is ValueType.ARR:
-        raise ConfigError("an array is made of the type of its elements and the elements, not of one value")
+        raise ConfigError("an array requires the type of its elements and a list of them, not one value")
     if type_ is ValueType.STR:
         if not isinstance(value, str):
-            raise ConfigError(f"{value!r} is not text, which str wants")
+            raise ConfigError(f"{value!r} is not text; str requires text")
         return encode_text(value)
     return PACKING[type_].pack(_number(type_, value))
 
@@ -156,10 +156,10 @@ def _number(type_: ValueType, value: Any) -> bool | int | float:
     is_bool = isinstance(value, (bool, np.bool_))
     if type_ is ValueType.BOOL:
         if not is_bool:
-            raise ConfigError(f"{value!r} is not true or false, which bool wants")
+            raise ConfigError(f"{value!r} is neither true nor false; bool requires one of them")
         return bool(value)
     if is_bool:
-        raise ConfigError(f"{value} is not a number, which {type_.label} wants")
+        raise ConfigError(f"{value} is not a number; {type_.label} requires one")
     return _float(type_, value) if type_ in (ValueType.F32, ValueType.F64) else _integer(type_, value)
 
 
@@ -170,16 +170,16 @@ def _range(type_: ValueType) -> tuple[int, int]:
 
 def _integer(type_: ValueType, value: Any) -> int:
     if not isinstance(value, (int, np.integer)):
-        raise ConfigError(f"{value!r} is not a whole number, which {type_.label} wants")
+        raise ConfigError(f"{value!r} is not a whole number; {type_.label} requires one")
     low, high = _range(type_)
     if not low <= value <= high:
-        raise ConfigError(f"{_brief(value)} does not fit {type_.label}, which holds {low} to {high}")
+        raise ConfigError(f"{_brief(value)} does not fit {type_.label}, which ranges from {low} to {high}")
     return int(value)
 
 
 def _float(type_: ValueType, value: Any) -> float:
     if not isinstance(value, (int, float, np.integer, np.floating)):
-        raise ConfigError(f"{value!r} is not a number, which {type_.label} wants")
+        raise ConfigError(f"{value!r} is not a number; {type_.label} requires one")
     try:
         number = float(value)
         PACKING[type_].pack(number)

@@ -72,7 +72,7 @@ class Cursor:
         """Step over strings by their lengths alone; an object for each would cost ten times as much."""
         self._strings += count if self.position + 8 * count <= len(self.view) else 0  # else the walk soon ends
         if self._strings > MAX_STRINGS:
-            raise self.error(f"has {count:,} strings; at most {MAX_STRINGS:,} are read of a file")
+            raise self.error(f"has {count:,} strings; ropetool reads at most {MAX_STRINGS:,} per file")
         length_at, view, position, fitting = U64.unpack_from, self.view, self.position, 0
         try:
             for fitting in range(count):  # noqa: B007 (tells how far the walk came)
@@ -81,7 +81,7 @@ class Cursor:
         except (struct.error, OverflowError):  # the walk has left the view
             position += 8
         if position > len(view):
-            raise self.beyond(position, f"has {count} strings, of which at most {fitting} fit")
+            raise self.beyond(position, f"has {count} strings, at most {fitting} complete")
         self.position = position
 
     def beyond(self, end: int, what: str = "") -> CorruptFile:
@@ -90,4 +90,4 @@ class Cursor:
             message = f"{self._place} at byte {self._place_at} does not end within {len(self.view)} bytes"
             return HeaderGoesOn(f"{message}, more than any model needs", where=str(self._path))
         ends = f"the file ends at byte {self._file_size}"
-        return self.error(f"{what}, which cannot be: {ends}" if what else f"is cut off: {ends}", try_=AGAIN)
+        return self.error(f"{what}, but {ends}" if what else f"is cut off: {ends}", try_=AGAIN)

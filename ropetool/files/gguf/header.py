@@ -78,7 +78,7 @@ class GgufHeader:
         if value is None:
             return None
         if value.type is not type_:
-            raise CorruptFile(f"{key} has type {value.label}; llama.cpp wants {type_.label}", where=str(self.path))
+            raise CorruptFile(f"{key} has type {value.label}; llama.cpp requires {type_.label}", where=str(self.path))
         return value.decode()
 
 
@@ -214,12 +214,13 @@ def _version(cursor: Cursor) -> int:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
         raise cursor.error(
             f"is big-endian (its version reads {version}, which is {swapped} with the bytes swapped); "
-            "only little-endian files are read",
+            "ropetool reads only little-endian files",
             try_="gguf-convert-endian FILE little",
         )
     if version not in VERSIONS:
         raise cursor.error(
-            f"has version {version}; versions 2 and 3 are read", try_="convert the model again with a current llama.cpp"
+            f"has version {version}; ropetool reads versions 2 and 3",
+            try_="convert the model again with a current llama.cpp",
         )
     return version
 
@@ -227,7 +228,7 @@ def _version(cursor: Cursor) -> int:
 def _count(cursor: Cursor, what: str, most: int) -> int:
     count = cursor.number(I64)
     if not 0 <= count <= most:
-        raise cursor.error(f"announces {count} {what}; 0 to {most} are read")
+        raise cursor.error(f"declares {count} {what}; ropetool reads 0 to {most}")
     return count
 
 
@@ -239,7 +240,7 @@ def _check_data(header: GgufHeader) -> None:
     end = header.data_start + last.end
     if end > header.file_size:
         raise CorruptFile(
-            f"the data of tensor {shown(last.name)} ends at byte {end}, the file at byte {header.file_size}",
+            f"the data of tensor {shown(last.name)} ends at byte {end}, but the file ends at byte {header.file_size}",
             where=str(header.path),
             try_=AGAIN,
         )

@@ -138,7 +138,7 @@ def _journal(data: Mapping[str, Any], raw: bytes, at: int, marked: bool) -> Jour
     beside = {}
     for name, length in data["beside"].items():
         if name != os.path.basename(name) or name.startswith("."):
-            raise ValueError(f"{name!r} is not the name of a file beside it")
+            raise ValueError(f"{name!r} is not the name of a file in its folder")
         beside[name] = raw[at : at + _whole(length)]
         at += length
     insertion = Insertion(*map(_whole, data["insertion"])) if data["insertion"] else None
@@ -155,7 +155,7 @@ def _journal(data: Mapping[str, Any], raw: bytes, at: int, marked: bool) -> Jour
 
 def _whole(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no number of bytes")
+        raise ValueError(f"{value!r} is not a number of bytes")
     return value
 
 
@@ -181,6 +181,6 @@ def check_settled(path: Path) -> None:
         return
     if os.path.lexists(journal):
         raise PlanMismatch(
-            f"an edit of this file in place is not finished: its journal {journal.name} is beside it",
+            f"an edit of this file in place was interrupted: its journal {journal.name} still exists",
             where=str(path), try_=command("ropetool", "recover", path),
         )  # fmt: skip

@@ -56,7 +56,7 @@ def patched_values(header: GgufHeader, patch: Patch) -> dict[str, Value]:
     values = {key: value for key, value in header.values.items() if key not in patch.remove} | dict(patch.set)
     alignment = values.get(ALIGNMENT_KEY, Value.of(ValueType.U32, DEFAULT_ALIGNMENT))
     if alignment != Value.of(ValueType.U32, header.alignment):
-        raise ConfigError(f"must stay {header.alignment}, by which the data is laid out", where=ALIGNMENT_KEY)
+        raise ConfigError(f"must stay {header.alignment}, because the data has this alignment", where=ALIGNMENT_KEY)
     return values
 
 

@@ -20,7 +20,7 @@ SPLIT_COUNT = "split.count"
 SPLIT_TENSORS = "split.tensors.count"
 
 _SHARD_SUFFIX = re.compile(r"(-[0-9]{5}-of-[0-9]{5})?\.gguf$")
-_TOGETHER = "put all files of the model into one folder, under the names they were made with"
+_TOGETHER = "put all files of the model into one folder, with their original names"
 
 
 def shard_paths(output: Path, count: int) -> list[Path]:
@@ -70,7 +70,7 @@ def split_patch(headers: tuple[GgufHeader, ...], patch: Patch) -> tuple[Patch, .
     """
     for key in (SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS):
         if key in patch.set or key in patch.remove:
-            raise ConfigError("ties the files of a model together and follows from them", where=key)
+            raise ConfigError("follows from the files of a split model and cannot be edited", where=key)
     owner = {tensor.name: index for index, header in enumerate(headers) for tensor in header.tensors}
     parts = [
         Patch(
@@ -103,7 +103,7 @@ def _shard_name(name: str, index: int, count: int) -> str:
 def _read_neighbour(path: Path, given: GgufHeader, read: Callable[[Path], GgufHeader] | None) -> GgufHeader:
     if read is None and not path.exists():
         raise MissingFile(
-            f"the shard {path.name} is not beside it",
+            f"the shard {path.name} is missing from its folder",
             where=str(given.path),
             try_=_TOGETHER,
         )
@@ -121,12 +121,12 @@ def _check_name(header: GgufHeader) -> None:
         raise CorruptFile(f"is not a shard: it has no {missing}", where=str(header.path), try_=_TOGETHER)
     if number >= count:
         raise CorruptFile(
-            f"{SPLIT_NO} is {number}, and {SPLIT_COUNT} only {count}", where=str(header.path), try_=_TOGETHER
+            f"{SPLIT_NO} is {number}, but {SPLIT_COUNT} only {count}", where=str(header.path), try_=_TOGETHER
         )
     name = _shard_name(header.path.name, number, count)
     if header.path.name != name:
         raise CorruptFile(
-            f"is shard {number + 1} of {count} by its keys, for which llama.cpp wants the name {name}",
+            f"is shard {number + 1} of {count} by its keys, so llama.cpp requires the name {name}",
             where=str(header.path),
             try_=_TOGETHER,
         )
@@ -137,7 +137,7 @@ def _check_no_metadata(header: GgufHeader) -> None:
     for key in header.values:
         if not key.startswith(("split.", "general.")):
             raise CorruptFile(
-                f"has the key {shown(key)}; the metadata of a split model stands only in its first shard",
+                f"has the key {shown(key)}; only the first shard of a model may contain metadata",
                 where=str(header.path),
                 try_=_TOGETHER,
             )
@@ -150,7 +150,7 @@ def _check_tensors(headers: tuple[GgufHeader, ...]) -> None:
         for tensor in header.tensors:
             if tensor.name in home:
                 raise CorruptFile(
-                    f"has tensor {shown(tensor.name)}, which {home[tensor.name].name} has too",
+                    f"contains tensor {shown(tensor.name)}, but so does {home[tensor.name].name}",
                     where=str(header.path),
                     try_=_TOGETHER,
                 )
@@ -158,12 +158,14 @@ def _check_tensors(headers: tuple[GgufHeader, ...]) -> None:
     # The other shards announce a number as well, which is only true until a tensor is added: llama.cpp ignores it.
     announced = first.get(SPLIT_TENSORS, ValueType.I32)
     if announced != len(home):
-        said = "does not say how many tensors there are" if announced is None else f"is {announced}"
+        said = "is missing" if announced is None else f"is {announced}"
         strange = [header for header in headers[1:] if header.get(SPLIT_TENSORS, ValueType.I32) != announced]
         names = ", ".join(header.path.name for header in strange)
-        of_others = f"; by its own count {names} is of another model" if len(strange) == 1 < len(headers) - 1 else ""
+        of_others = (
+            f"; by its own count, {names} belongs to a different model" if len(strange) == 1 < len(headers) - 1 else ""
+        )
         raise CorruptFile(
-            f"{SPLIT_TENSORS} {said}, and its {len(headers)} shards have {len(home)}{of_others}",
+            f"{SPLIT_TENSORS} {said}, but its {len(headers)} shards have {len(home)}{of_others}",
             where=str(first.path),
             try_=_TOGETHER,
         )

@@ -67,7 +67,7 @@ def grouped(sizes: Sequence[int], limits: Limits, prefix: str = "--split-") -> l
     found = list(_grouped(sizes, limits))
     if len(found) > MAX_SHARDS:
         raise ConfigError(
-            f"makes {len(found)} files; a model has at most {MAX_SHARDS}",
+            f"would write {len(found)} files; a model can have at most {MAX_SHARDS}",
             where=f"{prefix}max-size, {prefix}max-tensors",
         )
     return found

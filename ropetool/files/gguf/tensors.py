@@ -57,7 +57,7 @@ def read_tensors(cursor: Cursor, count: int, alignment: int) -> tuple[TensorInfo
             raise cursor.error("appears a second time; a tensor appears once")
         if info.offset != expected:
             fault = "overlaps the tensor before it" if info.offset < expected else "leaves a gap before it"
-            raise cursor.error(f"{fault}: its offset is {info.offset}, the padded sizes so far make {expected}")
+            raise cursor.error(f"{fault}: its offset is {info.offset} instead of {expected}")
         tensors[info.name] = info
         expected = padded(info.end, alignment)
     return tuple(tensors.values())
@@ -80,10 +80,10 @@ def _tensor(cursor: Cursor, index: int) -> TensorInfo:
 def _nbytes(cursor: Cursor, shape: tuple[int, ...], number: int) -> int:
     elements = prod(shape)
     if min(shape, default=0) < 0 or elements >= 2**63:
-        raise cursor.error(f"has shape {list(shape)}; lengths are at least 0 and make fewer than 2^63 elements")
+        raise cursor.error(f"has shape {list(shape)}; each dimension must be at least 0, and the product below 2^63")
     known = GGML_TYPES.get(number)
     if known is None:
-        raise cursor.error(f"has tensor type {number}, which is none of ggml's")
+        raise cursor.error(f"has the unknown tensor type {number}")
     row = shape[0] if shape else 1
     if row % known.block:
         raise cursor.error(f"has rows of {row} elements; {known.name} stores blocks of {known.block}")

@@ -28,7 +28,7 @@ def type_label(text: str) -> str:
         known = [*SCALARS, *(_COLON + element for element in SCALARS)]
         raise ConfigError(
             f"{shown(text)} is not a type{did_you_mean(text, known)}", where="TYPE",
-            try_=f"one of {', '.join(SCALARS)}, or arr: and one of them",
+            try_=f"one of {', '.join(SCALARS)}, or arr: followed by one of them",
         )  # fmt: skip
     return label
 
@@ -71,12 +71,10 @@ def _array(element: ValueType, text: str) -> Value:
         listed = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{shown(text)} is not an array as JSON ({error})", try_="""'[1, 2, 3]', or '["a", "b"]'"""
+            f"{shown(text)} is not a JSON array ({error})", try_="""'[1, 2, 3]', or '["a", "b"]'"""
         ) from None
     if not isinstance(listed, list):
-        raise ConfigError(
-            f"{shown(text)} is not an array, which [ and ] enclose", try_="""'[1, 2, 3]', or '["a", "b"]'"""
-        )
+        raise ConfigError(f"{shown(text)} is not a JSON array in [ and ]", try_="""'[1, 2, 3]', or '["a", "b"]'""")
     return Value.array(element, listed)
 
 

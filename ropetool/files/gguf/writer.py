@@ -91,7 +91,7 @@ def lay_out(header: GgufHeader, patch: Patch, rewritten: Mapping[str, int] | Non
     Raises: ConfigError, PlanMismatch or UnsupportedDtype if the patch does not fit the file.
     """
     if patch.drop:
-        raise ConfigError("tensors are taken out of a file in place, not of a copy", where=min(patch.drop))
+        raise ConfigError("tensors can be removed only in place, not in a copy", where=min(patch.drop))
     types = rewritten or {}
     retyped = any(types.get(info.name, info.ggml_type) != info.ggml_type for info in header.tensors)
     after = _moved(header, types) if retyped else header

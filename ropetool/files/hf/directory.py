@@ -16,10 +16,10 @@ from ropetool import names
 from ropetool.errors import CorruptFile, MissingFile, NotACheckpoint
 from ropetool.escaping import word
 from ropetool.files import lfs, parts
-from ropetool.files.hf.jsontext import LARGE, SMALL, Limits, parse_object
+from ropetool.files.hf.jsontext import LARGE, SMALL, Limits, parse_object, twice
 from ropetool.files.hf.members import Members
 from ropetool.files.hf.safetensors import MAX_HEADER, MAX_TENSORS, Header, read_header
-from ropetool.files.regular import open_regular, read_regular
+from ropetool.files.regular import open_regular, read_regular, too_long
 
 SUFFIX = ".safetensors"
 SINGLE_FILE = "model.safetensors"
@@ -71,7 +71,7 @@ def open_directory(path: Path) -> Directory:
     )  # fmt: skip
 
 
-_WANTED = f"a directory that holds a {names.CONFIG_JSON}"
+_WANTED = f"a directory with a {names.CONFIG_JSON}"
 
 
 def _check_directory(path: Path) -> None:
@@ -84,15 +84,15 @@ def _check_directory(path: Path) -> None:
             where=where, try_=_directory_of(path),
         )  # fmt: skip
     if not os.path.isdir(path):
-        wanted = "the place of a GGUF file" if path.suffix.lower() == ".gguf" else _WANTED
+        wanted = "the path of a GGUF file" if path.suffix.lower() == ".gguf" else _WANTED
         raise NotACheckpoint(
             "does not exist" if not os.path.lexists(path) else "is neither a directory nor a file",
-            where=where, try_=f"give {wanted}",
+            where=where, try_=f"pass {wanted}",
         )  # fmt: skip
     config = path / names.CONFIG_JSON
     if not os.path.lexists(config):
         parts.check_directory(path, (), has_config=False)
-        raise NotACheckpoint(f"holds no {names.CONFIG_JSON}", where=where, try_=_nearby(path))
+        raise NotACheckpoint(f"does not contain a {names.CONFIG_JSON}", where=where, try_=_nearby(path))
 
 
 def _nearby(path: Path) -> str:
@@ -163,7 +163,7 @@ def _read_index(path: Path) -> Mapping[str, str] | None:
 def _weight_map(file: BinaryIO, where: str) -> dict[str, str]:
     size = os.fstat(file.fileno()).st_size
     if size > MAX_INDEX:
-        raise CorruptFile(f"is {size:,} bytes long; at most {MAX_INDEX:,} are read", where=where)
+        raise too_long(size, MAX_INDEX, where)
     no_map = CorruptFile("has no weight_map of tensor names to file names", where=where)
     found: dict[str, str] = {}
     shards: dict[str, str] = {}  # by its name in the index: the file's own, one object for all tensors of a shard
@@ -172,9 +172,9 @@ def _weight_map(file: BinaryIO, where: str) -> dict[str, str]:
         if not isinstance(shard, str):
             raise no_map
         if tensor in found:
-            raise CorruptFile(f"names the key {tensor!r} twice in one object", where=where)
+            raise twice(tensor, where)
         if len(found) == MAX_TENSORS:
-            raise CorruptFile(f"lists more than {MAX_TENSORS:,} tensors, more than a checkpoint may have", where=where)
+            raise CorruptFile(f"lists more than {MAX_TENSORS:,} tensors, the limit", where=where)
         if shard not in shards:
             shards[shard] = _SAME_FOLDER.sub("", shard)
         found[tensor] = shards[shard]
@@ -187,12 +187,12 @@ def _weight_map(file: BinaryIO, where: str) -> dict[str, str]:
 def _check_shard(path: Path, shard: str, tensor: str, where: str) -> None:
     if any(char in shard for char in "/\\\0") or not shard.endswith(SUFFIX):
         raise CorruptFile(
-            f"{tensor!r} is said to be in {shard!r}; shards are {SUFFIX} files of the same directory", where=where
+            f"lists {tensor!r} in {shard!r}; shards must be {SUFFIX} files in the same directory", where=where
         )
     if not os.path.isfile(path / shard):
         raise MissingFile(
-            f"{tensor!r} is said to be in {shard}, which is not there",
-            where=where, try_=f"fetch {word(shard)} into {word(path)}",
+            f"lists {tensor!r} in {shard}, which does not exist",
+            where=where, try_=f"download {word(shard)} into {word(path)}",
         )  # fmt: skip
 
 
@@ -200,8 +200,8 @@ def _directory_of(file: Path) -> str:
     """Return what to give instead of a file; a config under another name belongs into a directory of its own."""
     if file.suffix == ".json" and not (file.parent / names.CONFIG_JSON).is_file():
         folder = file.with_suffix("")
-        return f"mkdir {word(folder)} && cp {word(file)} {word(folder / names.CONFIG_JSON)}, and give {word(folder)}"
-    return f"give its directory, {word(file.parent)}"
+        return f"mkdir {word(folder)} && cp {word(file)} {word(folder / names.CONFIG_JSON)}, then pass {word(folder)}"
+    return f"pass its directory, {word(file.parent)}"
 
 
 def headers(checkpoint: Directory) -> list[Header]:
@@ -219,14 +219,14 @@ def headers(checkpoint: Directory) -> list[Header]:
         for name in header.tensors:
             if name in holder:
                 raise CorruptFile(
-                    f"tensor {name!r} is in {holder[name]} and in {header.path.name}: loaders differ in which they take",
+                    f"tensor {name!r} is in {holder[name]} and in {header.path.name}: loaders disagree on which one to use",
                     where=str(checkpoint.path),
                 )
             holder[name] = header.path.name
     for name, shard in (checkpoint.index or {}).items():
         if holder.get(name) != shard:
             raise CorruptFile(
-                f"tensor {name!r} is said to be in {shard}, but is in {holder.get(name, 'no weight file')}",
+                f"lists tensor {name!r} in {shard}, but it is in {holder.get(name, 'no weight file')}",
                 where=str(checkpoint.path / names.SAFETENSORS_INDEX_JSON),
             )
     return found

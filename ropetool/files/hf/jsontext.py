@@ -81,9 +81,9 @@ def parse_object(text: str, where: str, limits: Limits = SMALL) -> dict[str, Any
     except RecursionError:
         raise _too_deep(where) from None
     except ValueError:  # Python's own limit, against quadratic conversion
-        raise CorruptFile("holds an integer with too many digits to be read", where=where) from None
+        raise CorruptFile("contains an integer with too many digits", where=where) from None
     if not isinstance(value, dict):
-        raise CorruptFile(f"holds {shown(value)}; a JSON object is needed", where=where)
+        raise CorruptFile(f"contains {shown(value)} instead of a JSON object", where=where)
     if openers > MAX_DEPTH and _deeper_than(value, MAX_DEPTH):
         raise _too_deep(where)
     return value
@@ -92,11 +92,11 @@ def parse_object(text: str, where: str, limits: Limits = SMALL) -> dict[str, Any
 def check_size(text: str, where: str, limits: Limits) -> int:
     """Return the number of brackets in a text that is not too large to be read. Raises: CorruptFile for a larger one."""
     if len(text) > limits.chars:
-        raise CorruptFile(f"has {len(text):,} characters; at most {limits.chars:,} are read", where=where)
+        raise CorruptFile(f"has {len(text):,} characters; ropetool reads at most {limits.chars:,}", where=where)
     # Each comma and bracket starts at most one value; those inside strings count too, which the limit has room for.
     openers = text.count("{") + text.count("[")
     if openers + text.count(",") > limits.values:
-        raise CorruptFile(f"holds more than {limits.values:,} values", where=where)
+        raise CorruptFile(f"contains more than {limits.values:,} values", where=where)
     return openers
 
 
@@ -119,9 +119,13 @@ def unique(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
     """
     found = dict(pairs)
     if len(found) < len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise CorruptFile(f"names the key {twice!r} twice in one object", where=where)
+        raise twice(next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1), where)
     return found
+
+
+def twice(key: str, where: str) -> CorruptFile:
+    """Return the error about a key that one object contains twice."""
+    return CorruptFile(f"contains the key {key!r} twice in one object", where=where)
 
 
 def _too_deep(where: str) -> CorruptFile:
@@ -154,7 +158,7 @@ def apply_edits(text: str, edits: Iterable[Edit], where: str, limits: Limits = S
 
 def _apply(text: str, edit: Edit, where: str) -> str:
     if not edit.path:
-        raise _mismatch("an edit names no key", where)
+        raise _mismatch("an edit does not name a key", where)
     place = f"{where}: {'.'.join(edit.path)}"
     root = _root(text)
     holder = _locate(text, root, edit.path[:-1], place)
@@ -341,7 +345,7 @@ def _anchor(holder: _Object, after: str | None, place: str) -> _Member | None:
         return holder.members[-1] if holder.members else None
     anchor = holder.get(after)
     if anchor is None:
-        raise _mismatch(f"goes behind {after!r}, which is absent", place)
+        raise _mismatch(f"must follow {after!r}, which is missing", place)
     return anchor
 
 

@@ -55,7 +55,7 @@ class Members:
             while more:
                 name, value, more = self._plain_member() or self._member()
                 if len(name) > MAX_NAME:
-                    raise self.error(f"has a name of {len(name):,} characters; at most {MAX_NAME:,} are read")
+                    raise self.error(f"has a name of {len(name):,} characters; ropetool reads at most {MAX_NAME:,}")
                 yield name, value
 
     def members_of(self, wanted: str) -> Iterator[tuple[str, Any]]:
@@ -71,7 +71,7 @@ class Members:
                 if name in seen:
                     raise self.error(f"names {name!r} twice")
                 if len(seen) == MAX_BESIDE:
-                    raise self.error(f"has more than {MAX_BESIDE} members beside {wanted!r}")
+                    raise self.error(f"has more than {MAX_BESIDE} members besides {wanted!r}")
                 seen.add(name)
                 if name == wanted and self._peek() == "{":
                     yield from self.members()
@@ -82,7 +82,7 @@ class Members:
     def end(self) -> None:
         """Raise CorruptFile if more than spaces follow."""
         if self._peek():
-            raise self.error(f"has {self._peek()!r} behind its object, where only spaces may follow")
+            raise self.error(f"has {self._peek()!r} after its object; only spaces may follow")
 
     def error(self, message: str) -> CorruptFile:
         """Return the error for the place that was read last."""
@@ -118,7 +118,7 @@ class Members:
 
     def _name(self) -> str:
         if self._peek() != '"':
-            raise self.error(f"has {self._peek()!r} where a name in quotes belongs")
+            raise self.error(f"has {self._peek()!r} instead of a name in quotes")
         name: str = self._value()
         self._take(":")
         return name

@@ -25,6 +25,7 @@ from ropetool.files.regular import open_regular
 MAX_TENSORS = 250_000
 MAX_HEADER = 48_000_000  # bytes; 190 for each of so many tensors, which take 120. The format allows 100,000,000
 METADATA = "__metadata__"
+_INCOMPLETE = "download the file again: it is incomplete"
 _PREFIX = 8
 _ALIGNMENT = 8  # of the data, which the format's own writer pads to
 
@@ -113,14 +114,14 @@ def _read(file: BinaryIO, path: Path, most: int) -> Header:
     with uncollected():
         for name, value in _entries(text):
             if name in tensors or (name == METADATA and metadata is not None):
-                raise CorruptFile(f"the header names {name!r} twice", where=where)
+                raise CorruptFile(f"the header contains {name!r} twice", where=where)
             if name == METADATA:
                 metadata = _metadata(value, where)
             elif len(tensors) < most:
                 tensors[name] = _tensor(name, value, data_start, shapes, where)
             else:
                 raise CorruptFile(
-                    f"a checkpoint has at most {MAX_TENSORS:,} tensors, and with this file it has more", where=where
+                    f"with this file, the checkpoint has more than {MAX_TENSORS:,} tensors, the limit", where=where
                 )
         _check_cover(tensors, data_start, size, where)
     return Header(path, tensors, metadata or {}, data_start)
@@ -135,11 +136,11 @@ def _header_length(prefix: bytes, size: int, where: str) -> int:
         )
     length = int.from_bytes(prefix, "little")
     if length > MAX_HEADER:
-        raise CorruptFile(f"claims a header of {length:,} bytes; at most {MAX_HEADER:,} are read", where=where)
+        raise CorruptFile(f"declares a header of {length:,} bytes; ropetool reads at most {MAX_HEADER:,}", where=where)
     if length > size - _PREFIX:
         raise CorruptFile(
-            f"claims a header of {length:,} bytes, but only {size - _PREFIX:,} follow",
-            where=where, try_="fetch the file again: it is cut short",
+            f"declares a header of {length:,} bytes, but only {size - _PREFIX:,} follow",
+            where=where, try_=_INCOMPLETE,
         )  # fmt: skip
     return length
 
@@ -157,7 +158,7 @@ def _entries(text: Members) -> Iterator[tuple[str, Any]]:
 
 def _metadata(value: Any, where: str) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(entry, str) for entry in value.values()):
-        raise CorruptFile(f"__metadata__ is {shown(value)}; it holds text by name", where=where)
+        raise CorruptFile(f"__metadata__ is {shown(value)}; it must map names to text", where=where)
     return value
 
 
@@ -171,13 +172,17 @@ def _tensor(
             raise CorruptFile(f"tensor {name!r} has no {key}", where=where)
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise CorruptFile(f"tensor {name!r} has dtype {shown(dtype)}; known are {', '.join(DTYPE_BITS)}", where=where)
+        raise CorruptFile(
+            f"tensor {name!r} has dtype {shown(dtype)}; known types are {', '.join(DTYPE_BITS)}", where=where
+        )
     if not _are_counts(shape):
         raise CorruptFile(
-            f"tensor {name!r} has shape {shown(shape)}; it lists whole numbers of at least 0", where=where
+            f"tensor {name!r} has shape {shown(shape)}; a shape must list whole numbers of at least 0", where=where
         )
     if not _are_counts(offsets) or len(offsets) != 2:
-        raise CorruptFile(f"tensor {name!r} has data_offsets {shown(offsets)}; they are two whole numbers", where=where)
+        raise CorruptFile(
+            f"tensor {name!r} has data_offsets {shown(offsets)}; they must be two whole numbers", where=where
+        )
     begin, end = offsets
     if begin > end:
         raise CorruptFile(f"tensor {name!r} ends at {end}, before it begins at {begin}", where=where)
@@ -203,12 +208,14 @@ def _check_bytes(name: str, dtype: str, shape: list[int], nbytes: int, where: st
         bits *= count
         # Here and not at the end: the product of a long hostile shape would take minutes.
         if bits >= 2**64:
-            raise CorruptFile(f"tensor {name!r} has shape {shown(shape)}, more than any file holds", where=where)
+            raise CorruptFile(f"tensor {name!r} has shape {shown(shape)}, which is too large for a file", where=where)
     if bits % 8:
-        raise CorruptFile(f"tensor {name!r} is {bits} bits long ({dtype} {shown(shape)}), no whole bytes", where=where)
+        raise CorruptFile(
+            f"tensor {name!r} is {bits} bits long ({dtype} {shown(shape)}), not a whole number of bytes", where=where
+        )
     if bits // 8 != nbytes:
         raise CorruptFile(
-            f"tensor {name!r} spans {nbytes} bytes, but {dtype} {shown(shape)} takes {bits // 8}", where=where
+            f"tensor {name!r} spans {nbytes} bytes, but {dtype} {shown(shape)} needs {bits // 8}", where=where
         )
 
 
@@ -220,13 +227,13 @@ def _check_cover(tensors: Mapping[str, TensorInfo], data_start: int, size: int, 
             problem = "leaves a hole" if tensor.begin > reached else "overlaps"
             raise CorruptFile(
                 f"tensor {tensor.name!r} {problem}: it begins at {tensor.begin - data_start} of the data, "
-                f"the tensors before it end at {reached - data_start}", where=where,
+                f"but the tensors before it end at {reached - data_start}", where=where,
             )  # fmt: skip
         reached = tensor.end
     if reached > size:
         raise CorruptFile(
-            f"the tensors end at byte {reached:,}, the file at {size:,}",
-            where=where, try_="fetch the file again: it is cut short",
+            f"the tensors end at byte {reached:,}, but the file ends at byte {size:,}",
+            where=where, try_=_INCOMPLETE,
         )  # fmt: skip
     if reached < size:
-        raise CorruptFile(f"{size - reached:,} bytes follow the last tensor; none may", where=where)
+        raise CorruptFile(f"{size - reached:,} extra bytes follow the last tensor", where=where)

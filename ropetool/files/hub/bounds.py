@@ -56,7 +56,7 @@ def within(most: int, work: Callable[[], Found]) -> Found:
         raise failed[0]
     if not done:
         raise HubError(
-            f"the hub has not answered within {SECONDS:g} seconds", try_="try again later, or give the path of a copy"
+            f"the hub has not answered within {SECONDS:g} seconds", try_="try again later, or pass the path of a copy"
         )
     return done[0]
 
@@ -127,13 +127,13 @@ def _check(response: Any, most: int, over: threading.Event | None) -> None:
     if place is not None:
         _check_redirect(url, place)
     if headers.get("content-encoding", "identity") not in ("", "identity"):
-        raise _refusal("packs an answer that was asked for as it is")
+        raise _refusal("compresses an answer that must not be compressed")
     commit, etags = headers.get("x-repo-commit"), (headers.get("etag"), headers.get("x-linked-etag"))
     if commit is not None and not _COMMIT.fullmatch(commit):
-        raise _refusal(f"names the commit {commit!r:.60}")
+        raise _refusal(f"sends the invalid commit {commit!r:.60}")
     for etag in etags:
         if etag is not None and not _ETAG.fullmatch(etag):
-            raise _refusal(f"names the version {etag!r:.60} of a file")
+            raise _refusal(f"sends the invalid file version {etag!r:.60}")
     is_api = urlsplit(url).path.startswith("/api/")
     _bound(response, ANSWER if is_api else max(most, LEAST), over)
     if is_api and response.status_code == 200:
@@ -184,7 +184,7 @@ def _bounded(chunks: Iterable[bytes], most: int, over: threading.Event | None = 
     for chunk in chunks:
         got += len(chunk)
         if got > most:
-            raise _refusal(f"sends more than the {most:,} bytes that were asked for")
+            raise _refusal(f"sends more than the {most:,} requested bytes")
         if over is None:
             _check_pace(got, time.monotonic() - start)
         elif over.is_set():
@@ -194,7 +194,7 @@ def _bounded(chunks: Iterable[bytes], most: int, over: threading.Event | None = 
 
 def _check_pace(got: int, took: float) -> None:
     if took > GRACE and got < SLOWEST * took:
-        raise HubError(f"the hub has sent {got:,} bytes in {took:.0f} seconds", try_="try again later")
+        raise HubError(f"the hub sent only {got:,} bytes in {took:.0f} seconds", try_="try again later")
 
 
 # --- lists of files
@@ -207,14 +207,14 @@ def _problem(body: bytes) -> str:
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError) as error:
-        return f"answers what is not JSON ({type(error).__name__})"
+        return f"sends invalid JSON ({type(error).__name__})"
     if isinstance(answer, dict) and "siblings" in answer:
         commit = answer.get("sha")
         if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-            return f"names the commit {commit!r:.60}"
+            return f"sends the invalid commit {commit!r:.60}"
         answer = answer["siblings"]
         if not isinstance(answer, list):
-            return "lists no files"
+            return "does not list any files"
     elif not isinstance(answer, list):
         return ""
     return next(filter(None, map(_problem_of_file, answer)), "")
@@ -230,7 +230,7 @@ def _problem_of_file(entry: Any) -> str:
         return f"describes {name!r:.60} by {lfs!r:.60}"
     for size in (entry.get("size"), (lfs or {}).get("size")):
         if size is not None and (type(size) is not int or not 0 <= size <= MAX_SIZE):
-            return f"gives {name!r:.60} the size {size!r:.40}"
+            return f"reports the size {size!r:.40} for {name!r:.60}"
     return ""
 
 

@@ -53,7 +53,7 @@ def hub_id(source: str | Path) -> HubId | None:
     page = _PAGE.fullmatch(source)
     if page is not None:
         shown = HubId(page[1], page[2] or "", page[3] or "")
-        raise NotACheckpoint("is an address; a model on the hub is named ORG/NAME", where=source, try_=word(str(shown)))
+        raise NotACheckpoint("is a URL; pass a model on the hub as ORG/NAME", where=source, try_=word(str(shown)))
     slashed = _SLASHED.fullmatch(source)
     if slashed is not None:
         raise NotACheckpoint(
@@ -66,7 +66,11 @@ def hub_id(source: str | Path) -> HubId | None:
     if asked.revision and {"", ".", ".."} & {*asked.revision.split("/")}:  # the cache takes it for a path
         raise NotACheckpoint("names a revision that is not a branch, tag or commit", where=source, try_=asked.repo)
     if asked.file and (not asked.file.endswith(".gguf") or ".." in asked.file.split("/")):
-        raise NotACheckpoint("a single file of a repository has to be a .gguf file", where=source, try_=asked.repo)
+        raise NotACheckpoint(
+            "names a file that is not a .gguf file; other models are read as a whole repository",
+            where=source,
+            try_=asked.repo,
+        )
     return asked
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ropetool import names
-from ropetool.errors import CorruptFile, HubError, HubUnreachable, MissingFile
+from ropetool.errors import HubError, HubUnreachable, MissingFile
 from ropetool.files.gguf import (
     MAX_HEADER_BYTES,
     GgufHeader,
@@ -40,9 +40,10 @@ from ropetool.files.hub.snapshots import (
     quiet,
     weight_files,
 )
+from ropetool.files.regular import too_long
 
 FIRST_BYTES = 256 << 10  # a header without a vocabulary has some ten thousand; then it doubles
-FROM_CACHE = "the hub cannot be reached: this is what its local cache holds"
+FROM_CACHE = "the hub cannot be reached: this comes from its local cache and may be out of date"
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +144,7 @@ def _small_file(asked: HubId, held: Listing, name: str) -> Path:
 
     size = held.sizes[name]
     if size is not None and size > SMALL.chars:
-        raise CorruptFile(f"is {size:,} bytes long; at most {SMALL.chars:,} are read", where=f"{asked}: {name}")
+        raise too_long(size, SMALL.chars, f"{asked}: {name}")
     with asking(asked), quiet():
         return Path(within(SMALL.chars, lambda: hf_hub_download(asked.repo, name, revision=asked.revision or None)))
 
@@ -160,7 +161,7 @@ class _Remote:
         name = str(path).partition(":")[2]
         size = self._held.sizes.get(name)
         if size is None:
-            raise MissingFile(f"the repository holds no {name}", where=str(path))
+            raise MissingFile(f"the repository does not contain {name}", where=str(path))
         start, wanted = b"", FIRST_BYTES
         while True:
             wanted = min(wanted, size, MAX_HEADER_BYTES)
@@ -186,7 +187,7 @@ class _Remote:
             found = within(end - begin, lambda: self._read(name, begin, end))
         if len(found) != end - begin:
             raise HubError(
-                f"{end - begin:,} bytes of {name} were asked for, and {len(found):,} came", where=str(self._asked)
+                f"the hub sent {len(found):,} of {end - begin:,} requested bytes of {name}", where=str(self._asked)
             )
         return found
 

@@ -102,10 +102,10 @@ def listing(asked: HubId) -> Listing:
             asked.repo, revision=asked.revision or None, files_metadata=True, timeout=_TIMEOUT
         ))  # fmt: skip
         if found.siblings is None:
-            raise HubError("the hub lists no files of it", try_="check HF_ENDPOINT")
+            raise HubError("the hub does not list its files", try_="check HF_ENDPOINT")
         held = Listing(str(found.sha), {file.rfilename: file.size for file in found.siblings})
     if asked.file and asked.file not in held.sizes:
-        raise MissingFile(f"it holds no file of that name{_gguf_files(held)}", where=str(asked))
+        raise MissingFile(f"the repository does not contain this file{_gguf_files(held)}", where=str(asked))
     return held
 
 
@@ -164,7 +164,7 @@ def check_checkpoint(asked: HubId, held: Listing) -> None:
             raise parts.adapter(str(asked))
         files = [name for name in held.sizes if name.endswith(".gguf")]
         try_ = command("ropetool", "inspect", str(HubId(asked.repo, asked.revision, files[0]))) if files else ""
-        raise NotACheckpoint(f"it holds no {names.CONFIG_JSON}{_gguf_files(held)}", where=str(asked), try_=try_)
+        raise NotACheckpoint(f"does not contain a {names.CONFIG_JSON}{_gguf_files(held)}", where=str(asked), try_=try_)
 
 
 def weight_files(held: Iterable[str]) -> list[str]:
@@ -204,7 +204,7 @@ def asking(asked: HubId) -> Iterator[None]:
         from ropetool.machine import install_line
 
         raise MissingDependency(
-            "there is no such path; to look on the hub, huggingface_hub is needed, which is not installed",
+            "does not exist here; to look on the hub, ropetool needs huggingface_hub, which is not installed",
             where=str(asked), try_=install_line("hub"),
         ) from error  # fmt: skip
     http: Any = errors.HfHubHTTPError.__bases__[0]  # the HTTP library's own, of whatever release it is
@@ -228,35 +228,37 @@ def _refusal(error: Exception, asked: HubId) -> HubError | None:
     if isinstance(error, errors.GatedRepoError):
         return HubError(
             "the model is gated: its authors give access on request", where=where,
-            try_=f"ask for it at {page}, then hf auth login",
+            try_=f"request access at {page}, then run hf auth login",
         )  # fmt: skip
     if isinstance(error, errors.RevisionNotFoundError):
-        return HubError(f"it has no revision {asked.revision!r}", where=where, try_=asked.repo)
+        return HubError(f"does not have a revision {asked.revision!r}", where=where, try_=asked.repo)
     if isinstance(error, errors.RepositoryNotFoundError):
         return HubError(
-            f"there is no such path, and no model {page} that may be read without a token or with the one at hand",
-            where=where, try_="check the name; for a private model, hf auth login or HF_TOKEN",
+            f"does not exist here, and {page} does not exist or is not open to you",
+            where=where, try_="check the name; for a private model, run hf auth login or set HF_TOKEN",
         )  # fmt: skip
     if isinstance(error, errors.OfflineModeIsEnabled) or (constants.HF_HUB_OFFLINE and _is_absent(error)):
         return HubUnreachable(
-            "there is no such path, HF_HUB_OFFLINE forbids to ask the hub, and its local cache does not hold the model",
-            where=where, try_="unset HF_HUB_OFFLINE, or give the path of a copy",
+            "does not exist here, HF_HUB_OFFLINE turns the hub off, and its local cache does not contain the model",
+            where=where, try_="unset HF_HUB_OFFLINE, or pass the path of a copy",
         )  # fmt: skip
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status == 401:
-        return HubError("the hub does not accept the token", where=where, try_="hf auth login, or another HF_TOKEN")
+        return HubError(
+            "the hub does not accept the token", where=where, try_="run hf auth login, or set a different HF_TOKEN"
+        )
     if status is not None and status < 500 and status != 429:
         return HubError(f"the hub refuses with status {status}", where=where, try_=f"look at {page}")
     if status is not None or _is_absent(error) or _is_transport(error):
         reason = f"status {status}" if status is not None else type(error).__name__
         return HubUnreachable(
-            f"there is no such path, {constants.ENDPOINT} does not answer ({reason}), and its local cache does not hold the model",
-            where=where, try_="check the connection and HF_ENDPOINT, or give the path of a copy",
+            f"does not exist here, {constants.ENDPOINT} does not answer ({reason}), and its local cache does not contain the model",
+            where=where, try_="check the connection and HF_ENDPOINT, or pass the path of a copy",
         )  # fmt: skip
     if isinstance(error, OSError):
         return None
     return HubError(
-        f"{constants.ENDPOINT} gives an answer that no hub gives ({type(error).__name__})", where=where, try_="check HF_ENDPOINT"
+        f"{constants.ENDPOINT} sends an unexpected answer ({type(error).__name__})", where=where, try_="check HF_ENDPOINT"
     )  # fmt: skip
 
 

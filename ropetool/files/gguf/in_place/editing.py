@@ -17,7 +17,7 @@ from ropetool.files.gguf.header import GgufHeader
 from ropetool.files.gguf.in_place import planning
 from ropetool.files.gguf.in_place.copying import replace_by_copy
 from ropetool.files.gguf.in_place.disk import Disk, NotHere
-from ropetool.files.gguf.in_place.guard import held
+from ropetool.files.gguf.in_place.guard import COPY_INSTEAD, held
 from ropetool.files.gguf.in_place.planning import NoWay
 from ropetool.files.gguf.in_place.recovery import end, forward, mark, refused, settle
 from ropetool.files.gguf.in_place.sampling import sampled
@@ -27,11 +27,11 @@ from ropetool.files.gguf.shards import split_patch
 
 WORDS = {
     planning.NOTHING: "nothing had to change",
-    planning.OVERWRITE: "overwritten where it lies",
-    planning.FILLER: "within the room that the header keeps",
-    planning.INSERT: "a range inserted into the file, which moves no data",
-    planning.MOVE: "the first tensors moved to the end, to make place for a longer header",
-    planning.COPY: "the whole file copied: no way in place serves it",
+    planning.OVERWRITE: "overwritten in place",
+    planning.FILLER: "within the spare space of the header",
+    planning.INSERT: "a range inserted into the file, without moving data",
+    planning.MOVE: "the first tensors moved to the end, to make room for a longer header",
+    planning.COPY: "the whole file copied, because the edit did not fit",
 }
 Beside = Callable[[str, int], Mapping[str, bytes]]
 """Texts that are put beside the file together with the edit, by name, an empty one to remove what is there; told the way and the
@@ -171,8 +171,8 @@ def edited_part(headers: Sequence[GgufHeader], patch: Patch) -> tuple[GgufHeader
     if len(touched) > 1:
         files = ", ".join(headers[number].path.name for number in touched)
         raise OutputError(
-            f"the edit changes {len(touched)} files of the model ({files}), and in place only one can change at a time",
-            where=str(headers[0].path), try_="give -o to write a copy",
+            f"the edit changes {len(touched)} files of the model ({files}), but only one can change in place",
+            where=str(headers[0].path), try_=COPY_INSTEAD,
         )  # fmt: skip
     number = touched[0] if touched else 0
     return headers[number], parts[number]
@@ -181,7 +181,7 @@ def edited_part(headers: Sequence[GgufHeader], patch: Patch) -> tuple[GgufHeader
 def _real(header: GgufHeader) -> tuple[Path, tuple[str, ...]]:
     real = Path(os.path.realpath(header.path))
     linked = os.path.islink(header.path)
-    return real, (f"{header.path} is a link: the file that it leads to, {real}, was edited",) if linked else ()
+    return real, (f"{header.path} is a link: its target {real} was edited",) if linked else ()
 
 
 def check_unchanged(header: GgufHeader, real: Path) -> None:
@@ -192,6 +192,6 @@ def check_unchanged(header: GgufHeader, real: Path) -> None:
 
 def _needs_copy(header: GgufHeader, reason: NoWay) -> OutputError:
     return OutputError(
-        f"cannot be edited where it lies: {reason}", where=str(header.path),
-        try_="--copy-if-needed writes the whole file again, -o a copy",
+        f"cannot be edited in place: {reason}", where=str(header.path),
+        try_="pass --copy-if-needed to rewrite the whole file, or -o to write a copy",
     )  # fmt: skip

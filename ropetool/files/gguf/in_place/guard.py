@@ -20,7 +20,8 @@ from ropetool.files.output import output_error
 if sys.platform != "win32":
     import fcntl
 
-UNCHECKED = "whether another program has it open was not checked: {}"
+COPY_INSTEAD = "pass -o to write a copy"
+UNCHECKED = "ropetool could not check whether another program has the file open: {}"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,13 @@ def held(path: Path) -> Iterator[Held]:
     with FileIO(descriptor, "r+") as file:
         _check_kind(os.fstat(descriptor), path)
         locked = _lock(descriptor, path)
-        notes = () if locked else ("whether another ropetool edits it was not checked: the file system has no locks",)
+        notes = (
+            ()
+            if locked
+            else (
+                "ropetool could not lock the file: the file system has no locks; do not edit it with a second command",
+            )
+        )
         with ExitStack() as lease:
             unchecked = lease.enter_context(_leased(descriptor, path))
             yield Held(Disk(path, file), (*notes, *unchecked), lease.close)
@@ -62,17 +69,17 @@ def _check_kind(status: os.stat_result, path: Path) -> None:
         raise OutputError("is not a regular file", where=str(path))
     others = status.st_nlink - 1
     if others > 0:
-        names = "another name (a hard link)" if others == 1 else f"{others} other names (hard links)"
+        names = "a second name (a hard link)" if others == 1 else f"{others} other names (hard links)"
         raise OutputError(
-            f"has {names}, under which it would change too", where=str(path),
-            try_="give -o to write a copy",
+            f"has {names}, so an edit would change that file too", where=str(path),
+            try_=COPY_INSTEAD,
         )  # fmt: skip
     if not status.st_mode & 0o222:
         raise _read_only(path)
 
 
 def _read_only(path: Path) -> OutputError:
-    return OutputError("may not be written: it is read-only", where=str(path), try_=command("chmod", "u+w", path))
+    return OutputError("is read-only", where=str(path), try_=command("chmod", "u+w", path))
 
 
 def _lock(descriptor: int, path: Path) -> bool:
@@ -82,7 +89,7 @@ def _lock(descriptor: int, path: Path) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise OutputError(
-            "another process holds it, or edits it now", where=str(path), try_="run again later"
+            "another process has it locked, or is editing it", where=str(path), try_="run again later"
         ) from None
     except OSError:  # a network file system without them
         return False
@@ -104,7 +111,9 @@ def _leased(descriptor: int, path: Path) -> Iterator[tuple[str, ...]]:
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EBUSY):
             raise _in_use(path) from None
-        reason = "the file is another user's" if error.errno == errno.EACCES else "its file system has no leases"
+        reason = (
+            "the file belongs to a different user" if error.errno == errno.EACCES else "its file system has no leases"
+        )
         yield (UNCHECKED.format(reason),)
         return
     try:
@@ -117,8 +126,8 @@ def _in_use(path: Path) -> OutputError:
     found = _users(path)
     by = f" by {', '.join(found)}" if found else ""
     return OutputError(
-        f"is open or mapped{by}: a program that reads it would see keys and data of two different files", where=str(path),
-        try_="end that program, or give -o to write a copy",
+        f"is in use{by}: that program would read a mix of the old and the new file", where=str(path),
+        try_=f"stop that program, or {COPY_INSTEAD}",
     )  # fmt: skip
 
 

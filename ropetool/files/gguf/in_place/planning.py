@@ -64,7 +64,7 @@ def steps(
     """
     if names.GGUF_FILLER in patch.set or names.GGUF_FILLER in patch.remove:
         raise ConfigError(
-            "is the room that ropetool keeps for edits in place, and no key of the model", where=names.GGUF_FILLER
+            "is the space that ropetool reserves for edits in place, not a key of the model", where=names.GGUF_FILLER
         )
     values, header = patched_values(header, patch), _without_dropped(header, patch)
     over, new = overwritten(header, patch), appended(header, patch)
@@ -90,13 +90,13 @@ def _without_dropped(header: GgufHeader, patch: Patch) -> GgufHeader:
     """Return the header without the tensors that the patch takes out. Raises: PlanMismatch, NoWay."""
     absent = sorted(patch.drop - {info.name for info in header.tensors})
     if absent:
-        raise PlanMismatch(f"has no tensor {absent[0]} to take out", where=str(header.path))
+        raise PlanMismatch(f"does not have a tensor {absent[0]} to remove", where=str(header.path))
     if not patch.drop:
         return header
     staying = header.tensors[: len(header.tensors) - len(patch.drop)]
     last = {info.name for info in header.tensors[len(staying) :]}
     if last != patch.drop or not staying or patch.tensors.keys() - {info.name for info in staying}:
-        raise NoWay(f"only the last tensors of a file are taken out, and its last one is {header.tensors[-1].name}")
+        raise NoWay(f"only the last tensors of a file can be removed, and its last tensor is {header.tensors[-1].name}")
     _check_end(header)
     length = sum(len(encode_info(info)) for info in header.tensors[len(staying) :])
     infos = header.infos[: len(header.infos) - length]
@@ -128,11 +128,11 @@ def _moved(header: GgufHeader, infos: bytes, need: int) -> _Layout:
     _check_end(header)
     first = next((info for info in header.tensors[1:] if info.offset >= need), None)
     if first is None:
-        raise NoWay(f"its header needs {need:,} bytes more, and no other order of its tensors leaves them")
+        raise NoWay(f"its header needs {need:,} more bytes, and moving its tensors does not free them")
     if first.offset > MOST_MOVED or header.data_start + first.offset > MAX_HEADER_BYTES:
         raise NoWay(
-            f"its header needs {need:,} bytes more, and the first tensor, {header.tensors[0].name}, which would have to make "
-            f"place, has {header.tensors[0].nbytes:,}"
+            f"its header needs {need:,} more bytes, and the first tensor, {header.tensors[0].name}, is too large to move: "
+            f"{header.tensors[0].nbytes:,} bytes"
         )
     behind = first.offset
     end = padded(header.tensors[-1].end, header.alignment)
@@ -244,7 +244,7 @@ def differing(before: bytes, after: bytes) -> Iterator[Write]:
 def _without_tensors(header: GgufHeader, patch: Patch, read: Read) -> Journal:
     """Return the steps for a file of keys alone, which is written again from the first change on."""
     if header.file_size - header.header_end > MOST_BEHIND:
-        raise NoWay(f"{header.file_size - header.header_end:,} bytes lie behind its header, which belong to no tensor")
+        raise NoWay(f"{header.file_size - header.header_end:,} bytes after its header do not belong to a tensor")
     layout = lay_out(header, patch)
     image = bytearray(layout.size)
     for at, piece in layout.pieces:
@@ -263,7 +263,7 @@ def _check_end(header: GgufHeader) -> None:
     """Refuse to write behind the last tensor where something else lies."""
     behind = header.file_size - header.data_end
     if behind > 0:
-        raise NoWay(f"{behind:,} bytes lie behind its last tensor, which belong to none")
+        raise NoWay(f"{behind:,} bytes after its last tensor do not belong to a tensor")
 
 
 def _checked(header: GgufHeader, values: Mapping[str, Value], journal: Journal, read: Read) -> Journal:
@@ -283,8 +283,8 @@ def _checked(header: GgufHeader, values: Mapping[str, Value], journal: Journal, 
     for info in header.tensors:
         now = after.tensor(info.name)
         assert now is not None, f"the planned header lacks {info.name}"
-        assert (now.shape, now.ggml_type) == (info.shape, info.ggml_type), f"another {info.name} is planned"
+        assert (now.shape, now.ggml_type) == (info.shape, info.ggml_type), f"the planned {info.name} differs"
         copied = info.offset < moved
         lies = journal.copies[0].at + info.offset if copied else header.data_start + info.offset + shift
-        assert after.data_start + now.offset == lies, f"the planned place of {info.name} is not where it lies"
+        assert after.data_start + now.offset == lies, f"the planned place of {info.name} is wrong"
     return journal

@@ -24,6 +24,7 @@ import numpy as np
 
 from ropetool.errors import OutputError, PlanMismatch
 from ropetool.escaping import Shown, command
+from ropetool.files.gguf.cursor import AGAIN
 from ropetool.files.gguf.in_place.disk import Disk, NotHere
 from ropetool.files.gguf.in_place.guard import held
 from ropetool.files.gguf.in_place.planning import COPY
@@ -34,8 +35,8 @@ from ropetool.files.regular import open_regular
 
 FORWARD, BACK, NOTHING = "forward", "back", "nothing"
 _SAID = {
-    FORWARD: "the edit that was cut is finished: the file is the new one",
-    BACK: "the edit that was cut is taken back: the file is the old one",
+    FORWARD: "the interrupted edit is finished: this is the new file",
+    BACK: "the interrupted edit is undone: this is the old file",
     NOTHING: "no edit of this file is pending",
 }
 
@@ -85,7 +86,7 @@ def settle(disk: Disk) -> tuple[str, str]:
     journal = Journal.decode(disk.read_beside(name))
     own = f"{disk.path.name}.", f"{first_name(disk.path.name)}."
     if journal is not None and any(not text.startswith(own) for text in journal.beside):
-        raise _lost(disk, "its journal writes files that are not this one's")
+        raise _lost(disk, "its journal writes files of a different model")
     if journal is None:  # it was cut while it was written, before anything else changed
         end(disk)
         return BACK, ""
@@ -126,9 +127,9 @@ def put_copy(disk: Disk, journal: Journal) -> None:
     size = disk.size_beside(copy)
     if size is None:
         if disk.size_beside(disk.path.name) != journal.final_size:
-            raise _lost(disk, f"{copy}, which was to take its name, is not beside it")
+            raise _lost(disk, f"its copy {copy}, which should replace it, is missing")
     elif size != journal.final_size or disk.size() != journal.size or not _hold(disk, journal, journal.size):
-        raise _lost(disk, f"it or {copy}, which was to take its name, is another file")
+        raise _lost(disk, f"it or its copy {copy}, which should replace it, is a different file")
     else:
         disk.rename_beside(copy, disk.path.name)
         disk.sync_folder()
@@ -172,16 +173,16 @@ def _check_forward(disk: Disk, journal: Journal) -> None:
     """Refuse a file that is neither the old one, nor the new one, nor something in between."""
     inserted = journal.insertion
     if disk.size() not in (journal.roomy_size, journal.final_size):
-        raise _lost(disk, f"it has {disk.size():,} bytes, where the edit leaves {journal.final_size:,}")
+        raise _lost(disk, f"it has {disk.size():,} bytes, but the edit results in {journal.final_size:,}")
     for write in journal.writes:
         if write.at < journal.final_size and not _is_between(disk.read(write.at, len(write.new)), write):
             raise _lost(disk, f"the bytes from {write.at:,} on are neither the old ones nor the new ones")
     if not _hold(disk, _untouched(journal), inserted.at if inserted is not None else journal.size):
-        raise _lost(disk, "bytes that the edit does not change are others")
+        raise _lost(disk, "bytes outside the edit have changed")
     for copy in journal.copies:
         written = any(w.at < copy.at + copy.nbytes and copy.at < w.at + len(w.new) for w in journal.writes)
         if not written and hashlib.sha256(disk.read(copy.at, copy.nbytes)).hexdigest() != copy.sha256:
-            raise _lost(disk, f"the tensors that were copied to byte {copy.at:,} are not there")
+            raise _lost(disk, f"the tensors that the edit copied to byte {copy.at:,} are missing")
 
 
 def _untouched(journal: Journal) -> Journal:
@@ -224,9 +225,9 @@ def _back(disk: Disk, journal: Journal) -> None:
     if inserted is not None and size >= longer:
         _take_out(disk, journal, inserted)
     elif size < journal.size or (inserted is not None and size > journal.size):
-        raise _lost(disk, f"it has {size:,} bytes, and had {journal.size:,} before the edit")
+        raise _lost(disk, f"it has {size:,} bytes instead of {journal.size:,} as before the edit")
     elif not _hold(disk, journal, journal.size):
-        raise _lost(disk, "bytes that the edit had not changed yet are others")
+        raise _lost(disk, "bytes that the edit had not reached have changed")
     elif size > journal.size:
         disk.truncate(journal.size)
     disk.sync()
@@ -238,7 +239,7 @@ def _take_out(disk: Disk, journal: Journal, inserted: Insertion) -> None:
     if at is None:
         raise _lost(
             disk,
-            f"{inserted.nbytes:,} zeros were being inserted at byte {inserted.at:,}, and nothing tells how far that came",
+            f"the edit was interrupted while it inserted {inserted.nbytes:,} zeros at byte {inserted.at:,}, and their place is unclear",
         )
     if disk.size() > journal.size + inserted.nbytes:
         disk.truncate(journal.size + inserted.nbytes)
@@ -250,7 +251,7 @@ def _take_out(disk: Disk, journal: Journal, inserted: Insertion) -> None:
         disk.collapse(at, inserted.nbytes)
     except NotHere:
         raise _lost(
-            disk, f"the {inserted.nbytes:,} zeros that lie at byte {at:,} cannot be taken out on this file system"
+            disk, f"this file system cannot remove the {inserted.nbytes:,} zeros inserted at byte {at:,}"
         ) from None
 
 
@@ -304,6 +305,6 @@ def with_hole(holes: Iterable[tuple[int, int]], at: int, nbytes: int) -> list[tu
 def _lost(disk: Disk, reason: str) -> PlanMismatch:
     name = journal_of(disk.path).name
     return PlanMismatch(
-        f"cannot be recovered, and is left as it is: {reason}", where=str(disk.path),
-        try_=f"if another file was put in its place, remove {name} beside it; else take the file from where it came from",
+        f"cannot be recovered, and is not changed: {reason}", where=str(disk.path),
+        try_=f"if you replaced the file, remove {name} next to it; otherwise {AGAIN}",
     )  # fmt: skip
