@@ -125,8 +125,8 @@ def test_of_two_ways_the_one_asked_for_is_looked_at(tmp_path: Path) -> None:
     assert {way.proposal.step.reading for way in two.ways} == {"original", "current"}
     _, _, why = advised_method(tmp_path / "once", None, 4096, "original")
     assert why.count("ntk ") == 2  # ntk and mixed-ntk, once each
-    assert "; short of it: " in two.why
-    assert all(" --from " in words for words in two.why.partition("; short of it: ")[2].split(", "))
+    assert "; too short: " in two.why
+    assert all(" --from " in words for words in two.why.partition("; too short: ")[2].split(", "))
 
 
 def test_a_factor_that_the_architecture_cannot_hold_is_left_out_by_extend_too(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_base_that_the_graph_fixes_leads_nowhere(tmp_path: Path) -> None:
     gguf_making.model(tmp_path / "m.gguf", "cogvlm")
     said = advise(inspect(tmp_path / "m.gguf"), 2048)
     assert said.chosen is None
-    assert "whatever the file says; short of it: length 512 tokens" in said.why
+    assert "whatever the file says; too short: length 512 tokens" in said.why
     assert run("extend", str(tmp_path / "m.gguf"), "--target-length", "2048", "--dry-run").code == 1
 
 
@@ -157,7 +157,7 @@ def test_where_nothing_says_what_was_trained_no_reach_is_claimed(tmp_path: Path)
     said = advise(found, 8 * found.rope.max_position_embeddings)
     assert said.chosen is not None
     assert said.chosen.reach is None
-    assert said.why == "the first that is not refused; how far it reaches was not worked out"
+    assert said.why == "the first method that this file supports; its reach is unknown"
 
 
 INTERNLM2 = {
@@ -218,7 +218,7 @@ def test_chunks_bound_every_distance(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("advise", str(DEMO), "--target-length", "256"), "its stated context is 256 tokens: nothing is to be done"),
+        (("advise", str(DEMO), "--target-length", "256"), "its context length is already 256 tokens"),
         (("extend", str(DEMO), "--factor", "2", "--beta-fast", "8"), "--beta-fast is a parameter of a method"),
         (("extend", str(DEMO)), "give exactly one of --factor and --target-length"),
         (("extend", str(DEMO), "--factor", "2", "--target-length", "512"), "give exactly one of"),
@@ -234,5 +234,5 @@ def test_what_nothing_leads_to(arguments: tuple[str, ...], said: str) -> None:
 
 def test_a_model_whose_rotation_is_not_known(tmp_path: Path) -> None:
     source = write_config(tmp_path / "model", {"model_type": "nobody", "max_position_embeddings": 64})
-    with pytest.raises(ConfigError, match="its rotation is not known"):
+    with pytest.raises(ConfigError, match="its RoPE settings cannot be decoded"):
         advised_method(source, 2, None)

@@ -93,7 +93,7 @@ def test_an_edited_file_is_never_linked(source: Path, tmp_path: Path) -> None:
 def test_progress_names_every_file_that_is_placed(source: Path, tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     extended(source, tmp_path / "out", progress=lambda *now: told.append(now), copy=True)
-    assert told.pop() == ("flushing to the disk", 0, 0)
+    assert told.pop() == ("flushing to disk", 0, 0)
     names = list(dict.fromkeys(name for name, _, _ in told))
     assert sorted(names) == sorted(CARRIED - {"config.json", "tokenizer_config.json", "assets", "README.md"})
     done = [done for _, done, _ in told]
@@ -478,11 +478,11 @@ def trained(source: Path) -> None:
 STALE = {
     "an edited value": (changed(max_position_embeddings=1024), "is 1024, but the plan was made for 512"),
     "a value that was absent": (changed(rope_scaling={"rope_type": "linear", "factor": 2.0}), "the plan was made for null"),
-    "another family": (changed(model_type="mistral"), 'the plan is for a llama, this is a "mistral"'),
-    "no family": (changed(model_type=None), "the plan is for a llama, this is a null"),
+    "another family": (changed(model_type="mistral"), 'the plan is for llama, but the source is "mistral"'),
+    "no family": (changed(model_type=None), "the plan is for llama, but the source is null"),
     # no edit names these two, but they change what the edited file says
-    "another base": (changed(rope_theta=500000.0), r"would not compute what was planned \(table: 15 of 16 pairs differ: .*another key"),
-    "another head": (changed(head_dim=64), r"would not compute what was planned \(32 rotary pairs instead of 16: .*another key"),
+    "another base": (changed(rope_theta=500000.0), r"a key outside the plan has changed: .* \(table: 15 of 16 pairs differ: "),
+    "another head": (changed(head_dim=64), r"a key outside the plan has changed: .* \(32 rotary pairs instead of 16: "),
     # nor these, and no table shows them
     "another norm": (changed(rms_norm_eps=1e-3), "rms_norm_eps changed since the plan was made"),
     "several settings": (
@@ -490,7 +490,7 @@ STALE = {
         "attention_bias, head_scale, hidden_act, intermediate_size and 2 more settings changed since the plan was made",
     ),
     "other weights": (trained, "weights changed since the plan was made"),
-    "a file that is gone": (without_tokenizer, "the plan edits tokenizer_config.json, which is not there"),
+    "a file that is gone": (without_tokenizer, "the plan edits tokenizer_config.json, which does not exist"),
 }  # fmt: skip
 
 
@@ -521,7 +521,7 @@ def test_a_window_that_is_switched_on_afterwards_is_refused(tmp_path: Path) -> N
     changed(max_window_layers=1)(source)  # of a window that is off
     ropetool.apply(plan, source, tmp_path / "out")
     changed(use_sliding_window=True)(source)
-    words = r"would not compute what was planned \(.*sliding.*\): another key has changed"
+    words = r"a key outside the plan has changed: .* \(.*sliding.*\)"
     with pytest.raises(PlanMismatch, match=words):
         ropetool.apply(Plan.from_json(plan.to_json(), "here"), source, tmp_path / "out", force=True)
 

@@ -279,7 +279,7 @@ def test_of_a_changed_card_restore_says_so(here: Path) -> None:
     card.write_text(card.read_text() + "mine\n")
     done = run("restore", "out.gguf")
     assert done.out.endswith("\n  rm out.gguf out.gguf.Modelfile out.gguf.ropetool.json\n")
-    assert f"Note: {card} is not listed: it has " in done.err
+    assert f"Note: {card} is not deleted: it has " in done.err
     run("extend", "in/m", *YARN, "-o", "out")
     assert "Note: out/README.md is not compared" in run("restore", "out").err
 

@@ -183,7 +183,7 @@ def test_what_is_refused_names_a_command_that_works(cell: str, arch: str) -> Non
 
 def test_layers_without_positions_are_given_a_longer_context() -> None:
     source = headers.write(Path("m.gguf"), "cohere2")
-    with pytest.raises(InvalidRope, match="only the stated context limits them") as refused:
+    with pytest.raises(InvalidRope, match="only the configured context length limits it") as refused:
         ropetool.plan(source, "yarn", factor=FACTOR)
     done = run(*shlex.split(refused.value.try_)[1:], "-o", "out.gguf")
     assert done.code == 0, done.err
@@ -197,7 +197,7 @@ def test_a_file_that_states_no_context_is_given_one() -> None:
     headers.write(Path("m.gguf"), "qwen3next")
     write_patched(read_header(Path("m.gguf")), Patch(remove={"qwen3next.context_length"}), Path("none.gguf"))
     refused = run("extend", "none.gguf", "--method", "yarn", "--factor", "4", "--dry-run")
-    assert "states no qwen3next.context_length" in refused.err
+    assert "does not contain qwen3next.context_length" in refused.err
     assert "--method length --target-length N" in refused.err
     length = ("extend", "none.gguf", "--method", "length", "--target-length", "262144")
     done = run(*length, "--dry-run")
@@ -212,7 +212,9 @@ def test_what_is_not_described_is_refused_with_the_reason(arch: str) -> None:
     source = headers.write(Path("m.gguf"), arch)
     with pytest.raises(UnknownFamily) as refused:
         ropetool.plan(source, "yarn", factor=FACTOR)
-    assert f'GGUF files of "{arch}" are not extended: llama.cpp {archs.UNDESCRIBED[arch]}' in refused.value.message
+    assert (
+        f'ropetool cannot extend GGUF files of "{arch}": llama.cpp {archs.UNDESCRIBED[arch]}' in refused.value.message
+    )
     assert run(*shlex.split(refused.value.try_.partition(",")[0])[1:]).code == 0
 
 

@@ -143,7 +143,7 @@ def test_linear_scaling_stores_no_length(tmp_path: Path) -> None:
 
 def test_a_table_that_follows_the_length_has_no_current_reading(tmp_path: Path) -> None:
     source = scaled(tmp_path, {"rope_type": "dynamic", "factor": 2.0}, context=512)
-    with pytest.raises(InvalidRope, match="the current table follows the length"):
+    with pytest.raises(InvalidRope, match="the current table depends on the text length"):
         ropetool.plan(source, "yarn", factor=4, reading="current")
     assert ropetool.plan(source, "yarn", factor=4, reading="original").trained_length == 512
 
@@ -154,7 +154,7 @@ def test_two_lists_are_extended_from_the_longer_and_say_so(tmp_path: Path) -> No
         tmp_path, {"rope_type": "longrope", **lists, "factor": 8.0, "original_max_position_embeddings": 512}
     )
     plan = ropetool.plan(source, "linear", factor=2, reading="current")
-    assert "the table beyond 512 tokens is extended, for all lengths" in plan.notes
+    assert "texts up to 512 tokens now use the extended long table too; check them with `ropetool verify`" in plan.notes
     assert edits(plan)["rope_scaling.long_factor"] == pytest.approx([4.0] * 16)
 
 
@@ -182,7 +182,7 @@ def test_the_original_of_an_output_built_on_another_is_not_guessed(tmp_path: Pat
     source, first, second = llama(tmp_path), tmp_path / "first", tmp_path / "second"
     ropetool.apply(ropetool.plan(source, "ntk", factor=4), source, first)
     ropetool.apply(ropetool.plan(first, "yarn", factor=2, reading="current"), first, second)
-    with pytest.raises(AmbiguousRope, match=f"ropetool made it from {first} by yarn"):
+    with pytest.raises(AmbiguousRope, match=f"ropetool made from {first} with yarn"):
         ropetool.plan(second, "linear", factor=2, reading="original")
 
 
@@ -225,7 +225,9 @@ def test_a_reading_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 
 def test_a_context_below_the_present_one_is_noted(tmp_path: Path) -> None:
     plan = ropetool.plan(scaled(tmp_path, LLAMA3), "yarn", factor=4, reading="original")
-    assert "the new context of 2048 tokens is below the present one of 4096" in plan.notes
+    assert (
+        "the new context of 2048 tokens is shorter than the present 4096: pass a larger length to extend" in plan.notes
+    )
     same = ropetool.plan(tmp_path / "model", "yarn", factor=8, reading="original")
     assert not [note for note in same.notes if "the new context" in note]
 
@@ -413,24 +415,24 @@ def notes(source: Path, **options: Any) -> tuple[str, ...]:
 def test_a_sliding_window_that_the_target_exceeds_is_noted(tmp_path: Path) -> None:
     data = {**configs.config("mistral", "v4"), "sliding_window": 1024}
     source = write_config(tmp_path / "mistral", data)
-    assert [n for n in notes(source) if "each layer looks back 1024 tokens at most" in n]
+    assert [n for n in notes(source) if "each layer attends to at most 1024 tokens" in n]
     assert not [n for n in notes(source, factor=2) if "sliding window" in n]
     qwen = {**configs.config("qwen2", "v4"), "sliding_window": 64}
     off = write_config(tmp_path / "off", {**qwen, "use_sliding_window": False})
     on = write_config(tmp_path / "on", {**qwen, "use_sliding_window": True})
     assert not [n for n in notes(off) if "sliding window" in n]
-    assert [n for n in notes(on) if "each layer looks back 64 tokens at most" in n]
+    assert [n for n in notes(on) if "each layer attends to at most 64 tokens" in n]
 
 
 def test_remote_code_and_pickles_are_noted(tmp_path: Path) -> None:
     source = write_model(tmp_path / "model", {**configs.config("llama", "v4"), "auto_map": {"AutoModel": "x.Y"}})
     (source / "pytorch_model.bin").write_bytes(b"pickle")
     found = notes(source)
-    assert "pickles are left behind: pytorch_model.bin" in found
+    assert "pickle files are not copied: pytorch_model.bin" in found
     assert [n for n in found if n.startswith("auto_map names remote code, which ropetool never runs")]
     assert not [n for n in found if "config.json" in n]
     plain, cost = notes(llama(tmp_path / "plain"))
-    assert plain == "only config.json is here: the output has no weights either"
+    assert plain == "the source has no weights, so the output has none either"
     assert cost.startswith("4 times the trained length. Measured cost: ")
 
 
@@ -441,7 +443,7 @@ def test_a_runtime_that_was_not_asked_and_would_not_agree_is_named(tmp_path: Pat
     ]
     assert "attention factor 1 instead of 1.13863" in note
     asked = "--config-style both --for transformers --for mlx-lm --for mlx-vlm --for transformers-v4"
-    assert f"{asked} asks for a file that serves them too" in note
+    assert f"{asked} writes a file that works for them too" in note
     both = notes(source, config_style="both", for_runtimes=["transformers", "transformers-v4"])
     assert not [n for n in both if "transformers-v4" in n]
 

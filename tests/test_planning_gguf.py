@@ -182,7 +182,7 @@ def run_try(error: LossyExport) -> int:
     return run(*arguments, "--dry-run").code
 
 
-NO_KEY = "llama.cpp has no key for it and reads no rope_freqs for this architecture"
+NO_KEY = "llama.cpp has no key for it and does not read rope_freqs for this architecture"
 LOSSY: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "beta_fast": (
         "yarn", {"params": {"beta_fast": 16}}, "beta_fast 16: llama.cpp reads neither yarn_beta_fast nor rope_freqs for this "
@@ -206,7 +206,7 @@ LOSSY: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "--method yarn --factor 4",
     ),
     "dynamic": (
-        "dynamic", {}, "a table that follows the length: llama.cpp keeps one table for the whole life of a context",
+        "dynamic", {}, "a table that depends on the text length: llama.cpp uses one table for the whole context",
         "--method dynamic --factor 4 -p freeze 2048",
     ),
 }  # fmt: skip
@@ -219,7 +219,7 @@ def test_what_an_architecture_cannot_hold_names_what_would_work(case: str, arch:
     source = model(Path("m.gguf"), arch)
     with pytest.raises(LossyExport) as refused:
         ropetool.plan(source, method, factor=4, **options)
-    assert str(refused.value) == f"m.gguf: {arch} files cannot hold {reason}"
+    assert str(refused.value) == f"m.gguf: {arch} files cannot store {reason}"
     assert refused.value.try_ == f"ropetool extend m.gguf {command}"
     assert run_try(refused.value) == 0
 
@@ -229,14 +229,16 @@ def test_llama_holds_all_of_these_but_the_rule() -> None:
     for case, (method, options, _, _) in LOSSY.items():
         if case != "dynamic":
             assert ropetool.plan(source, method, factor=4, **options).candidates[-1].rejected == ""
-    with pytest.raises(LossyExport, match="llama files cannot hold a table that follows the length") as refused:
+    with pytest.raises(
+        LossyExport, match="llama files cannot store a table that depends on the text length"
+    ) as refused:
         ropetool.plan(source, "dynamic", factor=4)
     assert run_try(refused.value) == 0
 
 
 def test_a_table_on_top_of_another_needs_a_vector() -> None:
     source = extended(model(Path("m.gguf"), "qwen2"), "yarn", factor=2)
-    with pytest.raises(LossyExport, match="qwen2 files cannot hold yarn on top of the present table") as refused:
+    with pytest.raises(LossyExport, match="qwen2 files cannot store yarn on top of the present table") as refused:
         ropetool.plan(source, "yarn", factor=2, reading="current")
     assert refused.value.try_ == "ropetool extend out.gguf --method yarn --target-length 2048 --from original"
     assert run_try(refused.value) == 0

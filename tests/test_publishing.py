@@ -146,17 +146,17 @@ def test_figures_come_from_the_certificate_and_are_dropped_by_what_follows() -> 
     card = made("# Mine\n")
     assert "Not verified yet" in card
     verified = with_verification(card, CERTIFICATE)
-    assert "The quick suite of `ropetool verify`, up to 2048 tokens: it passed (2026-11-21)." in verified
+    assert "The quick suite of `ropetool verify`, up to 2048 tokens: passed (2026-11-21)." in verified
     assert "| ratio | 1.235 | 1.5 | pass | a \\| b &lt;!-- /ropetool --> |" in verified
     assert "ropetool verify out --suite quick" in verified
     assert "Not verified yet" not in verified
     assert with_verification(verified, CERTIFICATE) == verified
-    assert with_verification(verified, {**CERTIFICATE, "verdict": "fail"}).count("it **failed** (") == 1
+    assert with_verification(verified, {**CERTIFICATE, "verdict": "fail"}).count(": **failed** (") == 1
     assert "1.235" not in made(verified, "Baked.")
     assert with_verification("# Mine\n", CERTIFICATE) == "# Mine\n"
     of_source = with_verification(card, CERTIFICATE, of_source=True)
-    assert "\n\nOf the checkpoint that this file was exported from. The quick suite of" in of_source
-    assert "exported from" not in with_verification(of_source, CERTIFICATE)
+    assert "\n\nResults of the checkpoint before the export. The quick suite of" in of_source
+    assert "before the export" not in with_verification(of_source, CERTIFICATE)
 
 
 def test_a_command_cannot_end_its_fence() -> None:
@@ -336,7 +336,7 @@ def test_an_export_carries_card_certificate_and_keys(model: Path) -> None:
     done = run("export", "model-yarn-4x", "-o", "x.gguf")
     assert done.code == 0, done.err
     card = text("x.gguf.README.md")
-    assert "2. Exported to GGUF: matrices in bf16, positions stated by yarn keys." in card
+    assert "2. Exported to GGUF: matrices in bf16, positions stored as yarn keys." in card
     assert "| ratio | 1.235 |" in card
     assert "\nllama-server -m x.gguf -c 1024\n" in card
     assert text("x.gguf.Modelfile") == modelfile("x.gguf", 1024)

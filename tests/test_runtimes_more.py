@@ -291,7 +291,7 @@ def test_a_program_that_no_file_serves_is_named_with_the_reason(tmp_path: Path) 
         plan(tmp_path, "mixtral", "yarn", "transformers", "sglang")
     text = refused.value.message
     assert text.startswith(
-        "yarn cannot be written in v4 style for transformers, sglang: no file serves sglang@0.5.15: "
+        "yarn cannot be written in v4 style for transformers, sglang: no file works for sglang@0.5.15: "
     )
     assert "sglang@0.5.15: table: 14 of 16 pairs differ: distances look up to 4x longer" in text
 
@@ -303,7 +303,7 @@ def test_one_release_may_do_what_all_cannot(tmp_path: Path) -> None:
     assert note.startswith("mlx-lm, mlx-vlm, sglang, vllm@0.25, vllm@0.26, vllm@0.29 would compute something else: ")
     assert note.endswith(
         "--for transformers --for vllm@0.32 --for mlx-lm --for mlx-vlm --for sglang --for vllm@0.25 --for vllm@0.26 "
-        "--for vllm@0.29 asks for a file that serves them too"
+        "--for vllm@0.29 writes a file that works for them too"
     )
 
 

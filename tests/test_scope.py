@@ -70,7 +70,7 @@ def test_far_extensions_are_forced(source: str, options: list[str], tmp_path: Pa
     before = sorted(tmp_path.rglob("*"))
     refused = run("extend", source, *options)
     assert refused.code == 1
-    assert "beyond 32 times no method without training is advised" in refused.err
+    assert "beyond 32 times, no method works without training" in refused.err
     assert sorted(tmp_path.rglob("*")) == before
     line = suggested(refused.err)
     assert line == ["extend", source, *options, "--force-factor"]
@@ -122,7 +122,7 @@ def test_advice_says_the_same(source: str) -> None:
     assert run(*shlex.split(said["command"])[1:]).code == 0
     far = json.loads(run("advise", source, "--target-length", str(40 * trained), "--json").out)
     assert (far["command"], far["method"], far["cost"]) == (None, None, [])
-    assert "beyond 32 times no method without training is advised" in far["why"]
+    assert "beyond 32 times, no method works without training" in far["why"]
     for way in far["ways"]:
         assert way["command"].endswith(" --force-factor")
         output = f"far-{way['method']}" + (".gguf" if source != "model" else "")
@@ -131,7 +131,7 @@ def test_advice_says_the_same(source: str) -> None:
 
 def test_inspect_says_the_same() -> None:
     far = run("inspect", "model", "--target-length", str(40 * TRAINED))
-    assert "beyond 32 times no method without training is advised" in sentences(far.out)
+    assert "beyond 32 times, no method works without training" in sentences(far.out)
 
 
 @pytest.mark.parametrize(("source", "kept"), [("model", 2 * 2 * 2 * 64 * 2), ("model.gguf", None)])

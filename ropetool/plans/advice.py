@@ -126,19 +126,15 @@ def advise(
     for name in for_runtimes:
         _ = runtimes.all_of(name) if found.checkpoint is None else runtime_names(name, found.checkpoint)
     if found.rope is None:
-        raise ConfigError(
-            "its rotation is not known", where=str(found.source), try_=command("ropetool", "inspect", found.source)
-        )
+        raise _undecoded(found)
     entry = found.rope.entries.get(names.FULL_ATTENTION)
     context = found.rope.max_position_embeddings
     if target_length <= context:
-        return Advice(found, target_length, (), None, f"its stated context is {context} tokens: nothing is to be done")
+        return Advice(found, target_length, (), None, f"its context length is already {context} tokens")
     if found.learned_positions:
-        return Advice(found, target_length, (), None, f"it has a vector for each of {context} positions, and no more")
+        return Advice(found, target_length, (), None, f"it has learned positions for only {context} tokens")
     if entry is None:
-        return Advice(
-            found, target_length, (), None, "none of its layers attends to everything: there is no table to extend"
-        )
+        return Advice(found, target_length, (), None, "it has no full-attention layers, so there is no table to extend")
     trained = _trained_table(found)
     ways = []
     seen_all = _has_seen_all(entry, trained, found.trained_length)
@@ -197,15 +193,13 @@ def advised_method(
     Goal.make(1, factor, target_length)
     found = inspect(source, as_type)
     if found.rope is None:
-        raise ConfigError(
-            "its rotation is not known", where=str(found.source), try_=command("ropetool", "inspect", found.source)
-        )
+        raise _undecoded(found)
     target, context = (
         asked_context(found, factor, target_length, reading, original_length),
         found.rope.max_position_embeddings,
     )
     if target <= context:  # what is within the file's own length is for the plan to refuse, or to do
-        return CLOSED_FORMS[0], "auto", f"{target} tokens are within the {context} that the file states"
+        return CLOSED_FORMS[0], "auto", f"{target} tokens are within its context length of {context}"
     advice = advise(found, target, for_runtimes, reading, force_factor=True)
     if advice.extent is not None:
         advice.extent.check(force_factor)
@@ -213,6 +207,14 @@ def advised_method(
         shown = command("ropetool", "advise", found.source, "--target-length", str(target))
         raise ConfigError(advice.reason, where=str(found.source), try_=advice.shorter.line if advice.shorter else shown)
     return advice.chosen.method, advice.chosen.proposal.attention_factor, advice.why
+
+
+def _undecoded(found: Inspection) -> ConfigError:
+    return ConfigError(
+        "its RoPE settings cannot be decoded",
+        where=str(found.source),
+        try_=command("ropetool", "inspect", found.source),
+    )
 
 
 def asked_context(
@@ -278,23 +280,23 @@ def _why(chosen: Way | None, ways: Sequence[Way]) -> str:
     short = ", ".join(f"{way.name} {way.reach}" for way in falling) + (" tokens" if falling else "")
     if chosen is None:
         refused = next((way.proposal.brief or way.proposal.refusal for way in ways if way.proposal.refusal), "")
-        reasons = [*([refused] if refused else []), *([f"short of it: {short}"] if short else [])]
+        reasons = [*([refused] if refused else []), *([f"too short: {short}"] if short else [])]
         return ": ".join(["no method reaches the target in this file", *(["; ".join(reasons)] if reasons else [])])
     if chosen.method == LENGTH:
-        return "only its stated context limits it: no distance that its layers rotate by is longer"
+        return "only the configured context length limits it: its layers never rotate by longer distances"
     if chosen.reach is None:
-        return "the first that is not refused; how far it reaches was not worked out"
-    less = f"; short of it: {short}" if short else ""
+        return "the first method that this file supports; its reach is unknown"
+    less = f"; too short: {short}" if short else ""
     if chosen.method == CLOSED_FORMS[0]:
         return (
-            "every pair stays within the angles that training showed up to the target, and the fast ones stay as they are "
+            "up to the target, every pair stays within its trained angles, and the fast pairs do not change "
             f"({NECESSARY}){less}"
         )
     unwritten = any(way.method == CLOSED_FORMS[0] and way.proposal.refusal for way in ways)
     reason = (
         f"{CLOSED_FORMS[0]} cannot be written into this file"
         if unwritten
-        else "no other reaches the target in this file"
+        else "no other method reaches the target in this file"
     )
     return f"{reason}{less}"
 

@@ -172,7 +172,7 @@ class _Steps:
 
     def end(self) -> None:
         """Say that all is written, and is being brought to the disk."""
-        self._tell("flushing to the disk", 0, 0)
+        self._tell("flushing to disk", 0, 0)
 
 
 def _checked_weights(plan: Plan, checkpoint: HfCheckpoint) -> Sequence[WeightFile]:
@@ -181,7 +181,7 @@ def _checked_weights(plan: Plan, checkpoint: HfCheckpoint) -> Sequence[WeightFil
         return []
     if not plan.tensors:
         raise LossyExport(
-            f"the plan bakes {plan.bakes[0]}, and there are no weights here", where=str(checkpoint.path),
+            f"the plan bakes {plan.bakes[0]}, but the source has no weights", where=str(checkpoint.path),
             try_="run the same command on the checkpoint with its weights",
         )  # fmt: skip
     files = weight_files(checkpoint)
@@ -280,7 +280,9 @@ def _check_family(plan: Plan, checkpoint: HfCheckpoint) -> None:
     renamed = any(edit.new == plan.family and edit.path == (names.MODEL_TYPE,) for edit in plan.edits)
     if found != plan.family and not renamed:
         raise PlanMismatch(
-            f"the plan is for a {plan.family}, this is a {shown(found)}", where=str(checkpoint.path), try_=PLAN_AGAIN
+            f"the plan is for {plan.family}, but the source is {shown(found)}",
+            where=str(checkpoint.path),
+            try_=PLAN_AGAIN,
         )
 
 
@@ -291,7 +293,7 @@ def _edited_texts(plan: Plan, checkpoint: HfCheckpoint) -> dict[str, str]:
         path = checkpoint.path / name
         if not path.is_file():
             raise PlanMismatch(
-                f"the plan edits {name}, which is not there", where=str(checkpoint.path), try_=PLAN_AGAIN
+                f"the plan edits {name}, which does not exist", where=str(checkpoint.path), try_=PLAN_AGAIN
             )
         if name == names.CONFIG_JSON:
             texts[name] = checkpoint.edited(plan.edits).text
@@ -308,14 +310,14 @@ def _check_outcome(plan: Plan, source: Checkpoint) -> None:
     for runtime in plan.runtimes:
         if plan.target is None:
             raise PlanMismatch(
-                "the plan is of an earlier version, which does not say all that a runtime must compute from the output",
+                "an earlier version wrote the plan, without the data to check the output",
                 where=source.where, try_=PLAN_AGAIN,
             )  # fmt: skip
         objection = decoded(runtime, edited).objection(plan.target)
         if objection:
             raise PlanMismatch(
-                f"with the plan's edits {runtime} would not compute what was planned ({objection}): another key has "
-                "changed", where=source.where, try_=PLAN_AGAIN,
+                f"a key outside the plan has changed: with the plan, {runtime} would compute something else ({objection})",
+                where=source.where, try_=PLAN_AGAIN,
             )  # fmt: skip
 
 

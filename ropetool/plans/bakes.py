@@ -85,7 +85,7 @@ class Recipe:
 
 def _rearch(source: Bakeable, options: BakeOptions) -> Bake:
     if options.to != "llama":
-        raise ConfigError(f"{options.to!r} is not an architecture to turn a file into; there is llama", where="--to")
+        raise ConfigError(f"{options.to!r} is not supported; only llama is", where="--to")
     return bakes.rearch_llama(source)
 
 
@@ -120,11 +120,11 @@ BAKES = {
             lambda source, o: bakes.layout(source, o.to), ("to",), ("to",),
         ),
         Recipe(
-            "rearch", "a qwen2 GGUF file as one of llama, which takes frequency vectors", _rearch, ("to",), ("to",),
+            "rearch", "a qwen2 GGUF file rewritten as llama, which supports frequency vectors", _rearch, ("to",), ("to",),
             formats=("gguf",),
         ),
         Recipe(
-            "drop-pairs", "pairs that stand still or are muted; lossy, and extends no context",
+            "drop-pairs", "rotary pairs that stop rotating or are muted; lossy, without a longer context",
             lambda source, o: bakes.drop_pairs(source, o.pairs, o.mode), ("pairs", "mode"), ("pairs", "mode"),
         ),
     )
@@ -154,15 +154,15 @@ def make_bake(
     path = checkpoint.path
     if checkpoint.format not in recipe.formats:
         kinds = " and ".join(FORMATS[name] for name in recipe.formats)
-        raise LossyExport(f"{recipe.name} is a bake of {kinds} only", where=str(path))
+        raise LossyExport(f"{recipe.name} works only on {kinds}", where=str(path))
     form: Format = HfFormat.of(checkpoint, None) if isinstance(checkpoint, HfCheckpoint) else GgufFormat(checkpoint)
     _ = checkpoint.name  # what is not a model is told as what it is
     bare = not checkpoint.stored and not chosen.config_only
     if bare and not presume:
         line = command("ropetool", "bake", path, recipe.name, *chosen.words(), "--dry-run")
         raise LossyExport(
-            "there are no weights to bake into", where=str(path),
-            try_=f"{line}, which shows what would change; --check and --plan-out need the weights",
+            "the source has no weights to bake into", where=str(path),
+            try_=f"{line}, which shows the changes; --check and --plan-out need the weights",
         )  # fmt: skip
     _check_not_done(checkpoint.path, recipe.name, chosen)
     target = bakeable(checkpoint, dtype)
@@ -175,7 +175,7 @@ def make_bake(
     edits = (*made.edits, *target.other_edits(made.tensors))
     read = form.read(checkpoint.runtime, edits).understood(checkpoint.where, checkpoint.stated_in)
     said = (
-        *(remarks(target.targets) if bare else form.notes()), *_still_notes(chosen), *made.notes, *adapter_notes(path),
+        *(remarks(target.targets) if bare else form.notes()), *made.notes, *adapter_notes(path),
         *notes.of_readers_of_bake(form, edits, read),
     )  # fmt: skip
     words, tensors = (with_rows(made.tensors), ()) if bare else (_words(made.tensors), made.tensors)
@@ -210,14 +210,14 @@ def _check_options(recipe: Recipe, options: BakeOptions) -> None:
     foreign = next((name for name in stated if name not in recipe.options), None)
     if foreign is not None:
         known = ", ".join(map(_option, recipe.options))
-        raise ConfigError(f"{recipe.name} has no use for it; its options: {known}", where=_option(foreign))
+        raise ConfigError(f"{recipe.name} does not accept this option; it accepts {known}", where=_option(foreign))
 
 
 def _check_layer_type(targets: FoldTargets, options: BakeOptions) -> None:
     if options.layer_type not in targets.rope.entries and options.layer_type != names.FULL_ATTENTION:
         known = ", ".join(targets.rope.entries)
         raise ConfigError(
-            f"{options.layer_type!r} is not a kind of layer of this model; it has {known}", where="--layer-type"
+            f"{options.layer_type!r} is not a layer type of this model; it has {known}", where="--layer-type"
         )
     if (
         len(options.gains)
@@ -225,7 +225,7 @@ def _check_layer_type(targets: FoldTargets, options: BakeOptions) -> None:
         and 2 * len(options.gains) != entry.rotary_dim
     ):
         raise ConfigError(
-            f"{len(options.gains)} numbers for {entry.rotary_dim // 2} rotary pairs of {options.layer_type}",
+            f"lists {len(options.gains)} numbers, but {options.layer_type} has {entry.rotary_dim // 2} rotary pairs",
             where="--gain",
         )
 
@@ -242,10 +242,6 @@ def _check_not_done(path: Path, what: str, options: BakeOptions) -> None:
             return
         if made.plan.get("params") == asked:
             raise ConfigError(
-                f"its {names.PROVENANCE_JSON} says that {what} is baked in already, from {made.source}",
-                where=str(path), try_=f"{command('ropetool', 'diff', Path(made.source), path)}, which shows what it holds",
+                f"{what} is baked in already: its {names.PROVENANCE_JSON} lists this bake of {made.source}",
+                where=str(path), try_=f"{command('ropetool', 'diff', Path(made.source), path)}, which shows the differences",
             )  # fmt: skip
-
-
-def _still_notes(options: BakeOptions) -> tuple[str, ...]:
-    return (f"pairs {', '.join(map(str, options.pairs))} stand still",) if options.mode == "still" else ()

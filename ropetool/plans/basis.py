@@ -10,6 +10,7 @@ import numpy as np
 
 from ropetool import names
 from ropetool.checkpoint import provenance
+from ropetool.checkpoint.config_numbers import not_a_length
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import AmbiguousRope, InvalidRope
 from ropetool.escaping import command, number
@@ -38,10 +39,7 @@ class Request:
         if self.reading not in (None, ORIGINAL, CURRENT):
             raise InvalidRope(f"{self.reading!r} is neither {ORIGINAL} nor {CURRENT}", where="--from")
         if self.original_length is not None and not 2 <= self.original_length <= MAX_LENGTH:
-            raise InvalidRope(
-                f"{self.original_length} is not a length; it is a whole number of tokens from 2 to {MAX_LENGTH}",
-                where="--original-length",
-            )
+            raise InvalidRope(not_a_length(self.original_length), where="--original-length")
 
     def reach(self, length: int) -> int:
         """Return the context that the request means, counted from this length."""
@@ -143,7 +141,7 @@ def _unscaled(form: Format, entry: LayerRope, context: int, request: Request) ->
         meant, other = request.reach(trained), request.reach(context)
         reach = "" if meant == other else f": factor {request.factor:g} gives {meant}, not {other}"
         notes = [
-            f"{shipped.reason}; lengths count from {trained}{reach}. "
+            f"{shipped.reason}; lengths count from {trained} tokens{reach}. "
             f"--original-length {context} counts from the shipped value instead"
         ]
     return Start(_on_base(form, entry, trained), trained, UNSCALED, tuple(notes))
@@ -221,23 +219,23 @@ class _Scaled:
         replaced = made is not None and (entry.unscaled or made.plan.get("reading") == CURRENT)
         if made is not None and replaced and provenance.is_of_itself(path, made):
             raise AmbiguousRope(
-                f"its original table is not in this file: {made.plan.get('method')} was put over it in place",
+                f"its original table is gone: {made.plan.get('method')} replaced it in place",
                 where=self.form.checkpoint.where, try_=command("ropetool", "restore", path),
             )  # fmt: skip
         if made is not None and replaced:
             raise AmbiguousRope(
-                f"its original table is not in this file: ropetool made it from {made.source} by {made.plan.get('method')}",
+                f"its original table is not in this file, which ropetool made from {made.source} with {made.plan.get('method')}",
                 where=self.form.checkpoint.where, try_=self.request.command(made.source),
             )  # fmt: skip
         if made is not None and made.plan.get("bakes"):
             raise AmbiguousRope(
-                f"its weights hold what was baked into them, which no edit takes out; ropetool made it from {made.source}",
+                f"its weights contain baked factors, which cannot be removed: extend its source {made.source} instead",
                 where=self.form.checkpoint.where, try_=self.request.command(made.source),
             )  # fmt: skip
         if self.original is None:
             guess = self.context // max(1, round(entry.factor or 1))
             raise InvalidRope(
-                f"the file does not store the length before its {entry.rope_type} scaling, so --original-length must give it",
+                f"the file does not store the length before its {entry.rope_type} scaling: pass it with --original-length",
                 where=self.form.checkpoint.where,
                 try_=self.request.command(
                     self.form.checkpoint.path, "--from", ORIGINAL, "--original-length", str(guess)
@@ -250,7 +248,7 @@ class _Scaled:
         assert entry.table is not None
         if entry.table.rule is not None:
             raise InvalidRope(
-                "the current table follows the length, so there is no single table to build on", where=self.form.checkpoint.where,
+                "the current table depends on the text length, so --from current cannot build on it", where=self.form.checkpoint.where,
                 try_=self.request.command(self.form.checkpoint.path, "--from", ORIGINAL),
             )  # fmt: skip
         last, limit = entry.table.regimes[-1], entry.table.regimes[0].up_to
@@ -259,5 +257,5 @@ class _Scaled:
             last.inv_freq, self.context, theta, entry.rope_theta, last.attention_factor, entry.softmax_multiplier,
             self.form.mscale(entry),
         )  # fmt: skip
-        notes = () if limit is None else (f"the table beyond {limit} tokens is extended, for all lengths",)
-        return Start(source, self.original or self.context, CURRENT, notes)
+        note = f"texts up to {limit} tokens now use the extended long table too; check them with `ropetool verify`"
+        return Start(source, self.original or self.context, CURRENT, () if limit is None else (note,))

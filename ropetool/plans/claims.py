@@ -108,7 +108,7 @@ def _unchanged(ours: RopeSet, theirs: RopeSet, source: Checkpoint) -> Claim | No
         return Claim("no extension", source, (), None, (theirs.max_position_embeddings,))
     plan = _planned(source, Alternative(Request(LENGTH, None, context, None, None), {}))
     return Claim(
-        f"a stated context of {context} tokens and nothing else",
+        f"only a context length of {context} tokens",
         source.edited(plan.edits),
         plan.edits,
         plan,
@@ -152,9 +152,7 @@ def _extended(
     raise (
         errors[0]
         if errors
-        else ConfigError(
-            "its tables are not the baseline's, and no method that is known makes them of it", where=target.where
-        )
+        else ConfigError("its tables differ from the baseline, and no known method produces them", where=target.where)
     )
 
 
@@ -267,22 +265,22 @@ def _overlay(target: Checkpoint, expected: Checkpoint, stated: Mapping[str, str]
     """
     if stated and target.format != expected.format:
         raise ConfigError(
-            "keys of a GGUF file cannot be put into the directory that it is held against", where="--stated",
-            try_="--baseline with the GGUF file that it was made from",
+            "the keys of a GGUF file cannot be compared with a directory", where="--stated",
+            try_="pass --baseline with the GGUF file that was extended",
         )  # fmt: skip
     edits = []
     for key, text in stated.items():
         places = list(_places(target, key))
         if not places:
             raise ConfigError(
-                f"{shown(key)} is said to be meant, and the target's {target.stated_in} does not state it",
+                f"the target's {target.stated_in} does not contain {shown(key)}",
                 where="--stated", try_=command("ropetool", "inspect", target.path),
             )  # fmt: skip
         for path, value in places:
             if text != AS_IS and _parsed(text) != value:
                 raise ConfigError(
-                    f"{key} {text} is said to be meant, and the target states {shown(value)}",
-                    where="--stated", try_=f"--stated {key} {AS_IS}, if that is meant",
+                    f"{key} is {shown(value)} in the target, not {text}",
+                    where="--stated", try_=f"--stated {key} {AS_IS}, if that value is intended",
                 )  # fmt: skip
             edits.append(_edit(target, expected, path))
     return [edit for edit in edits if edit.old != edit.new]
@@ -322,8 +320,8 @@ def _at(config: Mapping[str, Any], path: Sequence[str]) -> Any:
     for depth, name in enumerate(path):
         if not isinstance(found, Mapping) or (name not in found and depth < len(path) - 1):
             raise ConfigError(
-                f"{'.'.join(path)} is said to be meant, and the extension made again has no {'.'.join(path[:depth + 1])}",
-                where="--stated", try_="state only keys of the claim",
+                f"{'.'.join(path)} does not apply: the rebuilt extension does not contain {'.'.join(path[:depth + 1])}",
+                where="--stated", try_="pass only keys of the rebuilt extension",
             )  # fmt: skip
         found = found.get(name, ABSENT)
     return found

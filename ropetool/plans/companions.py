@@ -20,14 +20,14 @@ def check_companion(plan: Plan, companion: Plan) -> None:
         model = rotating[0] if rotating else entry
         pairs, theirs = entry.rotary_dim // 2, model.rotary_dim // 2
         reason = (
-            "layers that rotate, and the model none" if not rotating
-            else f"{pairs} rotary pairs, and the model {theirs}" if pairs != theirs
-            else f"base {entry.rope_theta:g}, and the model {model.rope_theta:g}" if entry.rope_theta != model.rope_theta
-            else "a table or a softmax scale of its own"
+            "rotating layers, but the model has none" if not rotating
+            else f"{pairs} rotary pairs, but the model has {theirs}" if pairs != theirs
+            else f"base {entry.rope_theta:g}, but the model has {model.rope_theta:g}" if entry.rope_theta != model.rope_theta
+            else "a different table or softmax scale"
         )  # fmt: skip
         raise InvalidRope(
-            f"it has {reason}: the model's table is none for it",
-            try_="leave out --companion, and extend it by a command of its own to the same length",
+            f"it has {reason}, so the model's table does not fit it",
+            try_="leave out --companion, and extend the draft model separately to the same length",
         )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ from ropetool.runtimes.llama_cpp.exported import exported
 
 # Rope keys go into one object; a share of rotating channels, which loading puts into it too, must come along.
 GATHERED = frozenset({*engine_formulas.SCALING_KEYS, names.PARTIAL_ROTARY_FACTOR, names.ROTARY_PCT})
-BAKED = "a part of it goes into the weights"
+BAKED = "the plan also changes the weights"
 
 
 class Engine(NamedTuple):
@@ -72,7 +72,7 @@ def flag_lines(plan: Plan, source: str | Path | Checkpoint) -> list[str]:
         return _server_lines(found, checkpoint, checkpoint.path)
     after = checkpoint.edited(plan.edits)
     if after.name != checkpoint.config.get(names.MODEL_TYPE):
-        return [f"vllm, sglang, llama.cpp: {NO_FLAG}: the source is a model of remote code; serve the output"]
+        return [f"vllm, sglang, llama.cpp: {NO_FLAG}: the source needs remote code; serve the output instead"]
     target = decoded(plan.runtimes[0], after).rope
     if target is None or plan.bakes:
         return [f"vllm, sglang, llama.cpp: {NO_FLAG}: {BAKED}"]
@@ -136,7 +136,7 @@ def _share(view: HfCheckpoint) -> dict[str, Any]:
     if view.family.mla or (share == 1 and not view.family.partial_rotary_key):
         return {}
     if int(entry.head_dim * share) != entry.rotary_dim:
-        raise Refuses(f"no share of {entry.head_dim} channels is {entry.rotary_dim}")
+        raise Refuses(f"{entry.rotary_dim} of {entry.head_dim} channels cannot be written as a share")
     return {names.PARTIAL_ROTARY_FACTOR: share}
 
 

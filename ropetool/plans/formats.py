@@ -44,7 +44,7 @@ from ropetool.weights.residual import Residual, residual_edits, residual_words
 from ropetool.weights.weight_files import weight_files
 from ropetool.weights.writing import marks
 
-CONFIG_ONLY = "only config.json is here: the output has no weights either"
+CONFIG_ONLY = "the source has no weights, so the output has none either"
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,9 @@ def adapter_notes(path: Path) -> tuple[str, ...]:
     found = sorted(path.rglob("adapter_config.json"))
     if not found:
         return ()
-    return (f"the adapter in {found[0].parent} was trained on the weights before the bake: it no longer fits",)
+    return (
+        f"the adapter in {found[0].parent} was trained on the old weights and does not fit the output: merge it before you bake",
+    )
 
 
 def described(checkpoint: GgufCheckpoint) -> Architecture:
@@ -143,12 +145,14 @@ def described(checkpoint: GgufCheckpoint) -> Architecture:
     """
     arch, where = checkpoint.name, f"{checkpoint.path}: {archs.ARCHITECTURE}"
     if learned_positions(checkpoint):
-        raise InvalidRope(f"{arch} has no rotary positions, and its learned ones end at its context", where=where)
+        raise InvalidRope(
+            f"{arch} has no rotary positions, and its learned positions end at its context length", where=where
+        )
     try:
         return archs.get(arch)
     except NotKnown as reason:
         raise UnknownFamily(
-            f"GGUF files of {shown(arch)} are not extended: {reason}", where=where,
+            f"ropetool cannot extend GGUF files of {shown(arch)}: {reason}", where=where,
             try_=f"{command('ropetool', 'inspect', checkpoint.path)}, which shows their keys as written",
         ) from None  # fmt: skip
 
@@ -207,7 +211,8 @@ class HfFormat:
         words = residual_words(residuals)
         if self.checkpoint.family.bake is None:
             raise LossyExport(
-                f"how the weights of {self.checkpoint.name} would carry it is not known", where=self.checkpoint.where
+                f"ropetool does not know how to bake the factor into the weights of {self.checkpoint.name}",
+                where=self.checkpoint.where,
             )
         if self.checkpoint.directory.config_only:
             return Baking(words)
@@ -227,7 +232,7 @@ class HfFormat:
             notes.append(CONFIG_ONLY)
         elif files.pickles:
             left = ", ".join(path.name for path in files.pickles)
-            notes.append(f"pickles are left behind: {left}")
+            notes.append(f"pickle files are not copied: {left}")
         notes += inspection.read_live(self.checkpoint.family)
         return (*notes, *inspection.remote_code(self.checkpoint.config, self.checkpoint.family))
 
@@ -243,7 +248,7 @@ def check_whole_heads(checkpoint: HfCheckpoint) -> None:
         for key in (names.PARTIAL_ROTARY_FACTOR, names.ROTARY_PCT):
             if keys.get(key) not in (None, 1):
                 raise InvalidRope(
-                    f"{shown(keys[key])} asks for partial rotation, and {checkpoint.family.model_type} rotates whole heads",
+                    f"{shown(keys[key])} sets partial rotation, but {checkpoint.family.model_type} rotates whole heads",
                     where=f"{checkpoint.where}: {key}", try_=f"remove {key} from {names.CONFIG_JSON}",
                 )  # fmt: skip
 
@@ -299,7 +304,7 @@ class GgufFormat:
         return [FileEdit(METADATA, (key,), ABSENT, plain_value(Value.of(ValueType.U32, length)))]
 
     def bake(self, residuals: Mapping[str, Residual]) -> Baking:
-        raise LossyExport("no encoding of a GGUF file leaves anything to the weights", where=self.checkpoint.where)
+        raise LossyExport("extensions of GGUF files do not change the weights", where=self.checkpoint.where)
 
     def length_edits(self, length: int) -> list[FileEdit]:
         return removal(self.checkpoint)  # context_length is part of every encoding

@@ -121,7 +121,7 @@ class GgufOutput:
         for place, text in beside.items():
             objection = self._objection(place)
             if objection:
-                self._notes.append(f"{place} is left as it is: {objection.removeprefix('is ')}")
+                self._notes.append(f"{place} is not replaced, because it {objection}")
                 continue
             stage = self.transaction.stage(place, force=free)
             model_card.write_card(stage, text)

@@ -19,6 +19,7 @@ from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import ConfigError, CorruptFile, LossyExport, OutputError
 from ropetool.files import hub
 from ropetool.files.gguf import GgufHeader, Patch, read_shards
+from ropetool.files.gguf.cursor import AGAIN
 from ropetool.files.gguf.header import read_unmapped
 from ropetool.files.gguf.in_place import Edited, edit_in_place, way_in_place
 from ropetool.files.gguf.in_place.editing import edited_part
@@ -28,7 +29,7 @@ from ropetool.plans.following import following_gguf
 from ropetool.plans.plan import Plan
 from ropetool.plans.serving import gguf_lines
 
-_COPY = "give -o instead of --in-place to write a copy"
+_COPY = "pass -o instead of --in-place to write a copy"
 
 
 def apply_in_place(plan: Plan, source: str | Path, *, copy_if_needed: bool = False, command: str = "") -> Applied:
@@ -69,7 +70,7 @@ def editable(path: str | Path) -> tuple[GgufHeader, ...]:
     path = Path(path)
     blobs = path.resolve().parent  # where a link into the cache leads
     if hub.origin(path.absolute()) is not None or (blobs.name == "blobs" and blobs.parent.name.startswith("models--")):
-        raise OutputError("lies in the hub's cache, where files are what the hub has", where=str(path), try_=_COPY)
+        raise OutputError("is in the hub's local cache, which must not change", where=str(path), try_=_COPY)
     return read_shards(path, read_unmapped)
 
 
@@ -147,8 +148,8 @@ def resized(record: str, file: Path, part: GgufHeader, size: int) -> bytes:
             data[provenance.FILES] = [changed if one["name"] == name else one for one in data[provenance.FILES]]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CorruptFile(
-            f"it keeps a record that is not ropetool's ({error!r})", where=str(edit_log.place(file)),
-            try_="take the file from where it came from",
+            f"contains an old record that is not valid ({error!r})", where=str(edit_log.place(file)),
+            try_=AGAIN,
         ) from None  # fmt: skip
     return f"{json.dumps(data, indent=2)}\n".encode("ascii")
 
@@ -156,11 +157,11 @@ def resized(record: str, file: Path, part: GgufHeader, size: int) -> bytes:
 def _checkpoint(plan: Plan, source: str | Path) -> GgufCheckpoint:
     """Return the model that a plan is for. Raises: what apply_in_place raises."""
     if plan.format != "gguf":
-        raise ConfigError("only GGUF files are edited in place; this is a directory", where=str(source), try_=_COPY)
+        raise ConfigError("is a directory; only GGUF files can be edited in place", where=str(source), try_=_COPY)
     checkpoint = GgufCheckpoint.of(editable(source))
     if plan.tensors:
         raise LossyExport(
-            f"the plan changes the numbers of {len(plan.tensors)} weights, and in place only keys and vectors change",
+            f"the plan changes {len(plan.tensors)} weights, but an edit in place changes only keys and vectors",
             where=str(source), try_=_COPY,
         )  # fmt: skip
     checked_gguf(plan, checkpoint)

@@ -76,7 +76,7 @@ def present(header: GgufHeader, key: str) -> Value:
     """
     if key not in header.values:
         raise ConfigError(
-            f"has no key {shown(key)}{did_you_mean(key, header.values)}", where=str(header.path),
+            f"does not have a key {shown(key)}{did_you_mean(key, header.values)}", where=str(header.path),
             try_=f"{command('ropetool', 'gguf', 'list', header.path)}, which shows all of them",
         )  # fmt: skip
     return header.values[key]
@@ -94,7 +94,7 @@ def _typed(header: GgufHeader, key: str, text: str, label: str) -> Value:
     if not labels:
         known = did_you_mean(key, {*header.values, *key_types.known(_architecture(header))})
         raise ConfigError(
-            f"nothing says of which type it is: the file has no such key, and neither llama.cpp nor its converters know it{known}",
+            f"its type is unknown: neither the file nor llama.cpp and its converters have this key{known}",
             where=key, try_=f"name the type: {command('ropetool', 'gguf', 'set', header.path, key, 'str', 'VALUE')} ...",
         )  # fmt: skip
     first: ConfigError | None = None
@@ -128,7 +128,7 @@ def _check_text(text: str, key: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"is not UTF-8 from character {error.start} on, and servers answer in UTF-8", where=key,
+            f"is not UTF-8 from character {error.start} on, but servers need UTF-8", where=key,
             try_="write the text as UTF-8, or add --force",
         ) from None  # fmt: skip
 
@@ -147,24 +147,24 @@ def _edit(files: tuple[GgufHeader, ...], key: str, value: Value | None, force: b
     size = sum(len(each.raw) for each in patched_values(files[0], patch).values())
     if size > MAX_HEADER_BYTES:
         raise ConfigError(
-            f"would make all values {size:,} bytes; headers of at most {MAX_HEADER_BYTES:,} are read", where=key
+            f"would make the header {size:,} bytes long; ropetool reads at most {MAX_HEADER_BYTES:,}", where=key
         )
     after = source.after(patch)
     found = key_rules.objections(source, after)
     if found and not force:
         instead = "--force" if value is None else "another value, or --force"
         error = ConfigError(
-            f"after this edit, {found[0]}", where=source.where, try_=f"{instead}, which writes it all the same"
+            f"after this edit, {found[0]}", where=source.where, try_=f"pass {instead} to write it anyway"
         )
         error.notes = tuple(found[1:4])
         raise error
     tables = _tables(source, after)
     stale = _stale(source, key, tables is not None)
     patch = Patch(patch.set, patch.remove | stale)
-    notes = [f"against llama.cpp's rules: {sentence}" for sentence in found]
+    notes = [f"llama.cpp rejects or misreads this file: {sentence}" for sentence in found]
     notes += _reading_notes(source, key) if value is not None else []
     if stale - {key}:
-        notes.append(f"{len(stale - {key})} keys of ropetool were removed: they speak of the model as it was")
+        notes.append(f"removed {len(stale - {key})} ropetool keys, which described the file before the edit")
     return KeyEdit(source, key, before, value, patch, tables, tuple(notes))
 
 
@@ -196,6 +196,6 @@ def _reading_notes(source: GgufCheckpoint, key: str) -> list[str]:
             ignored = rope and suffix not in architectures.reads(name)
         except Refuses:
             return []
-        return [f"llama.cpp rotates {name} models without a look at {key}"] if ignored else []
+        return [f"llama.cpp does not read {key} for {name} models, so the edit has no effect there"] if ignored else []
     near = did_you_mean(key, key_types.known(name))
-    return [f"neither llama.cpp nor its converters know {key}{near}"]
+    return [f"llama.cpp and its converters do not know {key}{near}, so the edit has no effect there"]

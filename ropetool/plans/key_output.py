@@ -58,7 +58,7 @@ def write_in_place(edit: KeyEdit, *, copy_if_needed: bool = False, command: str 
     made = record_of(edit.source) if edit.tables is not None else None
     if made is None or not made.plan:
         return edited
-    note = "its record states the table of before the edit: `ropetool verify` names the difference, `ropetool restore` takes it back"
+    note = "its record still describes the old table, so `ropetool verify` reports a difference; `ropetool restore` undoes the edit"
     return replace(edited, notes=(*edited.notes, note))
 
 

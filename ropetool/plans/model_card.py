@@ -28,7 +28,7 @@ START, VERIFICATION, SERVING, END = (
 TAG, LONG_TAG = "ropetool", "long-context"
 MAX_CARD = 4 << 20  # bytes; the largest known have a tenth of it
 MODELFILE_HEAD = "# Written by ropetool"
-_UNVERIFIED = "Not verified yet; `ropetool verify` measures it and writes the figures here."
+_UNVERIFIED = "Not verified yet. `ropetool verify` measures the model and writes the results here."
 _FRONT = re.compile(r"\A([\s\ufeff]*---[ \t]*\r?\n)(.*?)(^---[ \t]*(?:\r?\n|\Z))", re.DOTALL | re.MULTILINE)
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]*/[A-Za-z0-9._-]+")  # with its slash nothing that YAML reads otherwise
 _KEY = r"^[\"']?tags[\"']?[ \t]*:[ \t]*"
@@ -128,19 +128,19 @@ def planned_step(plan: Plan) -> str:
         f" Baked into the weights: {'; '.join(map(escaped, plan.bakes))}." if plan.bakes else " No weight was changed."
     )
     if plan.method == BAKE:
-        return f"{baked.lstrip()} The context stays at {plan.max_position_embeddings} tokens."
+        return f"{baked.lstrip()} The context length stays at {plan.max_position_embeddings} tokens."
     if methods.get(plan.method).keeps_tables:
         before = round(plan.max_position_embeddings / plan.factor)
         if before == plan.max_position_embeddings:
             return (
-                f"The keys that state its positions were written anew. The context stays at {before} tokens, and rotary tables are "
-                f"as they were.{baked}"
+                f"The RoPE keys were rewritten. The context length stays at {before} tokens, and the RoPE tables did not change."
+                f"{baked}"
             )
         return (
-            f"The stated context was raised from {before} to {plan.max_position_embeddings} tokens: `{plan.method}`. "
-            f"Rotary tables are as they were.{baked}"
+            f"The context length was raised from {before} to {plan.max_position_embeddings} tokens: `{plan.method}`. "
+            f"The RoPE tables did not change.{baked}"
         )
-    earlier = {ORIGINAL: ", in place of an earlier scaling", CURRENT: ", on top of the scaling it had"}
+    earlier = {ORIGINAL: ", in place of an earlier scaling", CURRENT: ", on top of an earlier scaling"}
     params = "".join(f", {name} {_short(value)}" for name, value in plan.params.items())
     return (
         f"The context was extended from {plan.trained_length} to {plan.max_position_embeddings} tokens: "
@@ -157,12 +157,8 @@ def exported_step(
     """
     baked = f" Baked into the weights: {'; '.join(bakes)}." if bakes else ""
     compared = f" Compared with the checkpoint: {'; '.join(checks)}." if checks else ""
-    apart = (
-        f" **Its positions are not exactly the checkpoint's, which llama.cpp cannot hold: {inexact}.**"
-        if inexact
-        else ""
-    )
-    return f"Exported to GGUF: matrices in {outtype}, positions stated by {encoding}.{apart}{baked}{compared}"
+    apart = f" **llama.cpp cannot represent the positions of the checkpoint exactly: {inexact}.**" if inexact else ""
+    return f"Exported to GGUF: matrices in {outtype}, positions stored as {encoding}.{apart}{baked}{compared}"
 
 
 def with_step(card: str, step: str, command: str, serving: Sequence[str], *, base_model: str = "", long: bool) -> str:
@@ -228,15 +224,15 @@ def _verification(certificate: Mapping[str, Any] | None, of_source: bool = False
     verdicts = {
         "pass": "passed",
         "fail": "**failed**",
-        "partial": "was measured in part",
-        "undecided": "was left undecided",
+        "partial": "ran only in part",
+        "undecided": "undecided",
     }
-    subject = "Of the checkpoint that this file was exported from. " if of_source else ""
+    subject = "Results of the checkpoint before the export. " if of_source else ""
     verdict = verdicts.get(certificate["verdict"], certificate["verdict"])
     grade = f" at grade {certificate['grade']}" if "grade" in certificate else ""
     head = (
         f"### Verification\n\n{subject}{_asked(certificate['suite'])}, up to "
-        f"{certificate['longest']} tokens: it {verdict}{grade} ({str(certificate['made'])[:10]}). {_texts(certificate)}"
+        f"{certificate['longest']} tokens: {verdict}{grade} ({str(certificate['made'])[:10]}). {_texts(certificate)}"
     ).rstrip()
     rows = [
         f"| {_cell(c['name'])} | {_figure(c['figure'])} | {_figure(c['limit'])} | {_cell(c['verdict'])} | {_cell(c['detail'])} |"
@@ -260,7 +256,7 @@ def _texts(certificate: Mapping[str, Any]) -> str:
         return ""
     part = f"{len(texts['names'])} documents of " if texts["names"] else ""
     others = " and others" if texts["origin"] == "mixed" else ""
-    return f"Measured on {part}ropetool's catalogue of texts `{texts['manifest'][:16]}`{others}."
+    return f"Measured on {part}ropetool's text catalogue `{texts['manifest'][:16]}`{others}."
 
 
 def _fenced(text: str, indent: str = "") -> str:

@@ -13,24 +13,24 @@ from ropetool.rope.tables import RopeSet
 def of_shorter_context(decoded: RopeSet, target: RopeSet) -> tuple[str, ...]:
     """Say where the new context is below the present one."""
     present, new = decoded.max_position_embeddings, target.max_position_embeddings
-    return (f"the new context of {new} tokens is below the present one of {present}",) if new < present else ()
+    note = f"the new context of {new} tokens is shorter than the present {present}: pass a larger length to extend"
+    return (note,) if new < present else ()
 
 
 def of_kept_tables(decoded: RopeSet, target: RopeSet) -> tuple[str, ...]:
-    """Say what a longer context comes to where nothing else changes."""
+    """Describe the effect of changing only the context length."""
     before, after = decoded.max_position_embeddings, target.max_position_embeddings
     full = decoded.entries[names.FULL_ATTENTION]
     if after <= before:
-        means = "" if after == before else f"tokens beyond {after} are refused by whoever goes by the file"
+        means = "" if after == before else f"runtimes that enforce the file's limit reject tokens beyond {after}"
     elif full.table is None:
-        means = "its full-attention layers do not rotate, so nothing but the stated context ends at its present length"
+        means = "its full-attention layers do not rotate: check the longer context with `ropetool verify`"
     else:
         means = (
-            f"nothing is interpolated: beyond {before} tokens pairs turn further than the file says that they were trained "
-            "to, which serves a model that was trained longer than it says"
+            f"the RoPE tables do not change, so texts beyond {before} tokens work only if the model was trained on them: check "
+            "with `ropetool verify`"
         )
-    stated = f"is stated as {after} instead of {before}" if after != before else f"stays {after}"
-    return (f"the context {stated}, and every table stays as it is", *([means] if means else []))
+    return (means,) if means else ()
 
 
 def of_windows(target: RopeSet) -> tuple[str, ...]:
@@ -40,10 +40,11 @@ def of_windows(target: RopeSet) -> tuple[str, ...]:
         window = entry.sliding_window
         if window is not None and len(target.entries) == 1 and window < target.max_position_embeddings:
             notes.append(
-                f"the layers that rotate attend within chunks of {window} tokens, so no distance that a table turns is longer"
+                f"the rotating layers attend only within chunks of {window} tokens, so scaling their table has no benefit: "
+                "`--method length` raises only the context length"
                 if entry.chunked
-                else f"the sliding window is on: each layer looks back {window} tokens at most, whatever the context of "
-                f"{target.max_position_embeddings}"
+                else f"each layer attends to at most {window} tokens (sliding window), so a context of "
+                f"{target.max_position_embeddings} tokens does not extend its attention"
             )
     return tuple(notes)
 
@@ -55,7 +56,7 @@ def of_baking(form: Format, baking: Baking) -> tuple[str, ...]:
     if baking.tensors:
         return adapter_notes(form.checkpoint.path)
     return (
-        f"the weights are not here, and would take {'; '.join(baking.words)}: with them the same command writes it",
+        f"the plan also changes weights ({'; '.join(baking.words)}): run the same command on a source with weights",
     )
 
 
@@ -73,14 +74,14 @@ def of_other_readers(
         asked = runtimes.collapse_releases([*wanted, *others])
         named = runtimes.collapse_releases(others)
         whom = "them" if len(named) > 1 else "it"
-        step = f"{both}{' '.join(f'--for {name}' for name in asked)} asks for a file that serves {whom} too"
+        step = f"{both}{' '.join(f'--for {name}' for name in asked)} writes a file that works for {whom} too"
         does = reason if reason.startswith("stops with ") else f"compute something else: {reason}"
         notes.append(
             f"{', '.join(named)} would {does.replace('stops', 'stop', 1)}; "
             + (
                 step
                 if serves([*wanted, *others])
-                else f"no single file serves {whom} and {', '.join(runtimes.collapse_releases(wanted))}"
+                else f"no single file works for {whom} and {', '.join(runtimes.collapse_releases(wanted))}"
             )
         )
     return tuple(notes)
@@ -92,9 +93,8 @@ def of_readers_of_bake(form: Format, edits: Sequence[FileEdit], read: RopeSet) -
     for reason, others in _new_dissenters(form, edits, read, runtime).items():
         asked = " ".join(f"--for {name}" for name in runtimes.collapse_releases([runtime, *others]))
         notes.append(
-            f"{', '.join(runtimes.display_ranges(others))} would read the output otherwise than {runtime}, though not the "
-            f"source: {reason}. Extend the unscaled model with `{asked}` instead: then the weights take what their keys "
-            "cannot say"
+            f"{', '.join(runtimes.display_ranges(others))} read the source like {runtime}, but not the output: {reason}. Extend "
+            f"the unscaled model with `{asked}` instead. ropetool then scales the weights by the missing factor"
         )
     return tuple(notes)
 

@@ -141,7 +141,7 @@ class Plan(Shown):
         except (KeyError, TypeError, ValueError, OverflowError, ConfigError, CorruptFile) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise ConfigError(
-                f"it is not a plan of ropetool ({reason if len(reason) <= MAX_REASON else f'{reason[:MAX_REASON]}...'})",
+                f"not a valid ropetool plan ({reason if len(reason) <= MAX_REASON else f'{reason[:MAX_REASON]}...'})",
                 where=where, try_="make one with ropetool extend ... --dry-run --plan-out FILE",
             ) from None  # fmt: skip
         return plan

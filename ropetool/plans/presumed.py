@@ -14,10 +14,12 @@ from ropetool.families.rows import K, Q, select
 from ropetool.weights.edits import TensorEdit
 from ropetool.weights.fold_targets import FoldTargets
 
-PRESUMED = "the weights are not here: the tensors are those that the config asks for; a bias changes as the rows of its weight do"
+PRESUMED = (
+    "the source has no weights, so config.json gives the list of tensors; a bias changes like the rows of its weight"
+)
 QUANTISED = (
-    "the config speaks of quantised weights: a factor goes into the scales of a projection that is, or is refused; only "
-    "the files say which"
+    "config.json declares quantised weights: with the files, ropetool folds the factor into the scales of quantised "
+    "projections, or refuses"
 )
 PLAIN = "F32"  # any type that stores plain numbers: which one decides the rounding, not the rows
 

@@ -83,10 +83,15 @@ def lossy(
     rope_type: the type of the present table.
     """
     wanted, request = asked.runtimes, asked.request
-    unsaid = "no rope keys can say it" + (f" of a table of rope type {rope_type}" if rope_type != "default" else "")
+    start = f" from a table of rope type {rope_type}" if rope_type != "default" else ""
+    unsaid = f"no combination of RoPE keys produces this table{start}"
     why = reasons(tried) or unsaid
     if conflict:
-        who = f"no file serves {conflict[0]}" if len(conflict) == 1 else f"no one file serves {' and '.join(conflict)}"
+        who = (
+            f"no file works for {conflict[0]}"
+            if len(conflict) == 1
+            else f"no single file works for {' and '.join(conflict)}"
+        )
         why = f"{who}: {why}"
     others = [replace(asked, style=names.BOTH)] if form.style == names.V5 and "transformers-v4" in wanted else []
     if request.method == "dynamic":
@@ -127,11 +132,13 @@ def lossy_gguf(
     arch = archs.get(form.checkpoint.name)
     what = ", ".join(f"{name} {_word(value)}" for name, value in changed.items()) or request.method
     if request.method == "dynamic":
-        what, why = "a table that follows the length", "llama.cpp keeps one table for the whole life of a context"
+        what, why = "a table that depends on the text length", "llama.cpp uses one table for the whole context"
     elif arch.fixed_base:
         why = arch.limit
     elif tried or arch.vectors:
-        why = "; ".join(filter(None, [reasons(tried) or "llama.cpp reads nothing that could say it", arch.limit]))
+        why = "; ".join(
+            filter(None, [reasons(tried) or "llama.cpp does not read a key that could store it", arch.limit])
+        )
     else:
         why = f"llama.cpp {_unread(arch, changed)} for this architecture"
     if outset.reading == CURRENT and request.method != "dynamic":
@@ -139,7 +146,7 @@ def lossy_gguf(
     others = list(_alternatives(request, outset, changed))
     chosen = next(filter(serves, others), None)
     return LossyExport(
-        f"{arch.name} files cannot hold {what}: {why}", where=form.checkpoint.where,
+        f"{arch.name} files cannot store {what}: {why}", where=form.checkpoint.where,
         try_="" if chosen is None else chosen.request.command(form.checkpoint.path, *chosen.options),
     )  # fmt: skip
 
@@ -173,7 +180,7 @@ def _unread(arch: archs.Architecture, changed: Mapping[str, Any]) -> str:
     """Return what would have to be read: the keys of these parameters, or a vector of divisors."""
     keys = [key for name, key in PARAMETER_KEYS.items() if name in changed and key not in arch.keys]
     absent = [*(key.rpartition(".")[2] for key in keys), archs.ROPE_FREQS.partition(".")[0]]
-    return f"reads neither {' nor '.join(absent)}" if keys else f"has no key for it and reads no {absent[0]}"
+    return f"reads neither {' nor '.join(absent)}" if keys else f"has no key for it and does not read {absent[0]}"
 
 
 def _word(value: Any) -> str:

@@ -41,7 +41,7 @@ def split_model(
     if len(found) == 1:
         raise ConfigError(
             f"its {len(tensors)} tensors of {sum(tensor.nbytes for _, tensor in tensors):,} bytes fit into one file",
-            where=str(headers[0].path), try_="a smaller --max-size or --max-tensors",
+            where=str(headers[0].path), try_="pass a smaller --max-size or --max-tensors",
         )  # fmt: skip
     values = [part_values(headers[0].values, number, len(found), len(tensors)) for number in range(len(found))]
     with (
@@ -63,7 +63,7 @@ def merge_model(source: Path, target: Path, *, force: bool = False, progress: Pr
     headers = read_shards(source)
     if len(headers) == 1:
         raise ConfigError(
-            "is one file already, which says nothing of others", where=str(headers[0].path),
+            "is a single file already", where=str(headers[0].path),
             try_=f"{command('ropetool', 'gguf', 'list', headers[0].path)}, which shows its keys",
         )  # fmt: skip
     tensors = tensors_of(headers)
@@ -84,5 +84,7 @@ def _left_out(headers: tuple[GgufHeader, ...]) -> list[str]:
     for header in headers:
         behind = header.file_size - header.data_end
         if behind > 0:
-            found.append(f"{behind:,} bytes behind the last tensor of {header.path.name} were left out")
+            found.append(
+                f"{behind:,} bytes after the last tensor of {header.path.name} were not copied; no runtime reads them"
+            )
     return found

@@ -19,6 +19,7 @@ from ropetool.errors import OutputError, PlanMismatch
 from ropetool.escaping import Shown, command
 from ropetool.files.gguf import GgufHeader, Patch, Value, read_vector, shards, write_patched
 from ropetool.files.gguf.codec import shown
+from ropetool.files.gguf.cursor import AGAIN
 from ropetool.files.gguf.header import read_unmapped
 from ropetool.files.gguf.in_place import Edited, edit_in_place
 from ropetool.files.gguf.in_place.copying import Beside, replace_by
@@ -29,8 +30,8 @@ from ropetool.files.gguf.splitting import write_file
 from ropetool.plans.in_place import editable, kept_record, resized
 
 _INCOMPLETE = (
-    "an earlier version of ropetool wrote the log, and dropped the first edits of a long log: those cannot be undone, so the "
-    "file may differ from the original; compare it with the original by ropetool diff"
+    "an earlier version of ropetool wrote the log and dropped its first edits, which cannot be undone; compare the file with "
+    "the original by ropetool diff"
 )
 _CARD_NOTE = "{} is not compared, because verify writes into it; keep a copy if you edited it"
 
@@ -139,7 +140,7 @@ def undoing(headers: Sequence[GgufHeader], undone: Sequence[LoggedEdit]) -> tupl
     """
     where = str(headers[0].path)
     if len(headers) == 1 and headers[0].file_size != undone[0].size:
-        raise _changed(f"has {headers[0].file_size:,} bytes, and its log says {undone[0].size:,}", where)
+        raise _changed(f"has {headers[0].file_size:,} bytes, but its log lists {undone[0].size:,}", where)
     values: dict[str, Value | None] = dict(headers[0].values)
     owners = {info.name: (header, info) for header in headers for info in header.tensors}
     vectors: dict[str, bytes | None] = {}
@@ -147,14 +148,14 @@ def undoing(headers: Sequence[GgufHeader], undone: Sequence[LoggedEdit]) -> tupl
     for entry in undone:
         for key, (old, new) in entry.keys.items():
             if values.get(key) != new:
-                raise _changed(f"{shown(key)} is not what the last edit wrote", where)
+                raise _changed(f"{shown(key)} has changed since the last edit", where)
             values[key] = old
             touched.add(key)
         for name, (before, after) in entry.tensors.items():
             if name not in vectors:
                 vectors[name] = read_vector(*owners[name]).tobytes() if name in owners else None
             if vectors[name] != after:
-                raise _changed(f"the numbers of {shown(name)} are not what the last edit wrote", where)
+                raise _changed(f"the numbers of {shown(name)} have changed since the last edit", where)
             vectors[name] = before
     now = headers[0].values
     back = {key: values[key] for key in sorted(touched)}
@@ -167,7 +168,7 @@ def undoing(headers: Sequence[GgufHeader], undone: Sequence[LoggedEdit]) -> tupl
 
 def _changed(reason: str, where: str) -> PlanMismatch:
     return PlanMismatch(
-        f"{reason}: another program has written it since", where=where,
+        f"{reason}: a different program has written the file", where=where,
         try_="ropetool gguf set, which changes single keys",
     )  # fmt: skip
 
@@ -177,13 +178,13 @@ def _to_delete(first: Path) -> ToDelete:
     made = provenance.record(first)
     if made is None:
         raise OutputError(
-            "nothing to undo: no log of edits and no record of ropetool is there", where=str(first),
-            try_=f"{command('ropetool', 'inspect', first)}, which shows what it is",
+            "nothing to undo: it has no ropetool edit log or record", where=str(first),
+            try_=f"{command('ropetool', 'inspect', first)}, which shows the file",
         )  # fmt: skip
     if provenance.is_of_itself(first, made):
         raise OutputError(
-            f"nothing to undo: its record says that it was edited in place, and the log of that, {edit_log.place(first).name}, is "
-            "not there", where=str(first), try_="take the file from where it came from",
+            f"cannot be undone: its record lists an edit in place, but the log {edit_log.place(first).name} is missing",
+            where=str(first), try_=AGAIN,
         )  # fmt: skip
     problem = provenance.source_problem(made)
     if problem:
@@ -204,5 +205,5 @@ def _to_delete(first: Path) -> ToDelete:
         return ToDelete(first, made.source, (first,), (_CARD_NOTE.format(card),) if card.is_file() else ())
     beside = listings.beside(first)
     unchanged = [path for path, reason in beside.items() if not reason]
-    notes = tuple(f"{path} is not listed: {reason}" for path, reason in beside.items() if reason)
+    notes = tuple(f"{path} is not deleted: {reason}" for path, reason in beside.items() if reason)
     return ToDelete(first, made.source, (*files, *unchanged, provenance.beside(first)), notes)

@@ -31,7 +31,7 @@ MEASURED = {
     "linear": ((4.0, f"{SMOL} 6.27 times the perplexity at 2,048 tokens and 7.76 times at 32,768"),),
 }
 UNMEASURED = "we measured no model with this method at this factor"
-NECESSARY = "that is necessary and not sufficient: it holds at any factor"
+NECESSARY = "necessary, but not sufficient: this is true at any factor"
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Extent:
     def refusal(self) -> str:
         """The reason for the refusal."""
         return (
-            f"{_times(self.times)} the trained length: beyond {_times(REFUSED)} no method without training is advised; "
+            f"{_times(self.times)} the trained length: beyond {_times(REFUSED)}, no method works without training; "
             "fine-tune the model at the new length"
         )
 

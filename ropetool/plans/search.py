@@ -191,6 +191,11 @@ class _Search:
                 written = [edit for edit in first if edit.new is not ABSENT] or first
                 parts = [part for edit in written for part in edit.path]
                 key = next((part for part in parts if part in ROPE_OBJECTS), written[0].path[-1])
+                table = _full_table(self.target)
+                if table is not None and table.rule is not None:  # the runtime may read the keys all the same
+                    return (
+                        f"{runtime} uses one table for all lengths, so {self.request.method} scaling does not change it"
+                    )
                 return f"{runtime} ignores {key}"
         return ""
 
@@ -230,7 +235,7 @@ class _LengthSearch(_Search):
         }  # fmt: skip
         for option in (option for option, stated in given.items() if stated):
             raise InvalidRope(
-                f"{request.method} changes the stated context alone", where=option, try_=f"leave out {option}"
+                f"{request.method} changes only the context length", where=option, try_=f"leave out {option}"
             )
         context = decoded.max_position_embeddings
         self.goal = Goal.make(context, request.factor, request.target_length)
@@ -241,14 +246,16 @@ class _LengthSearch(_Search):
         self.extent = Extent(method.name, 0.0)
         self.notes = notes.of_kept_tables(decoded, self.target)
         if form.absent_context(self.goal.target_length):
-            self.notes = (f"the file stated no context and was not loaded: it states {self.goal.target_length} now",)
+            self.notes = (
+                f"runtimes did not load the file without a context length; it is {self.goal.target_length} now",
+            )
 
     def candidates(self, form: Format | None = None) -> list[Candidate]:
         return (form or self.form).length_candidates(self.target)
 
     def refusal(self, candidates: Sequence[Candidate], tried: list[Tried]) -> LossyExport:
         return LossyExport(
-            f"no file states {self.target.max_position_embeddings} tokens and keeps its tables: {reasons(tried)}",
+            f"no file can set {self.target.max_position_embeddings} tokens and keep its tables: {reasons(tried)}",
             where=self.form.checkpoint.where,
         )
 
@@ -274,15 +281,16 @@ def _scoped(derived: Derived, source: Source, entry: LayerRope, scope: str | Non
         return derived  # all channels rotate: both scopes are the same
     factors = {regime.attention_factor for regime in derived.table.regimes}
     if derived.table.rule is not None or len(factors) > 1:
-        raise InvalidRope("the method's factor depends on the length", where="--temperature-scope")
+        raise InvalidRope(
+            "does not apply: the factor of this method depends on the length", where="--temperature-scope"
+        )
     rotary = (factors.pop() / source.attention_factor) ** 2
     whole = derived.softmax_multiplier / source.softmax_multiplier
     on_rotary, on_whole = (1.0, rotary * whole) if scope == SCORE else (rotary * whole, 1.0)
     factor = source.attention_factor * math.sqrt(on_rotary)
     return replace(
-        derived, table=derived.table.with_factor(factor), softmax_multiplier=source.softmax_multiplier * on_whole,
-        notes=(f"the factor multiplies {'the whole score' if scope == SCORE else 'the rotary part of the score'}",),
-    )  # fmt: skip
+        derived, table=derived.table.with_factor(factor), softmax_multiplier=source.softmax_multiplier * on_whole
+    )
 
 
 def listed(for_runtimes: str | Sequence[str]) -> Sequence[str]:
@@ -358,7 +366,7 @@ def _decode(form: Format, runtime: str, request: Request) -> RopeSet:
     found = form.read(runtime, given).understood(form.checkpoint.where, form.checkpoint.stated_in)
     if given and not (methods.get(request.method).keeps_tables and request.target_length):
         raise InvalidRope(
-            f"states no {given[0].path[-1]}, without which it is not loaded", where=form.checkpoint.where,
+            f"does not contain {given[0].path[-1]}, which runtimes require", where=form.checkpoint.where,
             try_=f"{command('ropetool', 'extend', form.checkpoint.path, '--method', 'length', '--target-length', 'N')}, "
             "with the length that it was trained on",
         )  # fmt: skip
@@ -367,12 +375,12 @@ def _decode(form: Format, runtime: str, request: Request) -> RopeSet:
         several = any(each.table is not None for each in found.entries.values())
         which = "its full-attention layers do not rotate" if several else "none of its layers rotates"
         raise InvalidRope(
-            f"{which}: there is no table to extend, and only the stated context limits them",
+            f"{which}, so there is no table to extend; only the configured context length limits it",
             where=form.checkpoint.where, try_=replace(request, method="length").command(form.checkpoint.path),
         )  # fmt: skip
     if found.max_position_embeddings < 2:
         raise InvalidRope(
-            f"states a context of {found.max_position_embeddings} tokens; it must be at least 2",
+            f"its context length is {found.max_position_embeddings} tokens; it must be at least 2",
             where=form.checkpoint.where,
         )
     return found
@@ -400,7 +408,7 @@ def _attempt(form: Format, candidate: Candidate, target: RopeSet, wanted: Sequen
             return None, reason
         return _Kept(candidate.edits, read, form.bake(residual_of(target, first))), ""
     except RopetoolError as error:
-        return None, f"the weights cannot hold the rest: {error.message}"
+        return None, f"the weights cannot store the rest: {error.message}"
 
 
 def _conflict(form: Format, candidates: Sequence[Candidate], target: RopeSet, wanted: Sequence[str]) -> tuple[str, ...]:

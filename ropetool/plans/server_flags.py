@@ -57,7 +57,7 @@ def of_patch(view: GgufCheckpoint, patch: Patch, target: RopeSet, plan: Plan) ->
     arch = str(value_of(view, keys.ARCHITECTURE, ValueType.STR))
     if patch.tensors:
         found = _by_betas(view, arch, target, plan)
-        return found or Found(reason=f"it needs its own {' and '.join(patch.tensors)} in the file")
+        return found or Found(reason=f"the file itself must contain {' and '.join(patch.tensors)}")
     removed = {key: value for name, value in NEUTRAL.items() if (key := f"{arch}.{name}") in patch.remove}
     values = {key: value for key, value in {**patch.set, **removed}.items() if view.values.get(key) != value}
     reason = ""
@@ -145,7 +145,7 @@ def _by_options(view: GgufCheckpoint, arch: str, values: dict[str, Value]) -> tu
     after = view.after(Patch(set=values))
     kind = value_of(after, f"{arch}.{keys.SCALING_TYPE}", ValueType.STR) or "linear"
     if before == "longrope" or kind not in OPTION_TYPES:
-        raise Refuses("--rope-scaling says nothing of longrope")
+        raise Refuses("--rope-scaling does not support longrope")
     decoded = decoding.decode(after)
     rest = dict(values)
     reach = _rescaled(view, after, arch) if kind == "yarn" else None

@@ -35,7 +35,7 @@ BY_TWO_NUMBERS = {
     "KoboldCpp": "koboldcpp --model {} --contextsize {} --ropeconfig {} {}",
     "LM Studio": "Context Length {1}, RoPE Frequency Scale {2}, RoPE Frequency Base {3} in its window",
 }
-NO_FLAG = "no flag reaches it"
+NO_FLAG = "not possible with flags"
 OLLAMA = "ollama create {} -f {}  # Ollama 0.30 and later, which run llama.cpp"
 
 
@@ -76,7 +76,7 @@ def _embedded_lines(shown: str, context: int) -> list[str]:
 def embedded_flags(path: Path, context: str, numbers: tuple[str, str] | None) -> list[str]:
     """Return how the programs that hold llama.cpp serve a file otherwise than it says, by these numbers: base and scale."""
     if numbers is None:
-        return [f"{', '.join(BY_TWO_NUMBERS)}: {NO_FLAG}: they take a base and a scale, and no more"]
+        return [f"{', '.join(BY_TWO_NUMBERS)}: {NO_FLAG}: they accept only a base and a scale"]
     base, scale = numbers
     return [f"{program}: {line.format(word(path), context, scale, base)}" for program, line in BY_TWO_NUMBERS.items()]
 
@@ -96,7 +96,7 @@ def commands(lines: list[str]) -> list[str]:
 
 def _line(program: str, reading: Decoded, found: Inspection, shown: str) -> str:
     if reading.rope is None or found.rope is None:
-        return f"cannot be told: {reading.refuses}" if not reading.known else f"does not load it: {reading.refuses}"
+        return f"not known: {reading.refuses}" if not reading.known else f"does not load it: {reading.refuses}"
     reason = in_words(found.rope.differences(reading.rope))
     if reason:
         return f"would compute something else: {reason}"

@@ -101,4 +101,4 @@ def _layer(data: Any, layer_type: str, table: RopeTable | None) -> LayerRope:
 
 def _uncalled(length: int) -> Regime:
     """Stand for a rule that is known by its name; two rules are compared by theirs."""
-    raise NotImplementedError("a plan states the name of a rule, not the rule")
+    raise NotImplementedError("a plan stores only the name of a rule")

@@ -136,7 +136,7 @@ def test_a_broken_config(case: str, tmp_path: Path) -> None:
 
 
 CANNOT = f"{C}: transformers cannot load this config"
-PARTIAL = "asks for partial rotation, and llama rotates whole heads"
+PARTIAL = "sets partial rotation, but llama rotates whole heads"
 
 # What inspect shows and extend refuses.
 NOT_EXTENDED: dict[str, tuple[dict[str, Any], str, str]] = {

@@ -299,7 +299,7 @@ PLANS: dict[str, tuple[Any, str, str]] = {
         {"suffix": "x/../../y"}, 'plan.json: not a valid ropetool plan (suffix "x/../../y" is not part of a file name)', NO_PLAN,
     ),
     "another family": (
-        {"family": "mistral"}, '{m}: the plan is for a mistral, this is a "llama"',
+        {"family": "mistral"}, '{m}: the plan is for mistral, but the source is "llama"',
         "make a new plan with ropetool extend ... --dry-run --plan-out FILE",
     ),
 }  # fmt: skip

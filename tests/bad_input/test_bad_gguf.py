@@ -163,19 +163,19 @@ F64 = GGUFValueType.FLOAT64
 VALUES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "a model without rotation": (
         raw(packed([kv("general.architecture", STR, string("gpt2"))])),
-        f"{M}: general.architecture: gpt2 has no rotary positions, and its learned ones end at its context", "",
+        f"{M}: general.architecture: gpt2 has no rotary positions, and its learned positions end at its context length", "",
     ),
     "a model without attention": (
         raw(packed([
             kv("general.architecture", STR, string("mamba")),
             *(u32(f"mamba.{key}", 512) for key in ("context_length", "block_count", "embedding_length")),
         ])),
-        f"{M}: none of its layers rotates: there is no table to extend, and only the stated context limits them",
+        f"{M}: none of its layers rotates, so there is no table to extend; only the configured context length limits it",
         "ropetool extend {m}.gguf --method length --factor 4",
     ),
     "an unknown architecture": (
         raw(packed([kv("general.architecture", STR, string("new\x1b[31m"))])),
-        f'{M}: general.architecture: GGUF files of "new\\u001b[31m" are not extended: '
+        f'{M}: general.architecture: ropetool cannot extend GGUF files of "new\\u001b[31m": '
         "unknown model architecture: 'new\\x1b[31m'",
         "ropetool inspect {m}.gguf, which shows their keys as written",
     ),

@@ -56,7 +56,7 @@ def test_without_weights_nothing_is_written(tmp_path: Path) -> None:
     source = models.write(tmp_path / "model", models.MODELS["llama"])
     for path in source.glob("*.safetensors*"):
         path.unlink()
-    with pytest.raises(LossyExport, match="there are no weights to bake into") as refusal:
+    with pytest.raises(LossyExport, match="the source has no weights to bake into") as refusal:
         make_bake(source, "attention-factor")
     assert refusal.value.try_.startswith(f"ropetool bake {source} attention-factor --dry-run, ")
     quantised = {**json.loads((source / "config.json").read_text()), "quantization_config": {"quant_method": "fp8"}}

@@ -59,7 +59,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(folder: Path) -> None:
     done = run("bake", "extended", "attention-factor", "--side", "q", "--dry-run")
     assert done.code == 0
     assert done.err.startswith(
-        "Note: mlx-lm, mlx-vlm, sglang, vllm 0.25 to 0.29 would read the output otherwise than transformers"
+        "Note: mlx-lm, mlx-vlm, sglang, vllm 0.25 to 0.29 read the source like transformers, but not the output"
     )
     assert done.out == PLAN.format(here=folder)
     assert snapshot(folder) == before
@@ -136,7 +136,7 @@ def test_a_gguf_file_is_baked_for_context_shifts_and_verified(folder: Path) -> N
         "half one it would misread them",
         "ropetool bake FILE rearch --to llama, for qwen2 files", "bake", "x.gguf", "layout", "--to", "half",
     )  # fmt: skip
-    refused(folder, "extended: shift-safe is a bake of GGUF files only", "", "bake", "extended", "shift-safe")
+    refused(folder, "extended: shift-safe works only on GGUF files", "", "bake", "extended", "shift-safe")
 
 
 def test_a_plan_that_names_a_tensor_that_is_not_there_is_refused(folder: Path) -> None:
@@ -178,8 +178,8 @@ def test_a_check_that_cannot_be_made_is_refused_before_anything_is_written(folde
 def test_refusals_say_what_to_do(folder: Path) -> None:
     refused(
         folder,
-        f"baked: its ropetool.json says that attention-factor is baked in already, from {folder / 'extended'}",
-        f"ropetool diff {folder / 'extended'} baked, which shows what it holds", "bake", "baked", "attention-factor",
+        f"baked: attention-factor is baked in already: its ropetool.json lists this bake of {folder / 'extended'}",
+        f"ropetool diff {folder / 'extended'} baked, which shows the differences", "bake", "baked", "attention-factor",
     )  # fmt: skip
     refused(
         folder,
@@ -209,13 +209,13 @@ def test_a_dry_run_needs_no_weights(folder: Path, tmp_path: Path) -> None:
         "edits\n  config.json  rope_scaling.attention_factor  (absent) -> 1.0\n\nbaked into the weights\n"
         "  attention factor 1.20794 of full_attention: model.layers.*.self_attn.k_proj.weight (4), all 128 rows of each\n"
     )
-    assert "Note: the weights are not here: the tensors are those that the config asks for" in done.err
+    assert "Note: the source has no weights, so config.json gives the list of tensors" in done.err
     line = f"ropetool bake {bare} attention-factor --side both --dry-run"
     for options in ((), ("--dry-run", "--plan-out", str(tmp_path / "plan.json")), ("--dry-run", "--check")):
         refused(
             folder,
-            f"{bare}: there are no weights to bake into",
-            f"{line}, which shows what would change; --check and --plan-out need the weights",
+            f"{bare}: the source has no weights to bake into",
+            f"{line}, which shows the changes; --check and --plan-out need the weights",
             "bake",
             str(bare),
             "attention-factor",

@@ -44,7 +44,7 @@ the same without writing a file
   vllm: vllm serve model --max-model-len 2048 --hf-overrides '{override}'
   sglang: python -m sglang.launch_server --model-path model --context-length 2048 --json-model-override-args '{override}'
   llama.cpp: llama-server -m EXPORTED.gguf -c 2048 --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 512
-  KoboldCpp, LM Studio: no flag reaches it: they take a base and a scale, and no more
+  KoboldCpp, LM Studio: not possible with flags: they accept only a base and a scale
 """
 OVERRIDE = (
     '{"max_position_embeddings": 2048, "rope_parameters": {"rope_type": "yarn", "factor": 4.0, '
@@ -141,7 +141,7 @@ def test_what_stays_behind_is_named(source: Path) -> None:
     (source / "pytorch_model.bin").write_bytes(b"pickle")
     done = run("extend", "model", *YARN, "--copy")
     assert "  other files  5 copied\n  left behind  pytorch_model.bin\n" in done.out
-    assert done.err == f"Note: pickles are left behind: pytorch_model.bin\nNote: {COST_AT_4}\n"
+    assert done.err == f"Note: pickle files are not copied: pytorch_model.bin\nNote: {COST_AT_4}\n"
 
 
 def test_json_carries_the_plan_and_what_happened(tmp_path: Path, source: Path) -> None:
@@ -189,7 +189,7 @@ def test_apply_prints_the_notes_of_the_plan(tmp_path: Path) -> None:
     write_config(tmp_path / "alone", configs.config("llama", "v4"))
     planned = run("extend", "alone", *YARN, "--plan-out", "plan.json", "-o", "first")
     applied = run("apply", "alone", "plan.json", "-o", "second")
-    alone = "Note: only config.json is here: the output has no weights either\n"
+    alone = "Note: the source has no weights, so the output has none either\n"
     assert planned.err == applied.err == f"{alone}Note: {COST_AT_4}\n"
 
 
@@ -298,8 +298,8 @@ def test_a_companion_is_planned_too_and_told_in_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"rope_theta": 500000.0}, "it has base 500000, and the model 10000: the model's table is none for it"),
-        ({"head_dim": 64}, "it has 32 rotary pairs, and the model 16: the model's table is none for it"),
+        ({"rope_theta": 500000.0}, "it has base 500000, but the model has 10000, so the model's table does not fit it"),
+        ({"head_dim": 64}, "it has 32 rotary pairs, but the model has 16, so the model's table does not fit it"),
     ],
 )
 def test_a_companion_of_another_table_is_refused_and_nothing_written(

@@ -68,7 +68,7 @@ edits
   tensors   rope_freqs.weight                           32 divisors: {divisors} -> 32 divisors, all 1
 
 the same without writing a file
-  llama.cpp: no flag reaches it: it needs its own rope_freqs.weight in the file
+  llama.cpp: not possible with flags: the file itself must contain rope_freqs.weight
 """
 
 WRITTEN = """\

@@ -83,7 +83,7 @@ def test_an_unknown_key_is_named_with_its_neighbours(model: Path) -> None:
     done = run("gguf", "get", str(model), "llama.context_lenght")
     assert done.code == 1
     assert done.err == (
-        f"Error: {model}: has no key 'llama.context_lenght' (did you mean llama.context_length or llama.embedding_length?)\n"
+        f"Error: {model}: does not have a key 'llama.context_lenght' (did you mean llama.context_length or llama.embedding_length?)\n"
         f"Try: ropetool gguf list {model}, which shows all of them\n"
     )
 
@@ -140,7 +140,7 @@ REFUSED = [
     (("llama.rope.scaling.type", "yarnx"), "llama.rope.scaling.type is 'yarnx': llama.cpp aborts the whole process unless"),
     (("llama.rope.freq_base", "nan"), "llama.rope.freq_base is a number that is not finite"),
     (("llama.attention.head_count", "[]"), "llama.attention.head_count has 0 elements; llama.cpp wants a number for each"),
-    (("llama.contxt", "1"), "nothing says of which type it is"),
+    (("llama.contxt", "1"), "its type is unknown"),
     (("x.y", "u33", "1"), "'u33' is not a type"),
     (("general.alignment", "64"), "must stay 32, because the data has this alignment"),
     (("general.name", "a\udcff"), "is not UTF-8 from character 1 on"),
@@ -164,7 +164,8 @@ def test_force_writes_it_and_says_what_was_overridden(model: Path, tmp_path: Pat
     made = tmp_path / "made.gguf"
     done = run("gguf", "set", str(model), "llama.context_length", "f32", "4096", "-o", str(made), "--force")
     assert done.code == 0
-    assert "Note: against llama.cpp's rules: llama.context_length is f32" in done.err
+    assert "Note: llama.cpp rejects or misreads this file: llama.context_length is f32" in done.err
+    assert "llama.context_length is 0" not in done.err
     assert contents(made)["llama.context_length"] == 4096.0
 
 
@@ -172,11 +173,14 @@ def test_a_key_that_nobody_reads_is_set_with_a_note(model: Path, tmp_path: Path)
     done = run("gguf", "set", str(model), "llama.rope.freqbase", "f32", "5", "-o", str(tmp_path / "a.gguf"))
     assert (
         done.err
-        == "Note: neither llama.cpp nor its converters know llama.rope.freqbase (did you mean llama.rope.freq_base or "
-        "llama.rope.freq_base_swa?)\n"
+        == "Note: llama.cpp and its converters do not know llama.rope.freqbase (did you mean llama.rope.freq_base or "
+        "llama.rope.freq_base_swa?), so the edit has no effect there\n"
     )
     done = run("gguf", "set", str(model), "llama.rope.scaling.yarn_beta_fast", "16", "-o", str(tmp_path / "b.gguf"))
-    assert done.err == "Note: llama.cpp rotates llama models without a look at llama.rope.scaling.yarn_beta_fast\n"
+    assert (
+        done.err
+        == "Note: llama.cpp does not read llama.rope.scaling.yarn_beta_fast for llama models, so the edit has no effect there\n"
+    )
 
 
 @pytest.mark.parametrize(

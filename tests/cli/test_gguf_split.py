@@ -95,7 +95,10 @@ def test_bytes_behind_the_last_tensor_are_left_out_and_told(tmp_path: Path) -> N
     with whole.open("ab") as file:
         file.write(b"x" * 100)
     done = run("gguf", "split", str(whole), "--max-tensors", "9", "-o", str(tmp_path / "part.gguf"))
-    assert (done.code, done.err) == (0, "Note: 100 bytes behind the last tensor of whole.gguf were left out\n")
+    assert (done.code, done.err) == (
+        0,
+        "Note: 100 bytes after the last tensor of whole.gguf were not copied; no runtime reads them\n",
+    )
 
 
 def test_the_result_as_text_and_json(tmp_path: Path) -> None:
@@ -164,7 +167,7 @@ def test_a_file_with_other_tensors_is_seen_by_their_number(three: list[Path]) ->
 
 def test_what_needs_no_splitting_or_merging(tmp_path: Path) -> None:
     whole = gguf_making.model(tmp_path / "whole.gguf")
-    assert refused(whole) == f"Error: {whole}: is one file already, which says nothing of others"
+    assert refused(whole) == f"Error: {whole}: is a single file already"
     done = run("gguf", "split", str(whole), "--max-size", "2G", "-o", str(tmp_path / "part.gguf"))
     assert done.err.startswith(f"Error: {whole}: its 12 tensors of 370,176 bytes fit into one file\n")
     assert run("gguf", "split", str(whole), "-o", str(tmp_path / "part.gguf")).code == 2

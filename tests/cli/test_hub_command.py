@@ -153,7 +153,7 @@ def test_a_dry_run_fetches_weights_only_for_a_bake(what: str, hub: Hub, tmp_path
 
 def test_a_dry_run_of_a_bake_fetches_no_weights(hub: Hub) -> None:
     done = good("bake", "acme/demo", "score", "--multiplier", "2", "--dry-run")
-    assert "the weights are not here" in done.err
+    assert "the source has no weights" in done.err
     assert hub.served["model.safetensors"] == 0
     assert set(hub.served) == {"config.json", "tokenizer_config.json"}
 

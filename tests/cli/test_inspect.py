@@ -54,8 +54,8 @@ to extend it to 4096 tokens
 
 advised
   ropetool extend model --method yarn --target-length 4096
-    every pair stays within the angles that training showed up to the target, and the fast ones stay as they are (that is necessary \
-and not sufficient: it holds at any factor); short of it: mixed-ntk 2185, ntk 1552 tokens.
+    up to the target, every pair stays within its trained angles, and the fast pairs do not change (necessary, but not sufficient: \
+this is true at any factor); too short: mixed-ntk 2185, ntk 1552 tokens.
     8 times the trained length. Measured cost: SmolLM2 135M at 4 times has 1.08 times the perplexity at 2,048 tokens and 1.16 times \
 at 32,768 and our demo model at 8 times has 1.15 times the perplexity at 256 tokens and at 2,048. `ropetool verify` measures this model.
 """

@@ -102,7 +102,7 @@ def test_another_method_is_named_as_such(tmp_path: Path) -> None:
     assert "4096 -> 8192; not by plain yarn\n" in text
     assert "--method length" in commands[0]
     refused = run("extend", source, "--method", "yarn", "--target-length", "8192", "--dry-run")
-    assert "no rope keys can say it of a table of rope type proportional" in refused.err
+    assert "no combination of RoPE keys produces this table from a table of rope type proportional" in refused.err
 
 
 def test_a_single_layer_is_no_range_and_a_class_without_head_dim_no_empty_name(tmp_path: Path) -> None:

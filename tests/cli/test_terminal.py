@@ -83,7 +83,7 @@ def test_what_writes_counts_bytes(extended: Path, tmp_path: Path, arguments: lis
     shown = on_terminal(*arguments, "-o", tmp_path / "output", cwd=extended, columns=columns)
     well(shown)
     assert any(line.startswith("model.safetensors ") and " MB" in line for line in shown.drawn)
-    assert any(line.startswith("flushing to the disk") for line in shown.drawn)
+    assert any(line.startswith("flushing to disk") for line in shown.drawn)
 
 
 @pytest.mark.parametrize("columns", [60, 120])

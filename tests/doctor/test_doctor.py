@@ -386,7 +386,7 @@ def test_a_gguf_file_is_mended_where_it_lies_and_a_directory_is_not(tmp_path: Pa
     before = snapshot(model)
     done = run("doctor", model, "--fix", "--in-place")
     assert done.code == 3
-    assert "only GGUF files are edited in place" in done.out
+    assert "only GGUF files can be edited in place" in done.out
     assert snapshot(model) == before
     assert run("doctor", path, "--in-place").code == 2
     assert run("doctor", path, "--fix", "--in-place", "-o", tmp_path / "x.gguf").code == 2

@@ -42,7 +42,7 @@ def refusal(name: str, cell: str) -> str:
     if cell in ("linear", "yarn", "llama3") and family.rope_types == ("default",):
         return "takes only default"
     if cell in ("yarn", "llama3") and full.get("rope_type") == "proportional":
-        return "no rope keys can say it"
+        return "no combination of RoPE keys produces this table"
     return "attention factor 1 instead" if cell == "yarn" and family.norm_after else ""
 
 

@@ -44,7 +44,7 @@ def test_what_a_dry_run_prints(tmp_path: Path) -> None:
         f"vllm: vllm serve {source} --max-model-len 2048 --hf-overrides {values}",
         f"sglang: python -m sglang.launch_server --model-path {source} --context-length 2048 --json-model-override-args {values}",
         "llama.cpp: llama-server -m EXPORTED.gguf -c 2048 --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 512",
-        "KoboldCpp, LM Studio: no flag reaches it: they take a base and a scale, and no more",
+        "KoboldCpp, LM Studio: not possible with flags: they accept only a base and a scale",
     ]
 
 
@@ -98,7 +98,9 @@ def test_what_is_printed_decodes_to_the_target(case: str, tmp_path: Path) -> Non
 def test_releases_that_drop_a_key_are_told_apart(tmp_path: Path) -> None:
     plan, source = planned(tmp_path, peers.config("llama", "v4", None), "ntk-by-parts")
     found = by_program(flags.flag_lines(plan, source))
-    refusal = "no flag reaches it: attention factor 1.13863 instead of 1: scores of the rotated channels times 1.29648"
+    refusal = (
+        "not possible with flags: attention factor 1.13863 instead of 1: scores of the rotated channels times 1.29648"
+    )
     assert (found["vllm 0.25 to 0.29"], found["sglang"]) == (refusal, refusal)
     assert found["vllm 0.30 to 0.33"].startswith(f"vllm serve {source} ")
     assert found["llama.cpp"].endswith("--override-kv llama.rope.scaling.attn_factor=float:0.8782489")
@@ -109,7 +111,7 @@ def test_a_key_of_the_source_that_would_stay_behind_is_seen(tmp_path: Path) -> N
     data = peers.config("llama", "v4", peers.CELLS["yarn-attn"])
     plan, source = planned(tmp_path, data, "yarn", reading="original", factor=8)
     found = by_program(flags.flag_lines(plan, source))
-    assert found["sglang"].startswith("no flag reaches it: attention factor 0.966355 instead of 1.20794")
+    assert found["sglang"].startswith("not possible with flags: attention factor 0.966355 instead of 1.20794")
     assert found["vllm"].startswith("vllm serve")
 
 
@@ -117,7 +119,7 @@ def test_model_files_that_lose_the_scaling_are_refused(tmp_path: Path) -> None:
     plan, source = planned(tmp_path, peers.config("mixtral", "v4", None), "yarn")
     found = by_program(flags.flag_lines(plan, source))
     assert found["sglang"].startswith(
-        "no flag reaches it: table: 14 of 16 pairs differ: distances look up to 4x longer"
+        "not possible with flags: table: 14 of 16 pairs differ: distances look up to 4x longer"
     )
     assert found["vllm"].startswith("vllm serve")
 
@@ -128,7 +130,7 @@ def test_a_text_config_is_replaced_by_some_releases(tmp_path: Path) -> None:
     plan, source = planned(tmp_path, data, "yarn")
     found = by_program(flags.flag_lines(plan, source))
     assert found["sglang"] == (
-        "no flag reaches it: --json-model-override-args replaces all of text_config in some releases"
+        "not possible with flags: --json-model-override-args replaces all of text_config in some releases"
     )
     assert set(json.loads(shlex.split(found["vllm"])[-1])) == {"text_config"}
 
@@ -138,20 +140,20 @@ def test_a_vector_of_the_source_stays_in_force(tmp_path: Path) -> None:
     data = peers.config("llama", "v4", peers.CELLS["llama3"])
     plan, source = planned(tmp_path, data, "yarn", reading="original", factor=8)
     found = by_program(flags.flag_lines(plan, source))
-    assert found["llama.cpp"] == "no flag reaches it: it needs its own rope_freqs.weight in the file"
+    assert found["llama.cpp"] == "not possible with flags: the file itself must contain rope_freqs.weight"
 
 
 def test_a_program_that_stops_is_said_so(tmp_path: Path) -> None:
     plan, source = planned(tmp_path, peers.config("olmo3", "v4", None), "yarn")
     found = by_program(flags.flag_lines(plan, source))
-    assert found["vllm 0.25"].startswith("no flag reaches it: it stops with KeyError: 'rope_theta'")
+    assert found["vllm 0.25"].startswith("not possible with flags: it stops with KeyError: 'rope_theta'")
 
 
 def test_what_goes_into_the_weights_no_flag_reaches(tmp_path: Path) -> None:
     plan, source = planned(tmp_path, peers.config("llama", "v4", None), "ntk-by-parts", "transformers", "vllm")
     assert plan.bakes
     assert flags.flag_lines(plan, source) == [
-        "vllm, sglang, llama.cpp: no flag reaches it: a part of it goes into the weights"
+        "vllm, sglang, llama.cpp: not possible with flags: the plan also changes the weights"
     ]
 
 
@@ -165,7 +167,7 @@ def server(folder: Path, arch: str, keys: dict[str, Any], method: str, **options
     source = Tiny(arch, {"context_length": TRAINED, **BASE, **keys}).write(folder / "source.gguf")
     options = options if "target_length" in options else {"factor": 4, **options}
     line = flags.flag_lines(ropetool.plan(source, method, **options), source)[0]
-    assert line.startswith(("llama.cpp: llama-server -m ", "llama.cpp: no flag reaches it: "))
+    assert line.startswith(("llama.cpp: llama-server -m ", "llama.cpp: not possible with flags: "))
     return line.removeprefix(f"llama.cpp: llama-server -m {source} ").removeprefix("llama.cpp: ")
 
 
@@ -201,7 +203,7 @@ def test_what_takes_a_base_and_a_scale(tmp_path: Path) -> None:
 
 
 def test_what_a_base_and_a_scale_cannot_say(tmp_path: Path) -> None:
-    no_more = ["KoboldCpp, LM Studio: no flag reaches it: they take a base and a scale, and no more"]
+    no_more = ["KoboldCpp, LM Studio: not possible with flags: they accept only a base and a scale"]
     assert embedded(tmp_path, "llama", {}, "yarn") == no_more
     assert embedded(tmp_path, "llama", {}, "yarn", params={"beta_fast": 8}) == no_more
     assert embedded(tmp_path, "llama", SCALED, "ntk", reading="original") == no_more  # the file's yarn would stay
@@ -209,7 +211,7 @@ def test_what_a_base_and_a_scale_cannot_say(tmp_path: Path) -> None:
 
 
 def test_what_only_a_file_holds(tmp_path: Path) -> None:
-    refusal = "no flag reaches it: it needs its own rope_freqs.weight in the file"
+    refusal = "not possible with flags: the file itself must contain rope_freqs.weight"
     assert server(tmp_path, "llama", {}, "mixed-ntk") == refusal
     assert server(tmp_path, "llama", {}, "yarn", params={"truncate": False}) == refusal
 
@@ -244,7 +246,7 @@ def test_a_forgotten_share_of_channels_is_seen(tmp_path: Path, monkeypatch: pyte
     assert '"partial_rotary_factor": 0.25' in by_program(flags.flag_lines(plan, source))["vllm"]
     monkeypatch.setattr(flags, "_share", lambda view: {})
     assert by_program(flags.flag_lines(plan, source))["vllm"].startswith(
-        "no flag reaches it: 8 rotary pairs instead of 4"
+        "not possible with flags: 8 rotary pairs instead of 4"
     )
 
 
@@ -260,9 +262,9 @@ def test_a_forgotten_base_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
     found = {name: line for name, line in by_program(flags.flag_lines(plan, source)).items() if "llama" not in name}
     assert found
-    assert all(line.startswith("no flag reaches it: ") for line in found.values())
+    assert all(line.startswith("not possible with flags: ") for line in found.values())
 
 
 def test_a_wrong_option_of_llama_server_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_flags, "NEUTRAL", {})
-    assert server(tmp_path, "llama", SCALED, "ntk", reading="original").startswith("no flag reaches it: ")
+    assert server(tmp_path, "llama", SCALED, "ntk", reading="original").startswith("not possible with flags: ")

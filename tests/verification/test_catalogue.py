@@ -90,14 +90,14 @@ def test_result_certificate_and_card_name_the_catalogue(tmp_path: Path, monkeypa
     held = certificate.read(target)
     assert held is not None
     assert (held.texts, held.text_fingerprint) == (stated, found.text_fingerprint)
-    assert f"Measured on ropetool's catalogue of texts `{HASH[:16]}`." in (target / "README.md").read_text()
+    assert f"Measured on ropetool's text catalogue `{HASH[:16]}`." in (target / "README.md").read_text()
 
 
 def test_the_card_says_which_part_was_read_and_whether_others_were() -> None:
     card = f"{model_card.START}\n\n{model_card.VERIFICATION}\n\n{model_card.SERVING}\n\n{model_card.END}\n"
     held = {"verdict": "pass", "suite": "quick", "longest": 8, "made": "2026-01-01", "checks": [], "command": ""}
     texts = {"origin": "mixed", "documents": 9, "manifest": HASH, "names": ["a", "b"]}
-    sentence = f"(2026-01-01). Measured on 2 documents of ropetool's catalogue of texts `{HASH[:16]}` and others.\n"
+    sentence = f"(2026-01-01). Measured on 2 documents of ropetool's text catalogue `{HASH[:16]}` and others.\n"
     assert sentence in model_card.with_verification(card, {**held, "texts": texts})
     for silent in (held, {**held, "texts": {**texts, "manifest": None}}):
         made = model_card.with_verification(card, silent)

@@ -202,7 +202,8 @@ def _unusable(model: Numbers, changed: Collection[str] | None) -> Iterator[tuple
 def _counts(model: Numbers) -> Iterator[tuple[str, str]]:
     """Yield counts at which the loader aborts, or that differ from the tensors."""
     view = model.view
-    if view.values.get(model.key(archs.CONTEXT_LENGTH)) is not None and model.get(archs.CONTEXT_LENGTH) == 0:
+    context = model.value(archs.CONTEXT_LENGTH)
+    if context is not None and context.type not in (ValueType.STR, *_FLOATS) and model.get(archs.CONTEXT_LENGTH) == 0:
         yield "context", f"{model.key(archs.CONTEXT_LENGTH)} is 0: llama.cpp makes no context of 0 tokens"
     yield from _experts(model)
     yield from _layers(model)
