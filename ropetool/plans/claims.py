@@ -108,7 +108,7 @@ def _unchanged(ours: RopeSet, theirs: RopeSet, source: Checkpoint) -> Claim | No
         return Claim("no extension", source, (), None, (theirs.max_position_embeddings,))
     plan = _planned(source, Alternative(Request(LENGTH, None, context, None, None), {}))
     return Claim(
-        f"only a context length of {context} tokens",
+        f"a changed context length of {context} tokens",
         source.edited(plan.edits),
         plan.edits,
         plan,

@@ -26,10 +26,7 @@ def of_kept_tables(decoded: RopeSet, target: RopeSet) -> tuple[str, ...]:
     elif full.table is None:
         means = "its full-attention layers do not rotate: check the longer context with `ropetool verify`"
     else:
-        means = (
-            f"the RoPE tables do not change, so texts beyond {before} tokens work only if the model was trained on them: check "
-            "with `ropetool verify`"
-        )
+        means = f"the RoPE tables do not change: check with `ropetool verify` whether the model works beyond {before} tokens"
     return (means,) if means else ()
 
 

@@ -183,7 +183,7 @@ class _Search:
         return lossy(form, asked, outset, self.entry.rope_type, tried, conflict, rest, self.would_serve)
 
     def _ignored(self, candidates: Sequence[Candidate]) -> str:
-        """Return which key of the first encoding a runtime ignores: it computes the table of the source."""
+        """Return why the first encoding has no effect in a runtime, which computes the table of the source; empty if it has one."""
         first: list[FileEdit] = next((list(candidate.edits) for candidate in candidates if candidate.edits), [])
         for runtime in self.wanted if first else ():
             before, after = (_full_table(self.form.read(runtime, edits).rope) for edits in ([], first))

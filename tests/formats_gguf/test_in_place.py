@@ -352,7 +352,7 @@ def refusal(path: Path, patch: Patch | None = None) -> RopetoolError:
 def test_other_hard_links_are_refused(tmp_path: Path) -> None:
     path = model(tmp_path / "m.gguf")
     os.link(path, tmp_path / "other.gguf")
-    assert "has a second name (a hard link), so an edit would change that file too" in refusal(path).message
+    assert "has a second name (a hard link): an edit would change it there too" in refusal(path).message
     os.link(path, tmp_path / "third.gguf")
     assert "has 2 other names (hard links)" in refusal(path).message
 

@@ -71,7 +71,7 @@ def _check_kind(status: os.stat_result, path: Path) -> None:
     if others > 0:
         names = "a second name (a hard link)" if others == 1 else f"{others} other names (hard links)"
         raise OutputError(
-            f"has {names}, so an edit would change that file too", where=str(path),
+            f"has {names}: an edit would change it there too", where=str(path),
             try_=COPY_INSTEAD,
         )  # fmt: skip
     if not status.st_mode & 0o222:
