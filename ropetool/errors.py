@@ -24,8 +24,11 @@ RopetoolError                 anything a user can mend; carries `where` and `try
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 
+_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*[a-z])(?: (original|current|[0-9]+[kKmM]?)(?![\w.]))?")
+_ARGUMENTS = {"from": "reading", "for": "for_runtimes", "as": "as_type"}  # the others replace - by _
 MAX_QUOTED = 1900  # characters of a sentence, which may quote a name or a value of a file in full
 _COMPARED = 60  # characters of a name; to compare is quadratic in them
 
@@ -38,7 +41,8 @@ class RopetoolError(Exception):
     notes: notes on other actions or findings before the error.
     brief: a shorter sentence for a terminal; may be empty.
 
-    Long quotes from a file are cut in `message` and `where`.
+    Long quotes from a file are cut in `message` and `where`. As text it is the sentence and the step, with the names of
+    Python arguments. The command line prints `sentence` and `try_`, with the names of options.
     """
 
     exit_code = 1
@@ -52,15 +56,37 @@ class RopetoolError(Exception):
         self.brief = ""
 
     def __str__(self) -> str:
+        step = [self.try_ if "ropetool " in self.try_ else _as_arguments(self.try_)] if self.try_ else []
+        return "\nTry: ".join([_as_arguments(self.sentence), *step])
+
+    @property
+    def sentence(self) -> str:
+        """The place and the message."""
         return f"{self.where}: {self.message}" if self.where else self.message
 
     def in_brief(self) -> str:
         """Return the error with its shorter sentence, if it has one."""
-        return str(self) if not self.brief else f"{self.where}: {self.brief}" if self.where else self.brief
+        return self.sentence if not self.brief else f"{self.where}: {self.brief}" if self.where else self.brief
 
     def without_folders(self) -> str:
         """Return the error with only the file name of its place, for texts that leave this machine."""
         return f"{os.path.basename(self.where)}: {self.message}" if self.where else self.message
+
+
+def sentence_of(error: Exception) -> str:
+    """Return an error as a part of another sentence: without the next step of one of ours."""
+    return error.sentence if isinstance(error, RopetoolError) else str(error)
+
+
+def _as_arguments(text: str) -> str:
+    """Return a text with options as Python arguments: `--from current` becomes `reading="current"`."""
+
+    def argument(match: re.Match[str]) -> str:
+        name = _ARGUMENTS.get(match[1], match[1].replace("-", "_"))
+        value = match[2]
+        return name if value is None else f"{name}={value}" if value.isdigit() else f'{name}="{value}"'
+
+    return _OPTION.sub(argument, text)
 
 
 def _cut(text: str) -> str:

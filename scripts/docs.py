@@ -67,7 +67,9 @@ def generated() -> Iterator[tuple[Path, str]]:
     plain = (ROOT / f"ropetool/families/{PLAIN}.json").read_text(encoding="utf-8")
     blocks = {
         "README.md": {"reach": reach()},
-        "docs/families.md": {"family": f"```json\n{plain}```", "refused": _reach(), "families": _table(family_page.HEAD, family_page.rows())},
+        "docs/families.md": {
+            "family": f"```json\n{plain}```", "refused": _reach(), "families": _table(family_page.HEAD, family_page.rows()),
+        },
         "docs/choosing.md": {
             "methods": method_table(), "parameters": parameter_table(), "noise": noise_table(),
             "example": tune_demo_page.example(), "demo": _table(tune_demo_page.HEAD, tune_demo_page.table()),

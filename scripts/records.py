@@ -201,7 +201,8 @@ RECORDS = (
         "choosing.md",
     ),
     Record(
-        "tune-demo", (DEMO, "ropetool/lab/tuning/*.py", *TORCH), ("tune/tune_demo.py",), 30, ("tests/choosing/tune_demo.json",), "choosing.md"
+        "tune-demo", (DEMO, "ropetool/lab/tuning/*.py", *TORCH), ("tune/tune_demo.py",), 30, ("tests/choosing/tune_demo.json",),
+        "choosing.md",
     ),
     Record(
         "yardsticks-demo", (DEMO, "ropetool/lab/yardsticks/*.py", *TORCH), ("yardsticks/yardsticks_demo.py",), 6,

@@ -395,7 +395,7 @@ def test_a_folder_with_a_ropetool_json_of_others_is_never_replaced(text: str, so
     (tmp_path / "theirs" / "config.json").write_text("years of work")
     before = snapshot(tmp_path)
     with pytest.raises(
-        OutputError, match=r"did not write \(a different program wrote its ropetool.json\); --force does not"
+        OutputError, match=r"did not write \(a different program wrote its ropetool.json\); force does not"
     ):
         extended(source, tmp_path / "theirs", force=True)
     assert snapshot(tmp_path) == before

@@ -49,7 +49,7 @@ def test_two_readings_are_spelled_out(tmp_path: Path) -> None:
     source = scaled(tmp_path, LLAMA3)
     with pytest.raises(AmbiguousRope) as refusal:
         ropetool.plan(source, "yarn", factor=4)
-    assert str(refusal.value) == (
+    assert refusal.value.sentence == (
         f"{source}/config.json: already scaled (llama3, factor 8, original 512, context 4096); "
         "factor 4 could mean 512 -> 2048 (--from original: in place of the present scaling) or 4096 -> 16384 "
         "(--from current: on top of it)"
@@ -61,12 +61,12 @@ def test_an_original_length_that_is_not_stored_is_asked_for(tmp_path: Path) -> N
     """gemma-3's linear scaling stores none; inside the context only the original table leads anywhere."""
     source = scaled(tmp_path, {"rope_type": "linear", "factor": 8.0})
     with pytest.raises(
-        AmbiguousRope, match=r"2 times its original length \(--from original --original-length N: "
+        AmbiguousRope, match=r"2 times its original length \(reading=\"original\" original_length N: "
     ) as any_:
         ropetool.plan(source, "yarn", factor=2)
     assert any_.value.try_.endswith("--factor 2 --from current")
     with pytest.raises(
-        AmbiguousRope, match=r"its original length -> 2048 \(.*\) or no extension \(--from current starts"
+        AmbiguousRope, match=r"its original length -> 2048 \(.*\) or no extension \(reading=\"current\" starts"
     ) as inside:
         ropetool.plan(source, "yarn", target_length=2048)
     assert inside.value.try_.endswith("--target-length 2048 --from original --original-length 512")
@@ -75,10 +75,10 @@ def test_an_original_length_that_is_not_stored_is_asked_for(tmp_path: Path) -> N
 
 def test_two_readings_of_a_target_length(tmp_path: Path) -> None:
     source = scaled(tmp_path, LLAMA3)
-    with pytest.raises(AmbiguousRope, match=r"512 -> 8192 \(--from original: .*\) or 4096 -> 8192 \(") as beyond:
+    with pytest.raises(AmbiguousRope, match=r"512 -> 8192 \(reading=\"original\": .*\) or 4096 -> 8192 \(") as beyond:
         ropetool.plan(source, "yarn", target_length=8192)
     assert beyond.value.try_.endswith("--target-length 8192 --from original")
-    with pytest.raises(AmbiguousRope, match=r"no extension \(--from current starts at 4096\)") as inside:
+    with pytest.raises(AmbiguousRope, match=r"no extension \(reading=\"current\" starts at 4096\)") as inside:
         ropetool.plan(source, "yarn", target_length=2048)
     assert inside.value.try_.endswith("--target-length 2048 --from original")
 
@@ -201,14 +201,14 @@ def test_qwen3_ships_another_length_than_it_was_trained_on(tmp_path: Path) -> No
     plan = ropetool.plan(source, "yarn", factor=4)
     assert (plan.trained_length, plan.max_position_embeddings) == (32768, 131072)
     (note,) = [note for note in plan.notes if "40960" in note]
-    assert "lengths count from 32768: factor 4 gives 131072, not 163840." in note
+    assert "lengths count from 32768 tokens: factor 4 gives 131072, not 163840." in note
     assert edits(plan)["rope_scaling"]["original_max_position_embeddings"] == 32768
     shipped = ropetool.plan(source, "yarn", factor=4, original_length=40960)
     assert (shipped.trained_length, shipped.max_position_embeddings) == (40960, 163840)
     assert not [note for note in shipped.notes if "lengths count from" in note]
     by_target = ropetool.plan(source, "yarn", target_length=65536)
     assert by_target.factor == 2.0
-    assert [note for note in by_target.notes if "lengths count from 32768. --original" in note]
+    assert [note for note in by_target.notes if "lengths count from 32768 tokens. --original" in note]
 
 
 def test_a_stated_original_length_counts_for_an_unscaled_source(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_an_output_of_ours_knows_its_trained_length(method: str) -> None:
     assert inspection.inspect(output).trained_length == 512
     with pytest.raises(
         AmbiguousRope,
-        match=rf"{method} by ropetool.*512 -> 1024 \(--from original: .*\) or 2048 -> 4096 \(--from current",
+        match=rf"{method} by ropetool.*512 -> 1024 \(reading=\"original\": .*\) or 2048 -> 4096 \(reading=\"current\"",
     ):
         ropetool.plan(output, "yarn", factor=2)
     Path("out.gguf.ropetool.json").unlink()
@@ -219,7 +219,7 @@ def test_what_an_architecture_cannot_hold_names_what_would_work(case: str, arch:
     source = model(Path("m.gguf"), arch)
     with pytest.raises(LossyExport) as refused:
         ropetool.plan(source, method, factor=4, **options)
-    assert str(refused.value) == f"m.gguf: {arch} files cannot store {reason}"
+    assert refused.value.sentence == f"m.gguf: {arch} files cannot store {reason}"
     assert refused.value.try_ == f"ropetool extend m.gguf {command}"
     assert run_try(refused.value) == 0
 

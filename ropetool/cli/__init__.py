@@ -195,7 +195,7 @@ def _accept_any_name() -> None:
 def _refuse(error: RopetoolError, arguments: list[str]) -> int:
     if "--json" in arguments:
         _say_json(type(error).__name__, error.where, error.message, error.try_)
-    _say(f"Error: {error if '--explain' in arguments else error.in_brief()}")
+    _say(f"Error: {error.sentence if '--explain' in arguments else error.in_brief()}")
     if error.try_:
         _say(f"Try: {error.try_}")
     for note in error.notes:

@@ -57,7 +57,7 @@ def cost_of(found: Inspection, checkpoint: Checkpoint, length: int | None = None
     try:
         held = weights.of(checkpoint, found.rope)
     except RopetoolError as error:
-        held = Weights("", 0, None, None, {}, None, str(error))
+        held = Weights("", 0, None, None, {}, None, error.sentence)
     kinds = found.kv_bytes
     return Cost(
         length,
@@ -204,7 +204,7 @@ def _verify_lines(checkpoint: Checkpoint, found: Inspection, held: Weights, leng
             [suites.named(name) for name in SUITES], Limits(),
         )  # fmt: skip
     except RopetoolError as error:
-        yield from (CostLine(label, None, TOKENS, str(error)) for label in labels.values())
+        yield from (CostLine(label, None, TOKENS, error.sentence) for label in labels.values())
         return
     for label, rows in zip(labels.values(), planned, strict=True):
         tokens = sum(size * count for size, count in rows.items())

@@ -22,7 +22,7 @@ from ropetool.doctor.gguf_loading import completing
 from ropetool.doctor.gguf_types import retyping
 from ropetool.doctor.opening import Place, opened
 from ropetool.doctor.remedies import ON_HUB
-from ropetool.errors import LossyExport, RopetoolError
+from ropetool.errors import LossyExport, RopetoolError, sentence_of
 from ropetool.escaping import command
 from ropetool.plans.applying import Applied, apply
 from ropetool.plans.basis import CURRENT, UNSCALED
@@ -95,7 +95,7 @@ def repair(examined: Examined, among: Diagnosis, place: Destination) -> Repair |
             return None
         written = _written(plan, path, place)
     except (RopetoolError, OSError) as error:
-        return Repair(examined.name, rule, None, (), str(error))
+        return Repair(examined.name, rule, None, (), sentence_of(error))
     again = examine(
         [str(written.output)], source=examined.source or None, only=[rule.name for rule in among.rules],
         for_runtimes=among.for_runtimes,

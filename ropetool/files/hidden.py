@@ -71,7 +71,7 @@ def why_kept(hidden: Path, error: OSError | CheckpointError) -> str:
     """Return why `clear` has left a hidden folder, and whether earlier files are in it, as the end of a sentence."""
     if isinstance(error, FileExistsError):
         return f"was not removed: {hidden / OLD} contains the earlier files, and new files have their names"
-    reason = error.strerror if isinstance(error, OSError) else str(error)
+    reason = error.strerror if isinstance(error, OSError) else error.sentence
     earlier = "; it contains the earlier files, which the next run puts back" if _may_hold_earlier(hidden) else ""
     return f"could not be removed ({reason}){earlier}"
 

@@ -18,7 +18,7 @@ from ropetool.checkpoint.edits import config_file_edits
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.style import RopeKeys
-from ropetool.errors import CorruptFile, LossyExport, RopetoolError
+from ropetool.errors import CorruptFile, LossyExport, RopetoolError, sentence_of
 from ropetool.escaping import command
 from ropetool.families.family import Family
 from ropetool.families.tensors import DRAFTS, Count, Export, Row
@@ -427,5 +427,5 @@ def _objection(view: HfCheckpoint, rope: RopeSet) -> str:
         computed = runtimes.get(view.runtime).decode(view)
         reading = rotation(computed, view, allow_full_attention=True).target
     except (Refuses, NotHeld, RopetoolError) as error:
-        return str(error)
+        return sentence_of(error)
     return in_words(reading.named_as(rope).differences(rope))

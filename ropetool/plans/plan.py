@@ -12,7 +12,7 @@ from ropetool.checkpoint import provenance
 from ropetool.checkpoint.edits import FileEdit
 from ropetool.checkpoint.identity import Identity
 from ropetool.checkpoint.opening import first_file
-from ropetool.errors import ConfigError, CorruptFile
+from ropetool.errors import ConfigError, CorruptFile, sentence_of
 from ropetool.escaping import Shown
 from ropetool.files import hub
 from ropetool.files.gguf import model_name
@@ -139,7 +139,7 @@ class Plan(Shown):
             if Path(plan.suffix).name != plan.suffix:
                 raise ValueError(f"suffix {shown(plan.suffix)} is not part of a file name")
         except (KeyError, TypeError, ValueError, OverflowError, ConfigError, CorruptFile) as error:
-            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            reason = f"{error} is missing" if isinstance(error, KeyError) else sentence_of(error)
             raise ConfigError(
                 f"not a valid ropetool plan ({reason if len(reason) <= MAX_REASON else f'{reason[:MAX_REASON]}...'})",
                 where=where, try_="make one with ropetool extend ... --dry-run --plan-out FILE",

@@ -14,7 +14,7 @@ import numpy as np
 from ropetool import names
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.gguf_edits import patch_of
-from ropetool.errors import InvalidRope
+from ropetool.errors import InvalidRope, sentence_of
 from ropetool.files.gguf import Patch, Value, ValueType
 from ropetool.plans.plan import Plan
 from ropetool.rope.arithmetic import base_inv_freq
@@ -65,7 +65,7 @@ def of_patch(view: GgufCheckpoint, patch: Patch, target: RopeSet, plan: Plan) ->
         try:
             options, reached = way(view, arch, values)
         except (Refuses, InvalidRope) as refusal:
-            reason = str(refusal)
+            reason = sentence_of(refusal)
             continue
         reason = in_words(target.differences(reached))
         if not reason:

@@ -58,7 +58,7 @@ def main() -> int:
     try:
         family = families.get(options.name)
     except RopetoolError as error:
-        parser.error(f"{error}\nTry: {error.try_}")
+        parser.error(f"{error.sentence}\nTry: {error.try_}")
     if options.name not in family_models.CONFIGS:
         parser.error(
             f"no tiny model of {options.name} can be made: its file has no export, or more than a plain family has"

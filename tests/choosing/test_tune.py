@@ -248,7 +248,7 @@ def test_what_cannot_be_tuned_is_refused_in_a_sentence(options: dict[str, Any], 
     length = given.pop("target_length", 128)
     with pytest.raises(RopetoolError, match=words) as found:
         tuning.tune(source, length, **given)
-    assert "\n" not in str(found.value)
+    assert "\n" not in found.value.sentence
 
 
 class Reached(Exception):

@@ -110,8 +110,8 @@ def refused(source: Path, converter: Path, output: Path, kind: type[RopetoolErro
     before = sorted(output.parent.iterdir())
     with pytest.raises(kind, match=words) as caught:
         exported(source, converter, output)
-    assert "\n" not in str(caught.value)
-    assert str(output.parent) + "/." not in str(caught.value)
+    assert "\n" not in caught.value.sentence
+    assert str(output.parent) + "/." not in caught.value.sentence
     assert sorted(output.parent.iterdir()) == before
     return caught.value
 

@@ -248,7 +248,7 @@ def test_an_existing_output_is_kept_without_force(tmp_path: Path) -> None:
     output.write_bytes(b"precious")
     with pytest.raises(OutputError, match="exists already"):
         maker.export(source, output)
-    with pytest.raises(OutputError, match="is not listed in a ropetool record; --force does not replace it"):
+    with pytest.raises(OutputError, match="is not listed in a ropetool record; force does not replace it"):
         maker.export(source, output, force=True)
     assert output.read_bytes() == b"precious"
 

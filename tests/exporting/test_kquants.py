@@ -410,7 +410,7 @@ def test_parts_of_others_are_found_before_the_work_with_force_too(
     for name in (taken, "x-00001-of-00003.gguf"):
         (tmp_path / name).write_bytes(b"precious")
     monkeypatch.delattr(kquants, "quantise")
-    with pytest.raises(OutputError, match="--force does not replace it") as refused:
+    with pytest.raises(OutputError, match="force does not replace it") as refused:
         maker.export(source, tmp_path / "x.gguf", outtype="q4_k_m", split_max_tensors=8, force=True)
     assert refused.value.where == str(tmp_path / "x-00001-of-00003.gguf")
     assert (tmp_path / taken).read_bytes() == b"precious"

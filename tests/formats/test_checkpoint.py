@@ -213,7 +213,7 @@ def test_what_the_system_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("ropetool.files.regular.os.open", denied)
     with pytest.raises(CheckpointError) as found:
         read_object(path / "config.json")
-    assert str(found.value) == f"{path / 'config.json'}: cannot be read: Permission denied"
+    assert found.value.sentence == f"{path / 'config.json'}: cannot be read: Permission denied"
 
 
 # --- the shard index

@@ -170,7 +170,7 @@ def test_an_existing_file_is_not_touched(source: Path, destination: Path) -> Non
     for copy in (False, True):
         with pytest.raises(OutputError) as refused:
             place(source, destination, copy=copy)
-        assert str(refused.value) == f"{destination}: exists already"
+        assert refused.value.sentence == f"{destination}: exists already"
         assert destination.read_bytes() == b"mine"
 
 

@@ -280,7 +280,7 @@ def test_keys_that_are_refused(values: dict[str, Value], error: type[RopetoolErr
     with pytest.raises(error, match=text) as caught:
         tokenizer_files(values, "llama", "x.gguf")
     assert caught.value.where == "x.gguf"
-    assert "\n" not in str(caught.value)
+    assert "\n" not in caught.value.sentence
 
 
 def test_hostile_sizes_are_refused_soon() -> None:

@@ -68,7 +68,7 @@ def complaint(reader: Reader, data: bytes, rng: random.Random) -> tuple[str, str
 
 def unclear(error: Exception) -> str:
     """Say what is wrong with a refusal: it has to be a sentence of some length that can be written."""
-    text = str(error)
+    text = error.sentence
     if len(text) > 4000:
         return f"a refusal of {len(text):,} characters"
     return "" if text.strip() else "a refusal without a word"

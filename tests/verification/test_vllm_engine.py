@@ -185,7 +185,7 @@ def test_an_answer_of_another_shape_is_a_sentence(
     model = VllmModel(sys.modules["vllm"], stand_in(str(tiny), 30, {}), "vLLM", "tiny", 30)
     with pytest.raises(ServerError) as refused:
         model.scores([3, 4, 5], 2) if scores else model.next([3, 4, 5])
-    assert str(refused.value) == f"--runner vllm: {sentence}"
+    assert refused.value.sentence == f"--runner vllm: {sentence}"
     stand_in.loaded[0].free()
 
 

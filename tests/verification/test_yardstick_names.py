@@ -63,7 +63,7 @@ def test_defaults_of_every_yardstick_are_its_own_parameters() -> None:
     ],
 )
 def test_what_is_no_yardstick_is_said_in_a_sentence(spec: str, words: str) -> None:
-    with pytest.raises(ConfigError, match="--compare-with") as caught:
+    with pytest.raises(ConfigError, match="compare_with") as caught:
         parse(spec, 256, 4096)
     assert words in str(caught.value)
 

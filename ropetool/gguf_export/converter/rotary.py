@@ -11,7 +11,7 @@ from typing import Any
 from ropetool import names
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.gguf_edits import patch_of
-from ropetool.errors import LossyExport, RopetoolError
+from ropetool.errors import LossyExport, RopetoolError, sentence_of
 from ropetool.files.gguf import Patch, Value, ValueType
 from ropetool.rope.tables import RopeSet, in_words
 from ropetool.runtimes import Refuses
@@ -78,7 +78,7 @@ def _decoded(file: GgufCheckpoint, where: str) -> RopeSet:
     try:
         return decode(file)
     except (Refuses, RopetoolError) as error:
-        raise LossyExport(f"llama.cpp does not take the converter's file: {error}", where=where) from None
+        raise LossyExport(f"llama.cpp does not take the converter's file: {sentence_of(error)}", where=where) from None
 
 
 def _mended(source: RopeSet, file: GgufCheckpoint, where: str) -> tuple[Patch, tuple[str, ...]]:

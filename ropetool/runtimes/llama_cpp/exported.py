@@ -13,7 +13,7 @@ from typing import NoReturn
 from ropetool import names, runtimes
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.errors import ConfigError, LossyExport, RopetoolError
+from ropetool.errors import ConfigError, LossyExport, RopetoolError, sentence_of
 from ropetool.escaping import command, number
 from ropetool.files.gguf import Patch, TensorInfo, Value, ValueType
 from ropetool.rope.deviation import Deviation, deviation
@@ -233,7 +233,7 @@ def objection_to(target: RopeSet, model: GgufCheckpoint) -> str:
     try:
         found = decode(model)
     except (Refuses, RopetoolError) as refusal:
-        return f"llama.cpp refuses with {refusal}"
+        return f"llama.cpp refuses with {sentence_of(refusal)}"
     return in_words(target.differences(found))
 
 
