@@ -42,6 +42,34 @@ def tried(plan: Plan) -> list[tuple[str, str]]:
     return [(c.name, c.rejected) for c in plan.candidates]
 
 
+# --- what changes nothing
+
+
+@pytest.mark.parametrize("method", ["yarn", "linear", "ntk", "ntk-by-parts", "llama3", "length"])
+@pytest.mark.parametrize(
+    ("goal", "step"), [({"factor": 1}, "--factor 2"), ({"target_length": 4096}, "--target-length 8192")]
+)
+def test_an_extension_that_changes_nothing_is_refused(
+    method: str, goal: dict[str, int], step: str, tmp_path: Path
+) -> None:
+    if method == "length" and "factor" in goal:
+        pytest.skip("length takes a target length")
+    source = write_config(tmp_path / "m", {**configs.config("llama", "v4", 5e5), "max_position_embeddings": 4096})
+    with pytest.raises(
+        InvalidRope, match="changes nothing: the source has this table and a context of 4096"
+    ) as refusal:
+        ropetool.plan(source, method, **goal)
+    assert refusal.value.try_ == step
+
+
+def test_another_table_at_the_same_length_is_a_change(tmp_path: Path) -> None:
+    source = write_config(tmp_path / "m", {**configs.config("llama", "v4", 1e4), "max_position_embeddings": 4096})
+    plan = ropetool.plan(source, "abf", factor=1, params={"rope_theta": 1e6})
+    assert edits(plan) == {"rope_theta": 1e6}
+    unscaled = ropetool.plan(scaled(tmp_path, LLAMA3), "yarn", factor=1, reading="original")
+    assert unscaled.max_position_embeddings == 512
+
+
 # --- readings
 
 

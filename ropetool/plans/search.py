@@ -77,7 +77,7 @@ def make_plan(
         form, decoded, wanted, request, dict(params or {}), attention_factor, temperature_scope
     )
     goal, target = search.goal, search.target
-    search.extent.check(force_factor)
+    _check_change(search, decoded, force_factor)
     candidates = search.candidates()
     kept, attempts = first_that_serves(candidates, lambda candidate: _attempt(form, candidate, target, wanted))
     tried = [Tried(candidate.name, objection) for candidate, objection in attempts]
@@ -101,6 +101,21 @@ def make_plan(
         said, _suffix(chosen, goal, target_length, search.typed),
         kept.baking.words, kept.baking.tensors, kept.baking.weight_files, target=kept.read, identity=form.checkpoint.identity,
     )  # fmt: skip
+
+
+def _check_change(search: _Search, decoded: RopeSet, force_factor: bool) -> None:
+    """Return if the target is not too far, and not what the source has already. Raises: TooFar, InvalidRope."""
+    search.extent.check(force_factor)
+    request, target = search.request, search.target
+    if target.max_position_embeddings == decoded.max_position_embeddings and not target.differences(decoded):
+        asked = "--factor" if request.factor is not None else "--target-length"
+        value = f"{request.factor:g}" if request.factor is not None else str(request.target_length)
+        longer = "2" if request.factor is not None else str(2 * target.max_position_embeddings)
+        raise InvalidRope(
+            f"{request.method} with {asked} {value} changes nothing: the source has this table and a context of "
+            f"{target.max_position_embeddings} tokens",
+            where=asked, try_=f"{asked} {longer}",
+        )  # fmt: skip
 
 
 class _Search:

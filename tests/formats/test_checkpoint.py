@@ -156,12 +156,36 @@ def test_a_directory_without_config_says_what_it_holds(tmp_path: Path) -> None:
     empty.mkdir()
     expected = {
         empty: "pass a directory with a config.json",
-        ggufs: f"give {ggufs / 'm.gguf'}",
-        cache: f"give {cache / 'snapshots' / 'abc'}",
+        ggufs: f"pass {ggufs / 'm.gguf'}",
+        cache: f"pass {cache / 'snapshots' / 'abc'}",
     }
     for path, try_ in expected.items():
         error = refused(path)
         assert (type(error), error.message, error.try_) == (NotACheckpoint, "does not contain a config.json", try_)
+
+
+def test_a_directory_of_several_gguf_files_lists_them(tmp_path: Path) -> None:
+    names = ["a.gguf", "b-00001-of-00002.gguf", "b-00002-of-00002.gguf"]
+    for name in names:
+        (tmp_path / name).touch()
+    error = refused(tmp_path)
+    assert error.message == "does not contain a config.json; it contains 2 GGUF models"
+    assert error.try_ == f"pass {tmp_path / names[0]} or {tmp_path / names[1]}"
+    for name in ("c", "d", "e", "f"):
+        (tmp_path / f"{name}.gguf").touch()
+    assert refused(tmp_path).try_.endswith(f"{tmp_path / 'd.gguf'} or one of the 2 others")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("modle", "model"), ("llama.guf", "llama.gguf"), ("lama.gguf", "llama.gguf"), ("LLAMA.GGUF", "llama.gguf"), ("other", ""), ("x.txt", "")],
+)  # fmt: skip
+def test_a_mistyped_name_suggests_its_neighbour(typed: str, meant: str, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "llama.gguf").touch()
+    (tmp_path / "x.text").touch()
+    plain = "the path of a GGUF file" if typed.lower().endswith(".gguf") else "a directory with a config.json"
+    assert refused(tmp_path / typed).try_ == f"pass {tmp_path / meant if meant else plain}"
 
 
 @pytest.mark.parametrize(

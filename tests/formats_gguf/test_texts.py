@@ -16,7 +16,8 @@ from ropetool.files.gguf.texts import first, is_type, type_label, value_of
 TYPES = gguf.GGUFValueType
 STATED: list[tuple[str, str, Any, list[Any]]] = [
     ("u8", "255", 255, [TYPES.UINT8]), ("i8", "-128", -128, [TYPES.INT8]), ("u16", "0x10", 16, [TYPES.UINT16]),
-    ("i16", "-1", -1, [TYPES.INT16]), ("u32", " 4096 ", 4096, [TYPES.UINT32]), ("i32", "-7", -7, [TYPES.INT32]),
+    ("i16", "-1", -1, [TYPES.INT16]), ("u32", " 4096 ", 4096, [TYPES.UINT32]), ("u32", "32k", 32768, [TYPES.UINT32]),
+    ("u64", "1M", 2**20, [TYPES.UINT64]), ("i32", "-7", -7, [TYPES.INT32]),
     ("u64", "18446744073709551615", 2**64 - 1, [TYPES.UINT64]), ("i64", "-9223372036854775808", -(2**63), [TYPES.INT64]),
     ("f32", "1e6", 1e6, [TYPES.FLOAT32]), ("f64", "0.1", 0.1, [TYPES.FLOAT64]), ("bool", "true", True, [TYPES.BOOL]),
     ("bool", "False", False, [TYPES.BOOL]), ("str", " {{ a }}\n", " {{ a }}\n", [TYPES.STRING]), ("str", "", "", [TYPES.STRING]),
@@ -52,6 +53,7 @@ def _plain(path: Path) -> Path:
     [
         ("u32", "-1", "-1 does not fit u32, which ranges from 0 to 4294967295"),
         ("u32", "1.5", "'1.5' is not a whole number; u32 requires one"),
+        ("u32", "32q", "'32q' is not a whole number"), ("f32", "32k", "'32k' is not a number"), ("u16", "64k", "65536 does not fit u16"),
         ("u8", "256", "256 does not fit u8"), ("f32", "1e39", "does not fit f32"), ("f32", "many", "'many' is not a number"),
         ("bool", "1", "'1' is neither true nor false; bool requires one of them"), ("arr of i32", "1, 2", "is not a JSON array"),
         ("arr of i32", "{}", "is not a JSON array in"), ("arr of i32", "[1.5]", "1.5 is not a whole number"),

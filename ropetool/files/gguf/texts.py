@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ropetool.errors import ConfigError, did_you_mean
+from ropetool.errors import ConfigError, InvalidRope, did_you_mean
+from ropetool.escaping import read_length
 from ropetool.files.gguf.codec import ARRAY_HEAD, LENGTH, Value, shown
 from ropetool.files.gguf.kinds import ValueType
 
@@ -39,7 +40,7 @@ def is_type(text: str) -> bool:
 
 
 def value_of(label: str, text: str) -> Value:
-    """Return the value that a text states: arrays as JSON, bools as true or false, integers also as 0x10.
+    """Return the value that a text states: arrays as JSON, bools as true or false, integers also as 0x10 and 32k.
 
     Raises: ConfigError if it is none of this type, or outside of its range.
     """
@@ -87,4 +88,8 @@ def _number(type_: ValueType, text: str) -> Any:
     try:
         return float(text) if type_ in (ValueType.F32, ValueType.F64) else int(text, 0)
     except ValueError:
+        pass
+    try:
+        return text if type_ in (ValueType.F32, ValueType.F64) else read_length(text)
+    except InvalidRope:
         return text

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -71,7 +71,8 @@ def open_directory(path: Path) -> Directory:
     )  # fmt: skip
 
 
-_WANTED = f"a directory with a {names.CONFIG_JSON}"
+_WANTED, _A_GGUF = f"a directory with a {names.CONFIG_JSON}", "the path of a GGUF file"
+_SHOWN, _COMPARED = 4, 200  # models that are listed, and names that are compared with a mistyped one
 
 
 def _check_directory(path: Path) -> None:
@@ -84,21 +85,40 @@ def _check_directory(path: Path) -> None:
             where=where, try_=_directory_of(path),
         )  # fmt: skip
     if not os.path.isdir(path):
-        wanted = "the path of a GGUF file" if path.suffix.lower() == ".gguf" else _WANTED
-        raise NotACheckpoint(
-            "does not exist" if not os.path.lexists(path) else "is neither a directory nor a file",
-            where=where, try_=f"pass {wanted}",
-        )  # fmt: skip
+        if os.path.lexists(path):
+            raise NotACheckpoint("is neither a directory nor a file", where=where, try_=f"pass {_WANTED}")
+        raise NotACheckpoint("does not exist", where=where, try_=_neighbour(path))
     config = path / names.CONFIG_JSON
     if not os.path.lexists(config):
         parts.check_directory(path, (), has_config=False)
-        raise NotACheckpoint(f"does not contain a {names.CONFIG_JSON}", where=where, try_=_nearby(path))
+        files = [file for file in sorted(path.glob("*.gguf")) if not _LATER_SHARD.search(file.name)]
+        also = f"; it contains {len(files)} GGUF models" if len(files) > 1 else ""
+        raise NotACheckpoint(f"does not contain a {names.CONFIG_JSON}{also}", where=where, try_=_nearby(path, files))
 
 
-def _nearby(path: Path) -> str:
-    """Return what the user may have meant by a directory without a config."""
-    found = sorted(path.glob("*.gguf"))[:1] or [c.parent for c in sorted(path.glob(f"snapshots/*/{names.CONFIG_JSON}"))]
-    return f"give {word(found[0]) if found else _WANTED}"
+_LATER_SHARD = re.compile(r"-(?!00001-)\d{5}-of-\d{5}\.gguf$")
+
+
+def _nearby(path: Path, files: Sequence[Path]) -> str:
+    """Return the step for a directory without a config: its GGUF files, or the snapshot of a folder of the Hub's cache."""
+    snapshots = [config.parent for config in sorted(path.glob(f"snapshots/*/{names.CONFIG_JSON}"))][:1]
+    known = [word(place) for place in files[:_SHOWN] or snapshots]
+    more = f" or one of the {len(files) - _SHOWN} others" if len(files) > _SHOWN else ""
+    return f"pass {' or '.join(known)}{more}" if known else f"pass {_WANTED}"
+
+
+def _neighbour(path: Path) -> str:
+    """Return the step for a path that does not exist: the model beside it with a similar name, if there is one."""
+    from difflib import get_close_matches
+
+    is_gguf = path.suffix.lower() == ".gguf"
+    try:
+        models = [place for place in path.parent.iterdir() if place.suffix.lower() == ".gguf" or place.is_dir()]
+    except OSError:
+        models = []
+    beside = {place.name.lower(): place for place in sorted(models)[:_COMPARED]}
+    similar = get_close_matches(path.name.lower(), beside, n=1)
+    return f"pass {word(beside[similar[0]]) if similar else _A_GGUF if is_gguf else _WANTED}"
 
 
 def limits_of(name: str) -> Limits:
