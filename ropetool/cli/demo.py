@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,37 +23,48 @@ PASSAGE_TOKENS = 1500
 def demo_command(directory: str | None) -> int:
     """Extend, verify and export the embedded checkpoint.
 
-    Unpacks a Llama with 3.5 million parameters, trained at 256 tokens, into the new folder DIR or a temporary folder. Extends
-    it eight times with YaRN, verifies the result, and exports it to GGUF. If llama.cpp is installed, the demo compares the
-    logits of llama.cpp and transformers. It needs less than a minute on two cores.
+    Unpacks a Llama with 3.5 million parameters, trained at 256 tokens, into the new folder DIR, by default ropetool-demo.
+    Extends it eight times with YaRN, verifies the result, and exports it to GGUF. If llama.cpp is installed, the demo
+    compares the logits of llama.cpp and transformers. It needs less than a minute on two cores.
 
     \b
     ropetool demo my-demo
     """
-    with ExitStack() as stack:
-        if directory is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ropetool-demo-")))
-        else:
-            folder = _new_folder(directory)
-        source = folder / "model"
-        shutil.copytree(Path(__file__).parents[1] / "demo" / "model", source)
-        target = _extend(source)
-        result = _verify(source, target, kept=directory is not None)
-        _export(target)
-        if directory is not None:
-            show(f"\nThe checkpoints and the GGUF file are in {escaped(folder)}.\n")
+    _check_packages()
+    folder = _new_folder(directory)
+    source = folder / "model"
+    shutil.copytree(Path(__file__).parents[1] / "demo" / "model", source)
+    target = _extend(source)
+    result = _verify(source, target)
+    _export(target)
+    show(
+        f"\nThe checkpoints and the GGUF file are in {escaped(folder)}. The same for your own model:\n"
+        "  ropetool extend MODEL --target-length 32k\n"
+    )
     return result.exit_code
 
 
-def _new_folder(directory: str) -> Path:
+def _check_packages() -> None:
+    """Return if the packages of `verify` are installed. Raises: MissingDependency."""
+    from ropetool.errors import MissingDependency, lacking
+    from ropetool.machine import install_line
+
+    absent = lacking(["torch", "transformers"])
+    if absent:
+        raise MissingDependency(f"the demo runs a model, and {absent}", try_=install_line("verify"))
+
+
+def _new_folder(directory: str | None) -> Path:
     from ropetool.errors import OutputError
 
-    folder = Path(directory)
+    names = ("ropetool-demo", *(f"ropetool-demo-{count}" for count in range(2, 100)))
+    free = next((name for name in names if not Path(name).exists()), names[0])
+    folder = Path(free if directory is None else directory)
     try:
         folder.mkdir()
     except OSError as error:
         raise OutputError(
-            f"cannot be created ({error.strerror})", where=directory, try_="ropetool demo NEW-FOLDER"
+            f"cannot be created ({error.strerror})", where=str(folder), try_="ropetool demo NEW-FOLDER"
         ) from None
     return folder
 
@@ -74,12 +83,12 @@ def _extend(source: Path) -> Path:
     return target
 
 
-def _verify(source: Path, target: Path, *, kept: bool) -> VerifyResult:
+def _verify(source: Path, target: Path) -> VerifyResult:
     from ropetool.cli.verify import run_verify
 
     click.echo(f"$ {command('ropetool', 'verify', target.name)}")
     again = f"`{command('ropetool', 'verify', target, '--baseline', source, '--resume')}`"
-    result = run_verify(target, baseline=source, again=again if kept else "")
+    result = run_verify(target, baseline=source, again=again)
     click.echo()
     return result
 

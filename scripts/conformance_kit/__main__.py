@@ -36,7 +36,9 @@ def main() -> int:
     run.add_argument("--answers", type=Path, help="where they go; default KIT-ENGINE-DTYPE.json beside the kit")
     run.add_argument("--record", action="store_true", help="keep the scores for scripts/conformance_kit/conformance.md")
     run.add_argument("--case", action="append", choices=list(CASES), help="this case alone; repeat for several")
-    commands.add_parser("page", help="write the tables of scripts/conformance_kit/conformance.md from the recorded scores")
+    commands.add_parser(
+        "page", help="write the tables of scripts/conformance_kit/conformance.md from the recorded scores"
+    )
     options = parser.parse_args()
     if options.command == "make":
         from conformance_kit.making import make as made

@@ -178,7 +178,8 @@ def test_a_directory_of_several_gguf_files_lists_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("modle", "model"), ("llama.guf", "llama.gguf"), ("lama.gguf", "llama.gguf"), ("LLAMA.GGUF", "llama.gguf"), ("other", ""), ("x.txt", "")],
+    [("modle", "model"), ("llama.guf", "llama.gguf"), ("lama.gguf", "llama.gguf"), ("LLAMA.GGUF", "llama.gguf"), ("other", ""),
+     ("x.txt", "")],
 )  # fmt: skip
 def test_a_mistyped_name_suggests_its_neighbour(typed: str, meant: str, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()

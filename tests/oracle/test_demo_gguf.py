@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import re
 import shutil
@@ -15,7 +16,8 @@ from making import run
 from verifying import cut_texts, remember
 
 import ropetool
-from ropetool.errors import ConfigError
+from ropetool.cli import demo
+from ropetool.errors import ConfigError, OutputError
 from ropetool.files.gguf import Patch, read_header, write_patched
 from ropetool.machine import install_line
 from ropetool.verification.gate import Limits
@@ -87,8 +89,9 @@ def test_the_demo_ends_with_the_parity(installed: bool, tmp_path: Path, monkeypa
         monkeypatch.setitem(sys.modules, "llama_cpp", None)
     done = run("demo", tmp_path / "demo")
     assert done.code == 0
-    *_, parity, blank, where = done.out.splitlines()
-    assert (blank, where) == ("", f"The checkpoints and the GGUF file are in {tmp_path / 'demo'}.")
+    *_, parity, blank, where, own = done.out.splitlines()
+    assert (blank, own) == ("", "  ropetool extend MODEL --target-length 32k")
+    assert where == f"The checkpoints and the GGUF file are in {tmp_path / 'demo'}. The same for your own model:"
     if installed:
         found = re.fullmatch(r"parity: largest difference (\S+) of the largest logit over 1500 tokens", parity)
         assert found is not None
@@ -99,3 +102,20 @@ def test_the_demo_ends_with_the_parity(installed: bool, tmp_path: Path, monkeypa
     beside = [f"model-yarn-8x-F32.gguf{end}" for end in ("", ".Modelfile", ".README.md", ".ropetool.json")]
     assert names == ["model", "model-yarn-8x", *beside]
     assert str(tmp_path) not in done.out.partition("The checkpoints")[0]
+
+
+def test_the_demo_looks_for_its_packages_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else object())
+    done = run("demo")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == f"Error: the demo runs a model, and torch is not installed\nTry: {install_line('verify')}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_keeps_its_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [demo._new_folder(None).name for _ in range(3)] == ["ropetool-demo", "ropetool-demo-2", "ropetool-demo-3"]
+    with pytest.raises(OutputError, match="cannot be created") as refused:
+        demo._new_folder("ropetool-demo")
+    assert refused.value.where == "ropetool-demo"
