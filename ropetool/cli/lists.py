@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import click
 
-from ropetool.cli import print_json, show
+from ropetool.cli import print_json, show, terminal_width
 from ropetool.cli.options import FAMILY, METHOD, RUNTIME
 from ropetool.errors import UnknownName
 
@@ -36,7 +36,8 @@ def methods_command(name: str | None, as_json: bool) -> None:
     if as_json:
         print_json(listed("methods", map(method_json, chosen)))
     else:
-        show(overview([(m.name, m.summary) for m in chosen]) if name is None else method_text(*chosen))
+        rows = [(m.name, m.summary) for m in chosen]
+        show(overview("methods", rows, terminal_width()) if name is None else method_text(*chosen))
 
 
 @click.command("families")
@@ -58,7 +59,7 @@ def families_command(name: str | None, as_json: bool) -> None:
     if as_json:
         print_json(listed("families", map(family_json, chosen)))
     else:
-        show(overview(rows))
+        show(overview("families", rows, terminal_width()))
 
 
 @click.command("runtimes")
@@ -75,4 +76,4 @@ def runtimes_command(name: str | None, as_json: bool) -> None:
         print_json(listed("runtimes", [runtime_json(one, runtimes.all_of(one.name)) for one in chosen]))
     else:
         rows = [(r.name, r.summary) for r in chosen]
-        show(overview(rows) if name is None else runtime_text(*chosen))
+        show(overview("runtimes", rows, terminal_width()) if name is None else runtime_text(*chosen))

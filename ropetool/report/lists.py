@@ -15,9 +15,20 @@ from ropetool.runtimes import Runtime
 SCHEMA = 1
 
 
-def overview(rows: Sequence[tuple[str, str]]) -> str:
-    """Return one line for each name."""
-    return columns(rows, indent=0)
+# What most people look for, by command; --json and the documentation are in the order of the names.
+COMMON = {
+    "methods": ("yarn", "llama3", "ntk", "linear", "longrope", "dynamic"),
+    "families": (
+        "llama", "qwen3", "qwen2", "qwen3_moe", "mistral", "gemma3", "gemma3_text", "phi3", "gpt_oss", "deepseek_v3", "mixtral",
+    ),
+    "runtimes": ("transformers", "llama.cpp", "vllm", "sglang"),
+}  # fmt: skip
+
+
+def overview(command: str, rows: Sequence[tuple[str, str]], width: int | None = None) -> str:
+    """Return one row for each name, the common ones first. width: of the terminal; None for lines of any length."""
+    first = [row for name in COMMON[command] for row in rows if row[0] == name]
+    return columns([*first, *(row for row in rows if row not in first)], indent=0, width=width)
 
 
 def method_text(method: Method) -> str:
