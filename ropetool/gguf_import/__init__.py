@@ -26,6 +26,7 @@ from ropetool.files.gguf import GGML_TYPES, ggml_type, model_name
 from ropetool.files.transaction import transaction
 from ropetool.gguf_export.comparing import compare
 from ropetool.gguf_export.token_check import check_tokens
+from ropetool.gguf_import.card import card_of
 from ropetool.gguf_import.config import Described, described
 from ropetool.gguf_import.tensors import Made, made_of, main_type, write_tensors
 from ropetool.gguf_import.tokenizer import tokenizer_files
@@ -99,10 +100,13 @@ def import_gguf(
     tell = progress or nobody
     found = described(model, as_type)
     texts, token_notes = tokenizer_files(model.values, found.family.model_type, model.where)
+    card, card_notes = card_of(model.values)
     made = made_of(found.wanted)
     stored = main_type(model) if dtype == AUTO else DTYPES[dtype]
     target = Path(output) if output is not None else _beside(model.path)
-    texts |= {names.CONFIG_JSON: _config_text(found, stored)} | _generation(found)
+    texts |= {names.CONFIG_JSON: _config_text(found, stored), **({names.CARD: card} if card else {})} | _generation(
+        found
+    )
     context, trained = int(found.view.config[found.family.context_key]), _trained_length(model)
     lengths = Lengths(min(context, trained or context), context)
     with transaction(
@@ -117,7 +121,13 @@ def import_gguf(
         checks = _compared(model, stage, stored, target, lengths, tell) if check else ()
         record = _record(model, found, stored, trained, stage)
         provenance.write(record, stage / names.PROVENANCE_JSON, target / names.PROVENANCE_JSON)
-    notes = (*found.notes, *token_notes, *_type_notes(model, made, stored, written.rounded), *transacted.notes)
+    notes = (
+        *found.notes,
+        *token_notes,
+        *card_notes,
+        *_type_notes(model, made, stored, written.rounded),
+        *transacted.notes,
+    )
     return Imported(
         target, found.family.model_type, model.name, stored, written.tensors, written.nbytes, found.encoding,
         context, checks, notes,
