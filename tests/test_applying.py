@@ -532,7 +532,7 @@ def test_a_plan_of_an_earlier_version_is_read_and_not_carried_out(source: Path, 
     early = Plan.from_json({k: v for k, v in {**data, "schema": 1}.items() if k not in ("target", "identity")}, "here")
     assert early.rope_tables().keys() == {"full_attention"}
     assert early.to_json()["schema"] == 1
-    with pytest.raises(PlanMismatch, match="of an earlier version") as refused:
+    with pytest.raises(PlanMismatch, match="an earlier version wrote the plan") as refused:
         ropetool.apply(early, source, tmp_path / "out")
     assert refused.value.try_ == "make a new plan with ropetool extend ... --dry-run --plan-out FILE"
 
@@ -562,7 +562,7 @@ def test_another_multiplier_of_the_whole_score_is_refused(tmp_path: Path) -> Non
     plan = ropetool.plan(source, "yarn", factor=8, reading="original")
     assert {edit.path[-1] for edit in plan.edits} == {"factor", "max_position_embeddings"}
     changed(rope_scaling={**scaling, "mscale_all_dim": 0.9, "mscale": 0.9})(source)
-    with pytest.raises(PlanMismatch, match="another key has changed"):
+    with pytest.raises(PlanMismatch, match="a key outside the plan has changed"):
         ropetool.apply(plan, source, tmp_path / "out")
 
 

@@ -351,7 +351,7 @@ def test_a_file_that_was_edited_in_place_is_kept(here: Path) -> None:
     assert "or the file was edited in place" in done.err
     assert Path("out.gguf").read_bytes() == raw
     assert run("restore", "out.gguf").code == 0
-    assert "no digest" in run("restore", "out.gguf").err
+    assert "does not contain a digest" in run("restore", "out.gguf").err
 
 
 def test_a_missing_part_is_no_deletion(here: Path) -> None:

@@ -53,7 +53,7 @@ VECTORS = {
     "apertus", "arcee", "deci", "exaone", "exaone4", "gemma4", "granite", "granite_swa", "granitehybrid", "granitemoe",
     "llama", "llama-embed", "minicpm", "minicpm3", "mistral3", "nanbeige", "phi3", "phimoe", "step35",
 }  # fmt: skip
-READS_NO_VECTORS = {name: "reads no rope_freqs for this architecture" for name in ROTATING if name not in VECTORS}
+READS_NO_VECTORS = {name: "does not read rope_freqs for this architecture" for name in ROTATING if name not in VECTORS}
 READS_NO_BETAS = {
     name: "reads neither yarn_beta_fast nor rope_freqs" for name in ROTATING if name not in VECTORS | {"grok"}
 }

@@ -113,7 +113,7 @@ def test_advice_says_the_same(source: str) -> None:
     trained = TRAINED if source == "model" else 512
     near = run("advise", source, "--target-length", str(2 * trained))
     assert "Measured cost" not in near.out
-    assert "necessary and not sufficient" in sentences(near.out)
+    assert "necessary, but not sufficient" in sentences(near.out)
     doubtful = run("advise", source, "--target-length", str(16 * trained), "--json")
     said = json.loads(doubtful.out)
     assert "SmolLM2 135M at 4 times" in said["cost"][0]

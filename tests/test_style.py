@@ -278,9 +278,9 @@ def test_a_conflict_is_refused(case: str) -> None:
 NOT_READ = {
     "flat for gemma3": ("gemma3_text", config("gemma3_text", "v5", rope_parameters=DEFAULT), "it is flat"),
     "nested for llama": ("llama", config("llama", "v5", rope_parameters={"full_attention": DEFAULT}), "it is nested"),
-    "nested rope_scaling": ("llama", config("llama", "v4", rope_scaling={"full_attention": YARN}), "rope_scaling is read"),
+    "nested rope_scaling": ("llama", config("llama", "v4", rope_scaling={"full_attention": YARN}), "rope_scaling must be flat"),
     "nested rope_scaling for gemma3": (
-        "gemma3_text", config("gemma3_text", "v4", rope_scaling={"full_attention": YARN}), "rope_scaling is read",
+        "gemma3_text", config("gemma3_text", "v4", rope_scaling={"full_attention": YARN}), "rope_scaling must be flat",
     ),
     "a kind that is not an object": (
         "gemma3_text", config("gemma3_text", "v5", rope_parameters={"full_attention": DEFAULT, "sliding_attention": 3}),

@@ -59,11 +59,11 @@ CONTAINERS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         "byte 40", AGAIN,
     ),
     "2^62 keys": (
-        raw(packed(n_keys=2**62)), f"{M}: the header at byte 0 announces 4611686018427387904 keys; 0 to 16384 are read", "",
+        raw(packed(n_keys=2**62)), f"{M}: the header at byte 0 declares 4611686018427387904 keys; ropetool reads 0 to 16384", "",
     ),
     "2^62 tensors": (
         raw(packed(n_tensors=2**62)),
-        f"{M}: the header at byte 0 announces 4611686018427387904 tensors; 0 to 65536 are read", "",
+        f"{M}: the header at byte 0 declares 4611686018427387904 tensors; ropetool reads 0 to 65536", "",
     ),
     "2^62 strings": (
         raw(packed([ARCH, array("k", STR, 2**62, bytes(16))])),

@@ -117,7 +117,7 @@ HOSTILE = {
     "an index of too many tensors": (long_index, "lists more than 250,000 tensors"),
     "an index of short names": (index_of_short_names, "lists more than 250,000 tensors"),
     "an index of letters that take four bytes": (index_of_emoji, "lists more than 250,000 tensors"),
-    "an index with much beside": (index_with_much_beside, "lists '"),
+    "an index with much beside": (index_with_much_beside, "lists tensor '"),
     "an index of many bytes": (bytes_of_index, "is 1,099,511,627,776 bytes long; ropetool reads at most 48,000,000"),
     "an index that is one string": (endless_string, "has an entry of more than 2,097,152 characters, or a broken one"),
 }

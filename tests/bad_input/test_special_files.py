@@ -120,5 +120,5 @@ def test_a_file_of_the_system_is_read_whole_and_within_its_limit() -> None:
     if not path.exists():
         pytest.skip("no /proc")
     assert len(read_regular(path, 1 << 20).splitlines()) > 10
-    with pytest.raises(CorruptFile, match="at most 10 are read"):
+    with pytest.raises(CorruptFile, match="reads at most 10"):
         read_regular(path, 10)

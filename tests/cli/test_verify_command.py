@@ -101,7 +101,7 @@ def test_a_narrower_run_leaves_a_wider_certificate_and_card_but_a_failing_one_do
     assert run("verify", "wide", *QUICK, "--lengths", "256,512", "--require-useful").code == 3
     made = read_object(record)[1]["certificate"]
     assert (made["verdict"], made["lengths"], made["baseline"]) == ("fail", [256, 512], "model")
-    assert "it **failed**" in card.read_text()
+    assert ": **failed**" in card.read_text()
 
 
 def kept_rows(journal: Path) -> int:
@@ -137,7 +137,7 @@ def test_an_interrupted_run_goes_on(folder: Path) -> None:
     running.send_signal(signal.SIGINT)
     out, err = running.communicate()
     assert (running.returncode, out) == (130, ""), err
-    assert "--resume goes on" in err
+    assert "run the same command with --resume" in err
 
     found = run("verify", *arguments, "--resume")
     assert found.code == 0, found.err
@@ -247,7 +247,7 @@ def test_logs_of_lm_eval_are_asked_for_and_gate(folder: Path) -> None:
     assert found.code == 1
     assert [line.split()[:2] for line in found.out.splitlines()] == [["lm_eval", "run"]] * 5
     assert "max_length=512" in found.out
-    assert "nothing is verified" in found.err
+    assert "does not contain logs yet" in found.err
     assert not (folder / "logs").exists()
 
     harness_logs(folder / "logs", [1] * 60 + [0] * 40, [1] * 60 + [0] * 40)

@@ -279,7 +279,7 @@ def test_an_index_with_members_without_end_is_refused(tmp_path: Path) -> None:
     """Each name is kept, to see one that comes twice."""
     path = sharded(tmp_path / "m")
     (path / INDEX).write_text(json.dumps({"weight_map": {"a": SHARDS[0]}, **{f"%{n}": 1 for n in range(80)}}))
-    with pytest.raises(CorruptFile, match="has more than 64 members beside 'weight_map'"):
+    with pytest.raises(CorruptFile, match="has more than 64 members besides 'weight_map'"):
         open_directory(path)
 
 
@@ -349,5 +349,5 @@ def test_the_index_of_a_large_model_can_be_edited(tmp_path: Path) -> None:
     assert found == text
     edited = apply_edits(found, [Edit(("metadata", "total_size"), 7, 8)], INDEX, limits_of(INDEX))
     assert edited == text.replace('"total_size": 7', '"total_size": 8')
-    with pytest.raises(CorruptFile, match="at most 8,388,608 are read"):
+    with pytest.raises(CorruptFile, match="reads at most 8,388,608"):
         read_object(tmp_path / "config.json")

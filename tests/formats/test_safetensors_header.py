@@ -135,11 +135,11 @@ HOSTILE = [
     (file_bytes({"a": {"shape": [1], "data_offsets": [0, 4]}}), "tensor 'a' has no dtype"),
     (
         file_bytes({"a": dict(F32, dtype="F31")}, bytes(4)),
-        "tensor 'a' has dtype \"F31\"; known are " + ", ".join(DTYPE_BITS),
+        "tensor 'a' has dtype \"F31\"; known types are " + ", ".join(DTYPE_BITS),
     ),
     (
         file_bytes({"a": dict(F32, dtype=["F32"])}, bytes(4)),
-        "tensor 'a' has dtype [\"F32\"]; known are " + ", ".join(DTYPE_BITS),
+        "tensor 'a' has dtype [\"F32\"]; known types are " + ", ".join(DTYPE_BITS),
     ),
     (
         file_bytes({"a": dict(F32, shape=[-1])}, bytes(4)),
@@ -174,26 +174,26 @@ HOSTILE = [
         "tensor 'a' has data_offsets [0, \"4\"]; they must be two whole numbers",
     ),
     (file_bytes({"a": dict(F32, data_offsets=[4, 0])}, bytes(4)), "tensor 'a' ends at 0, before it begins at 4"),
-    (file_bytes({"a": dict(F32, shape=[2])}, bytes(4)), "tensor 'a' spans 4 bytes, but F32 [2] takes 8"),
+    (file_bytes({"a": dict(F32, shape=[2])}, bytes(4)), "tensor 'a' spans 4 bytes, but F32 [2] needs 8"),
     (
         file_bytes({"a": dict(F32, dtype="F4", shape=[3], data_offsets=[0, 2])}, bytes(2)),
         "tensor 'a' is 12 bits long (F4 [3]), not a whole number of bytes",
     ),
     (
         file_bytes({"a": F32, "b": dict(F32, data_offsets=[8, 12])}, bytes(12)),
-        "tensor 'b' leaves a hole: it begins at 8 of the data, the tensors before it end at 4",
+        "tensor 'b' leaves a hole: it begins at 8 of the data, but the tensors before it end at 4",
     ),
     (
         file_bytes({"a": dict(F32, data_offsets=[4, 8])}, bytes(8)),
-        "tensor 'a' leaves a hole: it begins at 4 of the data, the tensors before it end at 0",
+        "tensor 'a' leaves a hole: it begins at 4 of the data, but the tensors before it end at 0",
     ),
     (
         file_bytes({"a": F32, "b": dict(F32, data_offsets=[2, 6])}, bytes(6)),
-        "tensor 'b' overlaps: it begins at 2 of the data, the tensors before it end at 4",
+        "tensor 'b' overlaps: it begins at 2 of the data, but the tensors before it end at 4",
     ),
     (
         file_bytes({"a": F32, "b": F32}, bytes(4)),
-        "tensor 'b' overlaps: it begins at 0 of the data, the tensors before it end at 4",
+        "tensor 'b' overlaps: it begins at 0 of the data, but the tensors before it end at 4",
     ),
     (file_bytes(TWO, bytes(7)), "the tensors end at byte 138, but the file ends at byte 137"),
     (file_bytes(TWO, bytes(9)), "1 extra bytes follow the last tensor"),

@@ -486,7 +486,7 @@ def test_without_a_journal_there_is_nothing_to_recover(tmp_path: Path) -> None:
 def test_a_pending_edit_is_named_by_whatever_opens_the_file(tmp_path: Path) -> None:
     path = model(tmp_path / "m.gguf")
     journal_of(path).write_bytes(b"ropetool-jou")
-    with pytest.raises(PlanMismatch, match="is not finished") as caught:
+    with pytest.raises(PlanMismatch, match="was interrupted") as caught:
         read_header(path)
     assert caught.value.try_ == f"ropetool recover {path}"
     raw = path.read_bytes()
@@ -533,7 +533,7 @@ def test_a_copy_that_is_cut_leaves_the_file_and_what_stands_beside_it_together(t
             each.write_bytes(b"old")
         killed = killed_copy(path, patch, at)
         if journal_of(path).exists():
-            with pytest.raises(PlanMismatch, match="is not finished"):
+            with pytest.raises(PlanMismatch, match="was interrupted"):
                 read_header(path)
         recover(path)
         assert not [name for name in os.listdir(tmp_path) if name.startswith(".") and not name.endswith("-new")]

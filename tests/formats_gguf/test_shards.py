@@ -109,12 +109,20 @@ def test_a_missing_shard_is_named(split):
 
 
 CASES = {
-    "another name": ({"name": "n-00002-of-00002.gguf"}, MissingFile, "the shard n-00001-of-00002.gguf is not beside"),
-    "no shard's name": ({"name": "m.gguf"}, CorruptFile, "is shard 2 of 2 .* wants the name m-00002-of-00002.gguf"),
-    "another count": ({"count": 3, "name": SECOND}, CorruptFile, "is shard 2 of 3 .* wants the name m-00002-of-00003"),
-    "another number": ({"index": 0, "name": SECOND}, CorruptFile, "is shard 1 of 2 .* wants the name m-00001-of-00002"),
-    "number too high": ({"index": 2, "name": SECOND}, CorruptFile, "split.no is 2, and split.count only 2"),
-    "metadata": ({"extra": (u32("llama.a", 1),)}, CorruptFile, "has the key 'llama.a'; the metadata .* first shard"),
+    "another name": ({"name": "n-00002-of-00002.gguf"}, MissingFile, "the shard n-00001-of-00002.gguf is missing"),
+    "no shard's name": ({"name": "m.gguf"}, CorruptFile, "is shard 2 of 2 .* requires the name m-00002-of-00002.gguf"),
+    "another count": (
+        {"count": 3, "name": SECOND},
+        CorruptFile,
+        "is shard 2 of 3 .* requires the name m-00002-of-00003",
+    ),
+    "another number": (
+        {"index": 0, "name": SECOND},
+        CorruptFile,
+        "is shard 1 of 2 .* requires the name m-00001-of-00002",
+    ),
+    "number too high": ({"index": 2, "name": SECOND}, CorruptFile, "split.no is 2, but split.count only 2"),
+    "metadata": ({"extra": (u32("llama.a", 1),)}, CorruptFile, "has the key 'llama.a'; only the first shard"),
 }
 
 

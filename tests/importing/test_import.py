@@ -348,7 +348,7 @@ def test_a_file_cut_short_writes_nothing(files: Files, tmp_path: Path) -> None:
     ("defect", "sentence"),
     [
         ("absent", "the shard m-00002-of-00004.gguf is missing from its folder"),
-        ("of another model", "which m-00001-of-00004.gguf has too"),
+        ("of another model", "but so does m-00001-of-00004.gguf"),
         ("of another split", "so llama.cpp requires the name m-00003-of-00004.gguf"),
         ("whole", "is not a shard: it has no split.count"),
     ],

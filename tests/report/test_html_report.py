@@ -552,7 +552,7 @@ def test_a_place_that_cannot_be_is_refused_with_a_step(tmp_path: Path) -> None:
     assert refusal.value.try_ == f"mkdir -p {tmp_path / 'a'}"
     with pytest.raises(OutputError, match="does not end in a file name") as refusal:
         check_folder(Path("."))
-    assert refusal.value.try_ == "give another --report"
+    assert refusal.value.try_ == "pass another --report"
     check_folder(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
 
@@ -567,7 +567,7 @@ def test_a_parent_that_may_not_be_written_is_refused(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Path, "mkdir", denied)
     with pytest.raises(OutputError, match="permission denied") as refusal:
         write_report(sample.minimal(), folder)
-    assert (refusal.value.where, refusal.value.try_) == (str(folder), "give another --report")
+    assert (refusal.value.where, refusal.value.try_) == (str(folder), "pass another --report")
     assert list(tmp_path.iterdir()) == [folder]
 
 
@@ -605,7 +605,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, there: str, monkeypat
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OutputError, match="no space left") as refusal:
         write_report(sample.minimal(), folder, force=True)
-    assert refusal.value.try_ == "give a --report on another disk"
+    assert refusal.value.try_ == "pass a --report on a disk with more space"
     assert {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")} == before
 
 
