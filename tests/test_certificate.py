@@ -705,7 +705,13 @@ def test_one_of_an_earlier_version_is_read(output: Path) -> None:
     assert read(output) == made(output)
 
 
-UNSURE = {"name": "ratio", "figure": 1.14, "limit": 1.1, "verdict": "undecided", "detail": "more text decides at 2048"}
+UNSURE = {
+    "name": "ratio",
+    "figure": 1.14,
+    "limit": 1.1,
+    "verdict": "undecided",
+    "detail": "more text can decide at 2048",
+}
 
 
 def test_what_is_undecided_counts_only_for_who_accepts_it(output: Path) -> None:

@@ -225,7 +225,7 @@ def test_the_worked_example_prints_what_the_tutorial_shows(tmp_path: Path) -> No
     lines = dict(docs.examples())
     assert list(lines) == ["inspect", "plan", "extend", "verify", "export", "gguf"]
     # Their figures depend on the machine, so they are not run here.
-    assert "Does it work at its length?" in shown("verify")
+    assert "Does it work at full length?" in shown("verify")
     assert "at most" in shown("gguf")
     for name in ("inspect", "plan", "extend", "export"):
         if name == "export":  # which asks for a certificate

@@ -27,10 +27,13 @@ from ropetool.plans.targets import tables_of, target_json
 from ropetool.rope import methods
 from ropetool.rope.tables import RopeSet
 
-WEIGHTS_TOO = "it changes weights, which a loaded model is not given: ropetool apply, then ropetool verify the output"
-RULE = "its table follows the length in a way that its method alone does not give: ropetool apply, then ropetool verify the output"
+APPLY = "use ropetool apply, then ropetool verify OUTPUT"
+WEIGHTS_TOO = f"compare cannot change the weights of a loaded model; {APPLY}"
+RULE = f"compare cannot reproduce how its table depends on the text length; {APPLY}"
 REQUIRED = ("--rope-theta", "-p long_factor")  # without which abf and longrope say nothing
-IN_WEIGHTS = "what its file leaves to the weights is measured as a factor of cos and sin, which computes the same"
+IN_WEIGHTS = (
+    "the factor that its file stores in the weights is measured as a factor on cos and sin, with the same result"
+)
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,8 @@ def candidates_of(source: HfCheckpoint, asked: CandidateOptions) -> tuple[list[C
     goals: list[dict[str, Any]] = [{"factor": _above_one(factor)} for factor in dict.fromkeys(asked.factors)]
     goals += [{"target_length": length} for length in dict.fromkeys(asked.target_lengths)]
     if not asked.plans and not (chosen and goals):
-        missing = "no method" if goals else "neither a factor nor a plan"
-        raise ConfigError(f"nothing is to be compared: {missing} is named", where="--methods", try_="--factors 2,4,8")
+        missing, step = ("method", "--methods yarn") if goals else ("factor, length or plan", "--factors 2,4,8")
+        raise ConfigError(f"no candidates to compare: no {missing} was given", where="--methods", try_=step)
     found: list[Candidate] = []
     refused: list[Refused] = []
     errors: list[RopetoolError] = []
@@ -97,7 +100,7 @@ def of_plan(source: HfCheckpoint, file: Path, name: str) -> Candidate:
     """Return the candidate of a plan file. Raises: PlanMismatch, ConfigError where a loaded model cannot be given it."""
     plan = Plan.read(file)
     if plan.format != source.format:
-        raise ConfigError(f"it is a plan for a {plan.format} file, and the source is a directory", where=str(file))
+        raise ConfigError(f"the plan is for a {plan.format} file, but the source is a directory", where=str(file))
     checked_texts(plan, source)
     rope, note = plan.target, ""
     assert rope is not None  # a plan of an earlier version, without one, is refused above
@@ -178,7 +181,7 @@ def _name(method: str, factor: float | None = None, target_length: int | None = 
 def _above_one(factor: float) -> float:
     if not (math.isfinite(factor) and factor > 1):
         raise ConfigError(
-            f"{factor:g} is not above 1, which is the source itself, the baseline of all", where="--factor"
+            f"the factor must be above 1, not {factor:g}; factor 1 is the source itself", where="--factor"
         )
     return factor
 
@@ -188,6 +191,8 @@ def _with_parameters(error: RopetoolError, source: HfCheckpoint, method: str, go
     if error.where in REQUIRED:
         how = (part for key, value in goal.items() for part in (f"--{key.replace('_', '-')}", number(value)))
         line = command("ropetool", "extend", source.path, "--method", method, *how)
-        error.try_ = f"{line} {error.where} VALUE --dry-run --plan-out FILE, and the method by --plan FILE"
+        error.try_ = (
+            f"{line} {error.where} VALUE --dry-run --plan-out FILE, then pass --plan FILE instead of the method"
+        )
         error.where = f"--method {method}"
     return error

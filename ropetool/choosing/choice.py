@@ -35,7 +35,9 @@ def choose(found: Comparison, max_regression: float | None = None) -> Choice:
     """
     if not found.rankings:
         raise ConfigError(
-            "no losses were measured, so that nothing can be chosen", where="--measure", try_="--measure last-segment"
+            "choosing a candidate needs losses, but none were measured",
+            where="--measure",
+            try_="--measure last-segment",
         )
     ranking = found.rankings[-1]
     limit = GRADES[found.grade].max_ratio if max_regression is None else max_regression
@@ -57,13 +59,15 @@ def _why(
     beaten = [name for name in eligible if name in worse]
     told = f"the lowest loss at {ranking.length} tokens"
     if chosen != best:
-        told = f"{best}, of the lowest loss at {ranking.length} tokens, is not surely better than the default"
+        told = (
+            f"{best} has the lowest loss at {ranking.length} tokens, but is not significantly better than the default"
+        )
     elif beaten:
-        told = f"{told}, surely better than {', '.join(beaten)}"
+        told = f"{told}, significantly better than {', '.join(beaten)}"
     ratio = _regression(found.candidate(chosen))
     cost = f"within {found.trained_length} tokens at most {ratio:.3g} times the source's perplexity"
     if not within:
-        return f"{told}; {cost}: no candidate keeps to {limit:g}"
+        return f"{told}; {cost}; all candidates exceed {limit:g}"
     left_out = [name for name in ranking.order if name not in eligible]
     return f"{told}; {cost}" + (f"; above {limit:g}: {', '.join(left_out)}" if left_out else "")
 

@@ -55,7 +55,7 @@ from ropetool.verification.whole_suites import kept_on_disk, yardsticks
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-YARDSTICK = "a yardstick, put on the source: no file holds it"
+YARDSTICK = "a reference attention variant of the source; no file can store it"
 
 
 def compare(
@@ -263,8 +263,8 @@ def opened(source: str | Path | Checkpoint) -> HfCheckpoint:
     checkpoint = open_source(source)
     if not isinstance(checkpoint, HfCheckpoint):
         raise ConfigError(
-            "candidates are measured in a model that transformers runs, and this is a GGUF file", where=str(checkpoint.path),
-            try_=f"{command('ropetool', 'import', checkpoint.path, '-o', 'DIR')}, then the same of DIR; or extend it by each "
+            "is a GGUF file; compare measures candidates only with transformers", where=str(checkpoint.path),
+            try_=f"{command('ropetool', 'import', checkpoint.path, '-o', 'DIR')}, then compare DIR; or extend the file with each "
             "method and verify each output",
         )  # fmt: skip
     return checkpoint
@@ -280,7 +280,7 @@ def _named(names: str | None, trained: int, longest: int, candidates: Sequence[C
     named: Sequence[Any] = addition("yardsticks_named")(names, trained, longest)
     for name in {each.name for each in candidates} & {each.name for each in named}:
         raise ConfigError(
-            "a yardstick of this comparison has the same name", where=f"--plan {name}", try_="rename the plan"
+            "a reference attention variant has the same name", where=f"--plan {name}", try_="rename the plan"
         )
     return named
 

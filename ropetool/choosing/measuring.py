@@ -172,7 +172,7 @@ def measure(
         return found
 
     own = {
-        reach: run(runner, BASELINE, BASELINE, made, "the source as it is") for reach, made in field.by_reach.items()
+        reach: run(runner, BASELINE, BASELINE, made, "the unchanged source") for reach, made in field.by_reach.items()
     }
     raw = {}
     for index, trial in enumerate(trials, 1):

@@ -13,7 +13,7 @@ from ropetool.runtimes import inspection
 from ropetool.runtimes.inspection import Inspection
 from ropetool.verification.opening import Open
 from ropetool.verification.runners.torch_runner import TorchRunner
-from ropetool.verification.session import lengths_of
+from ropetool.verification.session import UNDECODED, lengths_of
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class SourceModel:
     def rope(self) -> RopeSet:
         """The tables that the model computes. Raises: ConfigError if its settings cannot be decoded."""
         if self.look.rope is None:
-            raise ConfigError("nothing says how it rotates", where=str(self.checkpoint.path))
+            raise ConfigError(UNDECODED, where=str(self.checkpoint.path))
         return self.look.rope
 
     def check_beyond(
@@ -54,9 +54,9 @@ class SourceModel:
         trained = original_length or self.trained
         known = self.context if reading == CURRENT else trained
         if target_length <= known:
-            what = "that it is extended to" if known > trained else "that the model was trained on"
+            what = "context length of the source" if known > trained else "trained length of the model"
             raise ConfigError(
-                f"{target_length} is within the {known} tokens {what}: there is nothing to {to}",
+                f"{target_length} does not exceed {known} tokens, the {what}, so there is nothing to {to}",
                 where="--target-length", try_=f"a target length beyond {known}",
             )  # fmt: skip
 

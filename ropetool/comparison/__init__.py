@@ -74,14 +74,14 @@ def _side(side: Opened, runtime: str) -> Side:
 
 def _notes(a: Opened, b: Opened) -> list[str]:
     found = [
-        f"{name} {side.why_no_tensors}: only what the configs say was compared"
+        f"{name} {side.why_no_tensors}, so only the settings were compared"
         for name, side in (("A", a), ("B", b))
         if side.why_no_tensors
     ]
     if a.path.resolve() == b.path.resolve():
         found.append("A and B are the same path")
     if a.found.model_type != b.found.model_type and a.checkpoint.format == b.checkpoint.format:
-        found.append(f"the models are of different kinds: {a.found.model_type} and {b.found.model_type}")
+        found.append(f"the model types differ: {a.found.model_type} and {b.found.model_type}")
     return found
 
 
@@ -138,7 +138,7 @@ def _alone(pair: Pair, tied: bool) -> TensorDiff:
     where = ONLY_IN_A if pair.a is not None else ONLY_IN_B
     if pair.is_head and tied:
         return TensorDiff(
-            pair.name, Relation(SKIPPED, detail=where), False, reason=f"{where}; the embedding serves as the head"
+            pair.name, Relation(SKIPPED, detail=where), False, reason=f"{where}; the model uses the embedding as head"
         )
     return TensorDiff(pair.name, Relation(where), True)
 
@@ -185,7 +185,7 @@ def _ordered(pair: Pair, a: Matrix, b: Matrix) -> tuple[Relation, str]:
         plain = _fitted(a, b, None, pair.offset)
         if plain.kind != CHANGED:
             settled = plain.kind in (IDENTICAL, CONVERTED)
-            why = f"the layouts differ, and the rows do not go from {pair.order_name}"
+            why = f"the layouts differ, but the rows were not permuted from {pair.order_name}"
             return (replace(plain, kind=UNMOVED) if settled else plain), why
     moved = bool(np.any(pair.order != np.arange(a.rows)))
     if moved and found.kind == IDENTICAL:

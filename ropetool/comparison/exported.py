@@ -20,7 +20,7 @@ from ropetool.gguf_model.contents import exported_tensors
 from ropetool.gguf_model.streaming import numbers
 from ropetool.gguf_model.tensors import Placed
 
-LEFT_OUT = "a GGUF file of this model does not hold it"
+LEFT_OUT = "a GGUF file of this model does not contain it"
 
 
 def as_exported(found: Sequence[TensorDiff], a: Opened, b: Opened) -> tuple[TensorDiff, ...]:

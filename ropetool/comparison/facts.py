@@ -44,7 +44,7 @@ def compare_facts(a: Opened, b: Opened) -> Compared:
     ]  # fmt: skip
     if ours is None or theirs is None:
         stated = list(_stated_facts(a, b))
-        why = "no runtime that is known computes both, so the keys are compared as written"
+        why = "no supported runtime computes both, so their keys are compared as text"
         return Compared(
             (*facts, *stated), tuple(_named(f) for f in stated if f.differs), (why,), ours, theirs, ("", "")
         )
@@ -173,7 +173,9 @@ def _other_runtimes(a: Opened, b: Opened, first: str) -> tuple[list[str], list[s
     if a.config_style == b.config_style:
         return lines, []
     styles = f"{a.config_style} and {b.config_style}"
-    return [], [f"the config styles differ ({styles}), which changes what is read by {line}" for line in lines]
+    return [], [
+        f"the config styles differ ({styles}), so these runtimes compute something different: {line}" for line in lines
+    ]
 
 
 def _both(a: Opened, b: Opened, runtime: str) -> tuple[RopeSet, RopeSet]:
@@ -194,7 +196,7 @@ def _other_keys(a: Opened, b: Opened) -> tuple[list[str], list[str]]:
         if key in theirs and ours[key] != theirs[key]
     ]
     notes = [
-        f"stated only in {side}: {', '.join(sorted(only))}"
+        f"only {side} sets {', '.join(sorted(only))}; otherwise programs use their defaults"
         for side, only in (("A", ours.keys() - theirs.keys()), ("B", theirs.keys() - ours.keys()))
         if only
     ]

@@ -72,12 +72,12 @@ def opened(path: Path) -> Opened:
     checkpoint = open_checkpoint(path)
     found = inspection.inspect_checkpoint(checkpoint)
     if isinstance(checkpoint, GgufCheckpoint):
-        why = "" if checkpoint.tensors else "holds no tensors"
+        why = "" if checkpoint.tensors else "contains no tensors"
         return Opened(checkpoint, found, "GGUF", _known(checkpoint), why)
     files = checkpoint.directory
-    why = "holds a config and no weights" if files.config_only else ""
+    why = "contains a config but no weights" if files.config_only else ""
     if files.pickle_only:
-        why = "holds its weights as pickles, which are never loaded"
+        why = "stores its weights as pickles, which ropetool never loads"
     if found.family is None:
         return Opened(checkpoint, found, "", None, why)
     known = style.read(checkpoint.config, found.family, checkpoint.where).style

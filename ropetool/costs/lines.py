@@ -52,7 +52,9 @@ def cost_of(found: Inspection, checkpoint: Checkpoint, length: int | None = None
     Raises: ConfigError without a length where the context is not known.
     """
     if length is None and found.rope is None:
-        raise ConfigError("no context is decoded that could be the length", where="--cost", try_="--target-length N")
+        raise ConfigError(
+            "the context length cannot be decoded, so the cost needs a length", where="--cost", try_="--target-length N"
+        )
     length = length or (found.rope.max_position_embeddings if found.rope else 0)
     try:
         held = weights.of(checkpoint, found.rope)
@@ -80,7 +82,10 @@ def _weight_lines(held: Weights) -> Iterator[CostLine]:
         yield CostLine("active parameters", part.active, NUMBERS, _active(part))
     if held.nbytes is None:
         yield CostLine(
-            "weights", None, BYTES, held.why or "they are quantised, and only the headers of files say how far"
+            "weights",
+            None,
+            BYTES,
+            held.why or "the weights are quantised, and their sizes need the headers of the files",
         )
     else:
         by_type = " + ".join(f"{nbytes} {dtype}" for dtype, nbytes in sorted(held.by_type.items()))
@@ -94,7 +99,7 @@ def _active(part: Products) -> str:
         parts.append(f"{part.used} of {part.held} experts: {part.experts} x {part.used} / {part.held}")
     parts += [f"{part.vectors} in vectors", f"{part.looked_up} looked up"]
     parts.append("the head is the embedding" if part.tied else f"{part.head} in the head")
-    left = {"draft layers": part.drafts, "parts beside the text model": part.others}
+    left = {"draft layers": part.drafts, "parts outside the text model": part.others}
     without = "".join(f"; without {count} of {what}" for what, count in left.items() if count)
     return " + ".join(parts[:-1]) + (f"; {parts[-1]}" if part.tied else f" + {parts[-1]}") + without
 
@@ -108,7 +113,7 @@ def _cache_lines(found: Inspection, kinds: Mapping[str, KvCache], length: int) -
         tokens = f"{kept} tokens" + (f", the last {kept} of {length}" if kept < length else "")
         yield CostLine(
             f"KV cache, {_layers(one)} of {_plain(kind)}", one.bytes_at(length), BYTES,
-            f"{one.heads} key heads in all x ({one.keys} + {one.values}) channels x {one.value_bytes} bytes x {tokens}",
+            f"{one.heads} key heads in total x ({one.keys} + {one.values}) channels x {one.value_bytes} bytes x {tokens}",
         )  # fmt: skip
     if len(kinds) > 1:
         yield CostLine(
@@ -118,17 +123,17 @@ def _cache_lines(found: Inspection, kinds: Mapping[str, KvCache], length: int) -
         sizes = [one.bytes_in(name, length) for one in kinds.values()]
         known = [size for size in sizes if size is not None]
         if len(known) < len(sizes):
-            why = f"{name} stores {block} channels together, which do not divide a layer's"
+            why = f"{name} stores blocks of {block} channels, which do not divide the channels of a layer"
             yield CostLine(f"KV cache in {name}", None, BYTES, why)
             continue
-        stored = f"{nbytes} bytes for {block} channels" if block > 1 else f"{nbytes} bytes a channel"
+        stored = f"{nbytes} bytes for {block} channels" if block > 1 else f"{nbytes} bytes per channel"
         yield CostLine(f"KV cache in {name}", sum(known), BYTES, f"the same in {stored}")
 
 
 def _why_no_cache(found: Inspection) -> str:
     if found.rope is None:
-        return "no rotary positions are decoded"
-    return f"its layers' heads differ, or {found.model_type} keeps less than whole keys"
+        return "the RoPE settings cannot be decoded"
+    return f"the heads of its layers differ, or {found.model_type} does not store whole keys"
 
 
 def _layers(one: KvCache) -> str:
@@ -148,23 +153,23 @@ def _pass_lines(held: Weights, found: Inspection, length: int) -> Iterator[CostL
     whole = 2 * part.in_layers * length
     last = 2 * part.head
     yield CostLine("prefill, matrices", whole, FLOPS, f"2 x {part.in_layers} x {length} tokens")
-    yield CostLine("prefill, head", last, FLOPS, f"2 x {part.head} x 1 token, the last one's logits")
+    yield CostLine("prefill, head", last, FLOPS, f"2 x {part.head} x 1 token, logits of the last token")
     yield from _attention_lines(found.kv_bytes, length)
     pairs = _pair_flops(found.kv_bytes, length)
     if pairs is None:
-        yield CostLine("prefill in all", None, FLOPS, "its attention is not known")
+        yield CostLine("prefill in all", None, FLOPS, "the cost of its attention is unknown")
     else:
         yield CostLine("prefill in all", whole + last + pairs, FLOPS, f"the sum; without {_uncounted(found)}")
 
 
 def _attention_lines(kinds: Mapping[str, KvCache], length: int) -> Iterator[CostLine]:
     if not kinds:
-        yield CostLine("prefill, attention", None, FLOPS, "the heads of its layers are not known")
+        yield CostLine("prefill, attention", None, FLOPS, "the heads of its layers are unknown")
     for kind, one in kinds.items():
         name = f"prefill, {_plain(kind)}"
         pairs = one.pairs_at(length)
         if one.pair is None:
-            yield CostLine(name, None, FLOPS, "no table describes it, or an indexer chooses the keys of each query")
+            yield CostLine(name, None, FLOPS, "its layers are unknown, or an indexer selects the keys of each query")
         else:
             how = f"2 x {one.queries} query heads in {_layers(one)} x {one.pair} channels x {pairs} pairs, {_pairs(one, length)}"
             yield CostLine(name, one.flops_at(length), FLOPS, how)
@@ -198,7 +203,7 @@ def _verify_lines(checkpoint: Checkpoint, found: Inspection, held: Weights, leng
     try:
         _, trained = lengths_of(found, checkpoint)
         if isinstance(checkpoint, HfCheckpoint) and not any((checkpoint.path / name).is_file() for name in TOKENIZERS):
-            raise RopetoolError("there is no tokenizer beside the config, and the rows are chosen among its tokens")
+            raise RopetoolError("the checkpoint has no tokenizer, which selects the rows of a suite")
         planned = planned_rows(
             reader_of(checkpoint), documents_of((), length, []), default_lengths(trained, length), trained,
             [suites.named(name) for name in SUITES], Limits(),
@@ -214,10 +219,8 @@ def _verify_lines(checkpoint: Checkpoint, found: Inspection, held: Weights, leng
         known = [count * one for count, one in zip(rows.values(), flops, strict=True) if one is not None]
         part = held.products
         if part is None or len(known) < len(rows):
-            yield CostLine(label, None, FLOPS, held.why or "its attention is not known")
+            yield CostLine(label, None, FLOPS, held.why or "the cost of its attention is unknown")
             continue
         products = 2 * part.in_layers * tokens
-        how = (
-            f"2 x {part.in_layers} x {tokens} tokens + {sum(known)} of attention, each row's as above; without the head"
-        )
+        how = f"2 x {part.in_layers} x {tokens} tokens + {sum(known)} for attention of all rows, as above; without the head"
         yield CostLine(label, products + sum(known), FLOPS, how)

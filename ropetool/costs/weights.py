@@ -146,10 +146,10 @@ def _of_hf(checkpoint: HfCheckpoint, rope: RopeSet | None) -> Weights:
             return replace(known, numbers=None, why=f"its {QUANTIZATION_CONFIG} packs several numbers into one")
     else:
         held = list(_tabled(checkpoint, rope))
-        rest = ", nor is the size of its other parts known" if family.wrapped else ""
-        known = _sized(held, f"the table of {family.name}'s tensors: there are no weights here{rest}")
+        rest = ", and the size of its other parts is unknown" if family.wrapped else ""
+        known = _sized(held, f"the tensor table of {family.name}, because the weights are missing{rest}")
     if table is None:
-        return replace(known, why=f"no table says which tensors of {family.name} a token is multiplied by")
+        return replace(known, why=f"ropetool has no tensor table of {family.name}")
     config, where = text_config(checkpoint), checkpoint.where
     layers = count(config, Count(names.NUM_HIDDEN_LAYERS), where)
     used, experts = (
@@ -176,7 +176,7 @@ def _tabled(checkpoint: HfCheckpoint, rope: RopeSet | None) -> Iterator[Tensor]:
     """Yield the tensors that the family's table and the config say there are. Raises: RopetoolError."""
     family, config = checkpoint.family, dict(text_config(checkpoint))
     if family.export is None or rope is None:
-        raise RopetoolError(f"there are no weights here, and no table says which tensors {family.name} has")
+        raise RopetoolError(f"the weights are missing, and ropetool has no tensor table of {family.name}")
     if family.wrapped and not any(TIED in part for part in (checkpoint.config, checkpoint.section)):
         config[TIED] = family.export.tied  # nothing is stored that could tell
     quantised = config.pop(QUANTIZATION_CONFIG, None) is not None
@@ -207,9 +207,9 @@ def _multiplied(known: Weights, held: Sequence[Tensor], layers: int, outer: Oute
     for tensor in held:
         sums[_part(tensor, layers, outer)] += tensor.numbers
     if not sums["embedding"]:
-        return replace(known, why=f"no tensor is the embedding, {outer.embedding}")
+        return replace(known, why=f"the embedding {outer.embedding} is missing")
     if sums["experts"] and not 0 < used <= experts:
-        return replace(known, why=f"{used} of {experts} experts are stated to be used")
+        return replace(known, why=f"the config uses {used} of {experts} experts, which is not possible")
     tied = not sums["head"]
     return replace(
         known,

@@ -30,7 +30,7 @@ FINE = ("float32", "float64")
 COARSE = "bfloat16"  # what engines compute in, unless they are told otherwise
 SEED = 0
 SCHEMA = 1
-FILL = 'fill in "top" of each answer: pairs of a token and its log probability, the 20 likeliest; then --logprobs FILE'
+FILL = 'fill in "top" of each answer with the 20 likeliest tokens, as pairs [token, log probability], then pass --logprobs FILE'
 Tell = Callable[[str, int, int], None]
 
 
@@ -113,7 +113,7 @@ def identify(
     """
     if isinstance(server, TextServer):
         raise ConfigError(
-            f"{server.program} takes text alone, and is asked by ids",
+            f"{server.program} accepts only text, and identify sends token ids",
             where=OPTION,
             try_="llama-server, vLLM or SGLang, or --prompts-out",
         )
@@ -148,7 +148,8 @@ def _computable(found: Sequence[Hypothesis], reference: Reference) -> list[Hypot
     listed = [one for one in found if reference.computes(one)]
     if len(listed) < 2:
         raise ConfigError(
-            "no misreading of it gives another table: there is nothing to tell apart", where=str(reference.runner.path)
+            "all known misreadings of this checkpoint give the same table",
+            where=str(reference.runner.path),
         )
     return listed
 
@@ -172,10 +173,10 @@ class _Control:
     def check(self) -> None:
         """Raise ConfigError for answers of other weights, whatever the table."""
         if not self._answers or all(deciding.is_another_model(self.of(at)) for at in range(len(self._listed))):
-            apart = f"{np.median(self.of(0)):.2g} nats apart" if self._answers else "not there"
+            apart = f"differ by {np.median(self.of(0)):.2g} nats" if self._answers else "are missing"
             raise ConfigError(
-                f"behind single tokens, which no table changes, the answers of {self._program} are {apart}: other weights are served",
-                where=OPTION, try_="--source, the checkpoint that is served",
+                f"answers of {self._program} to single tokens {apart}; tables do not change them, so it serves different weights",
+                where=OPTION, try_="--source with the checkpoint that is served",
             )  # fmt: skip
 
     def of(self, at: int) -> list[float]:
@@ -215,7 +216,7 @@ def _longest(meant: Hypothesis, asked: Asked, taken: int | None) -> int:
     """Return the length of the longest prompt. Raises: ConfigError for more than the server takes."""
     if asked.length is not None:
         if taken is not None and asked.length > taken:
-            raise ConfigError(f"the server takes {taken} tokens of a prompt", where="--length")
+            raise ConfigError(f"the server accepts prompts of {taken} tokens, not {asked.length}", where="--length")
         return asked.length
     stated = meant.rope.max_position_embeddings - 1
     return stated if taken is None else min(stated, taken)

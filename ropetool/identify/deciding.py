@@ -14,7 +14,7 @@ import numpy as np
 
 from ropetool.errors import ServerError
 from ropetool.rope.tables import Array
-from ropetool.servers.base import Answer
+from ropetool.servers.base import Answer, not_in_vocabulary
 from ropetool.servers.http import OPTION
 
 SURE = (
@@ -47,10 +47,7 @@ def divergence(answer: Answer, log_probs: Array) -> float:
     """Return the divergence of an answer from what a hypothesis finds likely. Shapes: (vocabulary,). Units: nats."""
     tokens = list(answer.shown)
     if max(tokens) >= len(log_probs):
-        raise ServerError(
-            f"it answers with token {max(tokens)}, and the checkpoint's vocabulary has {len(log_probs)}: another model",
-            where=OPTION,
-        )
+        raise ServerError(not_in_vocabulary(max(tokens), len(log_probs)), where=OPTION)
     theirs = np.array([answer.shown[token] for token in tokens])
     ours = log_probs[tokens]
     rest = max(1.0 - float(np.exp(ours).sum()), LEAST)

@@ -29,9 +29,9 @@ def write_prompts(path: Path, prepared: Prepared) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise OutputError("it is there already", where=str(path), try_="another name") from None
+        raise OutputError("the file exists already", where=str(path), try_="a different name") from None
     except OSError as error:
-        raise OutputError(f"it cannot be written: {error.strerror}", where=str(path)) from None
+        raise OutputError(f"cannot write the file: {error.strerror}", where=str(path)) from None
 
 
 @dataclass(frozen=True)
@@ -54,20 +54,24 @@ class FiledServer:
         entries = data.get("answers")
         if data.get("schema") != SCHEMA or not isinstance(entries, list) or not entries:
             raise CheckpointError(
-                "it is no file of prompts and answers", where=str(path), try_="ropetool identify --prompts-out FILE"
+                "not a file written by `identify --prompts-out`",
+                where=str(path),
+                try_="ropetool identify --prompts-out FILE",
             )
         found = {}
         for number, entry in enumerate(entries):
             place = f"{path}: answer {number}"
             ids, top = (entry.get("ids"), entry.get("top")) if isinstance(entry, dict) else (None, None)
             if not isinstance(ids, list) or not ids or not all(type(token) is int and token >= 0 for token in ids):
-                raise CheckpointError("ids is no list of tokens", where=place)
+                raise CheckpointError("`ids` must be a list of token ids", where=place)
             if not isinstance(top, list) or not all(isinstance(one, list) and len(one) == 2 for one in top):
-                raise CheckpointError("top is no list of pairs of a token and its log probability", where=place)
+                raise CheckpointError("`top` must be a list of pairs [token, log probability]", where=place)
             found[tuple(ids)] = answer_of([(one[0], one[1]) for one in top], len(top), place)
         if not any(len(ids) > 1 for ids in found):
             raise CheckpointError(
-                "it has no prompt of several tokens", where=str(path), try_="ropetool identify --prompts-out FILE"
+                "the file contains no prompt of several tokens",
+                where=str(path),
+                try_="ropetool identify --prompts-out FILE",
             )
         return cls(str(data.get("program") or "the program"), found, str(path))
 
@@ -76,12 +80,13 @@ class FiledServer:
         for ids in self.answers:
             if vocabulary is not None and max(ids) >= vocabulary:
                 raise CheckpointError(
-                    f"it asks about token {max(ids)}, and the checkpoint's vocabulary has {vocabulary}",
+                    f"a prompt contains token {max(ids)}, but the checkpoint has {vocabulary} tokens",
                     where=self.where,
                 )
             if context is not None and len(ids) > context:
                 raise CheckpointError(
-                    f"it has a prompt of {len(ids)} tokens, and the checkpoint states {context}", where=self.where
+                    f"a prompt has {len(ids)} tokens, but the context length of the checkpoint is {context}",
+                    where=self.where,
                 )
 
     @property

@@ -45,8 +45,8 @@ def hypotheses(checkpoint: HfCheckpoint, more: Sequence[Hypothesis] = ()) -> lis
     meant = inspection.inspect_checkpoint(checkpoint)
     first = next((one for one in meant.readings if one.rope is not None), None)
     if first is None or first.rope is None:
-        raise InvalidRope("no table is known for it", where=checkpoint.where)
-    found = [Hypothesis(AS_MEANT, "every key is read as it is meant", first.rope)]
+        raise InvalidRope("transformers computes no table from this config", where=checkpoint.where)
+    found = [Hypothesis(AS_MEANT, "every key has its intended effect", first.rope)]
     known = [_in_its_order(one, first.rope) for one in more if set(one.rope.entries) == set(first.rope.entries)]
     others = [*_misread(checkpoint, first.rope), *known, *_of_runtimes(meant)]
     for other in others:
@@ -86,7 +86,7 @@ def _of_runtimes(found: inspection.Inspection) -> Iterator[Hypothesis]:
     for reading in found.readings:
         if reading.rope is not None and found.rope is not None and set(reading.rope.entries) == set(found.rope.entries):
             yield Hypothesis(
-                f"as {reading.name} reads it", f"the keys as {reading.name} is known to read them", reading.rope
+                f"as {reading.name} reads it", f"the table that {reading.name} computes from the keys", reading.rope
             )
 
 
@@ -121,7 +121,7 @@ def _of_bases(meant: RopeSet, told: _Told) -> Iterator[Hypothesis]:
         rebased = {kind: _changed(_with_base(base), meant.entries[kind], told) for kind in others}
         if any(rebased.values()):
             entries = {kind: rebased.get(kind) or entry for kind, entry in meant.entries.items()}
-            says = f"{names.ROPE_THETA} is not read, and {base:g} taken"
+            says = f"{names.ROPE_THETA} is ignored; the base is {base:g}"
             yield Hypothesis(f"base {base:g}", says, replace(meant, entries=entries))
 
 
@@ -133,7 +133,7 @@ def _of_layouts(meant: RopeSet) -> Iterator[Hypothesis]:
     }
     if len({entry.layout for entry in meant.entries.values()}) == 1:
         yield Hypothesis(
-            "layout swapped", "channels are paired as in the other layout", replace(meant, entries=swapped)
+            "layout swapped", "the channels are paired as in the other layout", replace(meant, entries=swapped)
         )
 
 
@@ -146,13 +146,11 @@ def _of_kinds(meant: RopeSet) -> Iterator[Hypothesis]:
         if ours.rotary_dim != theirs.rotary_dim or (theirs.table is not None and ours.table.agrees(theirs.table)):
             continue
         everywhere = {**meant.entries, other: replace(theirs, table=ours.table)}
-        yield Hypothesis(
-            f"{other} as {one}", f"{other} turns by the table of {one}", replace(meant, entries=everywhere)
-        )
+        yield Hypothesis(f"{other} as {one}", f"{other} uses the table of {one}", replace(meant, entries=everywhere))
         if one < other:
             swapped = {**everywhere, one: replace(ours, table=theirs.table)}
             yield Hypothesis(
-                "kinds swapped", f"the tables of {one} and {other} are mixed up", replace(meant, entries=swapped)
+                "kinds swapped", f"the tables of {one} and {other} are swapped", replace(meant, entries=swapped)
             )
 
 
@@ -259,20 +257,20 @@ def _regime(at: int) -> _Change:
 
 _BETAS = f"{names.BETA_FAST} and {names.BETA_SLOW}"
 _MISTAKES: tuple[tuple[str, str, _Change], ...] = (
-    ("scaling dropped", "the scaling is not read at all", _dropped),
-    ("linear in its place", "the factor is read, and every pair is interpolated by it, as linear scaling does", _evenly),
-    ("attention factor dropped", "the attention factor is not applied", _factor(lambda one: 1.0)),
+    ("scaling dropped", "the whole scaling is ignored", _dropped),
+    ("linear in its place", "the factor divides every frequency, as in linear scaling", _evenly),
+    ("attention factor dropped", "the attention factor is ignored", _factor(lambda one: 1.0)),
     ("attention factor squared", "the attention factor is applied twice", _factor(lambda one: one * one)),
-    ("attention factor doubled", "the attention factor is twice what it is", _factor(lambda one: 2 * one)),
-    ("attention factor by default", f"{names.ATTENTION_FACTOR} is not read, and the type's own taken", _without(names.ATTENTION_FACTOR)),
-    ("mscale not read", f"{names.MSCALE} and {names.MSCALE_ALL_DIM} are not read", _without(names.MSCALE, names.MSCALE_ALL_DIM)),
-    ("softmax scale not read", f"{names.MSCALE_ALL_DIM} does not reach the softmax scale", _unscored),
-    ("betas not read", f"{_BETAS} are not read, and 32 and 1 taken", _without(names.BETA_FAST, names.BETA_SLOW)),
-    ("truncate the other way", f"{names.TRUNCATE} is taken the other way", _truncated),
-    ("original length lost", "the stated context is taken for the original length", _length(_stated)),
-    ("original length doubled", "twice the original length is taken", _length(lambda one, told: 2 * one)),
-    ("factor halved", "half the factor is taken", _times(0.5)),
-    ("factor doubled", "twice the factor is taken", _times(2.0)),
-    ("short list always", f"{names.SHORT_FACTOR} is taken at every length", _regime(0)),
-    ("long list always", f"{names.LONG_FACTOR} is taken at every length", _regime(-1)),
+    ("attention factor doubled", "the attention factor is twice the right value", _factor(lambda one: 2 * one)),
+    ("attention factor by default", f"{names.ATTENTION_FACTOR} is ignored; the type's default applies", _without(names.ATTENTION_FACTOR)),
+    ("mscale not read", f"{names.MSCALE} and {names.MSCALE_ALL_DIM} are ignored", _without(names.MSCALE, names.MSCALE_ALL_DIM)),
+    ("softmax scale not read", f"{names.MSCALE_ALL_DIM} does not change the softmax scale", _unscored),
+    ("betas not read", f"{_BETAS} are ignored; 32 and 1 apply", _without(names.BETA_FAST, names.BETA_SLOW)),
+    ("truncate the other way", f"{names.TRUNCATE} has the opposite value", _truncated),
+    ("original length lost", "the context length replaces the original length", _length(_stated)),
+    ("original length doubled", "the original length is doubled", _length(lambda one, told: 2 * one)),
+    ("factor halved", "the factor is halved", _times(0.5)),
+    ("factor doubled", "the factor is doubled", _times(2.0)),
+    ("short list always", f"{names.SHORT_FACTOR} applies at every length", _regime(0)),
+    ("long list always", f"{names.LONG_FACTOR} applies at every length", _regime(-1)),
 )  # fmt: skip

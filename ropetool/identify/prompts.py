@@ -41,7 +41,7 @@ def choose(
         for one in hypotheses:
             probs.append(reference.log_probs(one, ids, ends).astype(np.float32))  # a large vocabulary fills a memory
             finished += 1
-            tell("the reference with each table", finished, total)
+            tell("reading the prompts with each table", finished, total)
         told = np.stack(probs)  # (hypotheses, places, vocabulary)
         distance = np.stack([_divergences(told[:, place].astype(np.float64)) for place in range(len(ends))])
         for _ in range(min(share, len(ends))):
@@ -62,7 +62,7 @@ def known(
     for number, one in enumerate(hypotheses):
         for row, found in zip(rows, behind(reference, one, prompts, texts), strict=True):
             row.append(found)
-        tell("the reference with each table", number + 1, len(hypotheses))
+        tell("reading the prompts with each table", number + 1, len(hypotheses))
     return [Prompt(tuple(ids), np.stack(row)) for ids, row in zip(prompts, rows, strict=True)]
 
 

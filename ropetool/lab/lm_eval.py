@@ -198,7 +198,7 @@ def _needed(original: Checkpoint | None) -> Checkpoint:
     """Return the baseline. Raises: ConfigError without one."""
     if original is None:
         raise ConfigError(
-            "its scores are compared with those of a baseline, and there is none",
+            "comparing its scores needs a baseline",
             where=WHERE,
             try_="--baseline SOURCE",
         )
@@ -219,7 +219,7 @@ def compared(folder: Path, target: Path, baseline: Path, max_lost: float) -> Har
         if alone:
             task, metric, _ = alone[0]
             raise _refusal(
-                here[alone[0]].path, f"only the {role} has {metric} of {task}; both models are compared score by score"
+                here[alone[0]].path, f"only the {role} has {metric} of {task}; both models need the same scores"
             )
     falling = _falling(folder)
     scores: list[tuple[HarnessScore, float]] = []
@@ -236,9 +236,9 @@ def compared(folder: Path, target: Path, baseline: Path, max_lost: float) -> Har
             unread.append(f"{task} {metric}")
         else:
             scores.append(scored)
-    note = f"no scores between 0 and 1 or 0 and 100, so they are left out: {', '.join(unread)}" if unread else ""
+    note = f"left out, because their scores are not between 0 and 1 or 0 and 100: {', '.join(unread)}" if unread else ""
     if not scores:
-        raise _refusal(folder, note or "the logs hold no score")
+        raise _refusal(folder, note or "the logs do not contain any score")
     worse = rejected([chance for _, chance in scores])
     return HarnessResult(
         tuple(
@@ -268,7 +268,9 @@ def _read(folder: Path, model: Path) -> dict[_Key, _Series]:
         found.update({key: _Series(log.path, samples) for key, samples in _samples(log).items()})
     if not logs:
         raise _refusal(
-            folder, "there is no log of samples, samples_TASK_TIME.jsonl", "lm_eval run --log_samples --output_path DIR"
+            folder,
+            "no log of samples (samples_TASK_TIME.jsonl) in this folder",
+            "lm_eval run --log_samples --output_path DIR",
         )
     return found
 
@@ -279,7 +281,7 @@ def _check_model(log: _Log, model: Path) -> None:
     named = Path(str(_results(results).get("model_name", "")))
     ours = {model.resolve(), *([] if model.is_dir() else [model.parent.resolve()])}
     if named.is_absolute() and named.exists() and named.resolve() not in ours:
-        raise _refusal(results, f"it is of {named}, not of {model}")
+        raise _refusal(results, f"these are results of {named}, not of {model}")
 
 
 def _results(path: Path) -> Mapping[str, Any]:
@@ -313,7 +315,7 @@ def _samples(log: _Log) -> dict[_Key, dict[str, _Sample]]:
         sample = _sample(line, f"{log.path}:{at_line}")
         at, chosen = str(sample["doc_id"]), str(sample.get("filter", "none"))
         if (at, chosen) in seen:
-            raise _refusal(log.path, f"sample {at} is there twice, so runs are mixed")
+            raise _refusal(log.path, f"sample {at} occurs twice; the log must contain only one run")
         seen.add((at, chosen))
         hashes = [str(sample.get(name, "")) for name in ("doc_hash", "prompt_hash")]
         listed = sample.get("metrics")
@@ -329,7 +331,7 @@ def _lines(path: Path) -> Iterator[bytes]:
     with open_regular(path) as file:
         while line := file.readline(LINE + 1):
             if len(line) > LINE:
-                raise _refusal(path, f"a line is longer than {LINE:,} bytes")
+                raise _refusal(path, f"a line is longer than the limit of {LINE:,} bytes")
             if line.strip():
                 yield line
 
@@ -349,13 +351,15 @@ def _check_alike(task: str, ours: _Series, theirs: _Series) -> None:
     for here, there, role in ((ours, theirs, TARGET), (theirs, ours, BASELINE)):
         alone = sorted(here.samples.keys() - there.samples.keys(), key=lambda at: (len(at), at))
         if alone:
-            raise _refusal(here.path, f"{len(alone)} samples of {task} are in the {role}'s log alone, first {alone[0]}")
+            raise _refusal(
+                here.path, f"only the log of the {role} contains {len(alone)} samples of {task}, first {alone[0]}"
+            )
     for at, sample in ours.samples.items():
         other = theirs.samples[at]
         pairs = {"document": (sample.document, other.document), "prompt": (sample.prompt, other.prompt)}
         changed = [what for what, hashes in pairs.items() if all(hashes) and hashes[0] != hashes[1]]
         if changed:
-            said = f"sample {at} of {task} has another {changed[0]} than in the baseline's log: {theirs.path.name}"
+            said = f"the {changed[0]} of sample {at} of {task} differs from the log of the baseline, {theirs.path.name}"
             raise _refusal(ours.path, said)
 
 
@@ -444,18 +448,18 @@ def lm_eval_check(found: HarnessResult, grade: Grade) -> Check:
     name, limit = "lm-eval", -grade.max_lost
     judged = [score for score in found.scores if score.verdict != NOT_JUDGED]
     if not judged:
-        return Check(name, None, limit, NOT_RUN, "every score has too few samples")
+        return Check(name, None, limit, NOT_RUN, "all scores have too few samples")
     worse = [score for score in judged if score.verdict == WORSE]
     unsure = [score for score in judged if score.verdict == UNDECIDED]
     at = min(worse or judged, key=lambda score: score.lower)
-    told = f"95 % lower bound of what {at.task}, {at.metric}, gains, the lowest of {len(judged)} scores"
+    told = f"lowest 95 % lower bound of {len(judged)} gains: {at.task}, {at.metric}"
     if worse:
-        told = f"95 % upper bound of what {at.task}, {at.metric}, gains; surely worse: {len(worse)} of {len(judged)} scores"
+        told = f"95 % upper bound of the gain in {at.task}, {at.metric}; {len(worse)} of {len(judged)} scores are significantly worse"
         return Check(name, at.upper, limit, FAIL, told)
     if unsure and grade.reads_far:
         names = ", ".join(dict.fromkeys(score.task for score in unsure))
-        return Check(name, at.lower, limit, UNDECIDED, f"{told}; more samples decide {names}")
-    return Check(name, at.lower, limit, PASS, f"{told}; not surely worse" if unsure else told)
+        return Check(name, at.lower, limit, UNDECIDED, f"{told}; more samples can decide {names}")
+    return Check(name, at.lower, limit, PASS, f"{told}; not significantly worse" if unsure else told)
 
 
 def lm_eval_section(found: HarnessResult) -> Section:
@@ -469,9 +473,9 @@ def lm_eval_section(found: HarnessResult) -> Section:
         for score in found.scores
     )  # fmt: skip
     legend = (
-        ("own", "the baseline's score, as a part of a full one; score: the target's"),
-        ("gain", "of the target over the baseline, sample by sample, also where lower is better; its 95 % bounds"),
-        ("kind", "exact: right or wrong; numeric: by documents; unpaired: beyond what the baseline was asked, against its own length"),
+        ("own", "share of the full score that the baseline reaches; score: the same for the target"),
+        ("gain", "improvement from baseline to target, paired by sample, with 95 % bounds"),
+        ("kind", "exact: right or wrong; numeric: by documents; unpaired: the baseline was measured only at its own length"),
     )  # fmt: skip
     notes = (found.note,) if found.note else ()
     head = ("task", "metric", "samples", "own", "score", "gain", "95 % bounds", "kind", "verdict")

@@ -22,16 +22,19 @@ def advice_text(found: Advice, width: int | None = None, *, explain: bool = Fals
     head = [("trained length", trained), ("target", f"{found.target_length} tokens")]
     if found.critical is not None:
         head.append(
-            ("critical dimension", f"{found.critical[0]} of {found.critical[1]} rotary channels have seen every angle")
+            (
+                "critical dimension",
+                f"{found.critical[0]} of {found.critical[1]} rotary channels saw every angle in training",
+            )
         )
     if found.base is not None:
-        least = f"; attention over the target asks for {found.least_base:.2g} at least" if found.least_base else ""
+        least = f"; the target length needs at least {found.least_base:.2g}" if found.least_base else ""
         head.append(("base", f"{found.base:.3g}{least}"))
     if found.holds is not None:
         more = " and beyond" if found.holds >= found.target_length else ""
-        head.append(("attention holds", f"up to {found.holds} tokens{more}, by the present table"))
+        head.append(("attention holds", f"up to {found.holds} tokens{more}, with the current table"))
     if inspected.kv_bytes:
-        head.append(("KV cache", f"{byte_size(inspected.cache_bytes(found.target_length))} a sequence, in 16 bits"))
+        head.append(("KV cache", f"{byte_size(inspected.cache_bytes(found.target_length))} per sequence, in 16 bits"))
     text = f"{escaped(inspected.source)}: {escaped(inspected.model_type)}\n" + columns(head, width=width)
     return text + ways_text(found, width, explain=explain)
 
@@ -48,11 +51,9 @@ def ways_text(found: Advice, width: int | None = None, title: str = "methods", *
     for sentence in found.extent.notes if found.extent else ():
         text += columns([(f"{sentence}.",)], indent=4, width=width)
     if found.readers:
-        text += columns(
-            [("can be written for", ", ".join(runtimes.display_ranges(found.readers)))], indent=4, width=width
-        )
+        text += columns([("works in", ", ".join(runtimes.display_ranges(found.readers)))], indent=4, width=width)
     if found.others:
-        text += columns([("not for", ", ".join(runtimes.display_ranges(found.others)))], indent=4, width=width)
+        text += columns([("not in", ", ".join(runtimes.display_ranges(found.others)))], indent=4, width=width)
     return text
 
 
@@ -62,7 +63,7 @@ def way_row(way: Way, explain: bool = False) -> tuple[str, str]:
         reason = way.proposal.refusal if explain or not way.proposal.brief else way.proposal.brief
         return way.name, f"refused: {reason}"
     if way.reach is None:
-        return way.name, "leads there, as far as the file says"
+        return way.name, "reaches the target; its trained length is unknown"
     return way.name, f"reaches {way.reach} tokens"
 
 

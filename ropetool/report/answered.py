@@ -13,7 +13,17 @@ from ropetool.verification.measures.rotary import ROTATION
 from ropetool.verification.readback.terms import DRESS, FILES, TABLES, WEIGHTS
 from ropetool.verification.results import FAIL, FALSE, NOT_KNOWN, NOT_RUN, PASS, TRUE, VerifyResult, is_true
 from ropetool.verification.verdict.answers import Answers, Question
-from ropetool.verification.verdict.bounds import BROKEN, COSTS, KEEP, KEPT, LOOKS, MEASURED, WORKING, WORKS
+from ropetool.verification.verdict.bounds import (
+    BROKEN,
+    COSTS,
+    FEWEST_TEXTS,
+    KEEP,
+    KEPT,
+    LOOKS,
+    MEASURED,
+    WORKING,
+    WORKS,
+)
 from ropetool.verification.verdict.deciding import FILE, TEXTS
 
 TONES = {KEEP: GOOD, WORKS: GOOD, COSTS: WARN, BROKEN: BAD, MEASURED: WARN}
@@ -30,23 +40,24 @@ def answers_sentence(result: VerifyResult) -> str:
     assert found is not None
     if found.verdict == BROKEN:
         return _broken(result, found)
-    asked = [(SHORT, found.short), (_tokens(found), found.long)]
-    answered = [(what, question) for what, question in asked if question is not None]
+    asked = [("on short texts", found.short), (f"at {found.length:,} tokens", found.long)]
+    answered = [(where, question) for where, question in asked if question is not None]
     alike = len({question.texts for _, question in answered}) == 1
-    paid = [
-        _paid(what, found, question) + ("" if alike else f" in {counted(question.texts, 'text')}")
-        for what, question in answered
+    costs = [
+        _cost(where, found, question) + ("" if alike else f" in {counted(question.texts, 'text')}")
+        for where, question in answered
     ]
-    said = ", ".join([*paid, *([f"in {counted(answered[0][1].texts, 'text')}"] if alike else [])])
-    lines = [said or "no text could be read to its end in this time"]
+    said = ", ".join([*costs, *([f"in {counted(answered[0][1].texts, 'text')}"] if alike else [])])
+    said = f"perplexity {said}" if said else ""
+    lines = [said or "the time was too short for one text"]
     lines += [f"but {what}" for what in found.lost]
     if found.verdict == WORKS and not found.lost:
-        lines.append(f"that it costs no more than {100 * (KEPT - 1):.0f} % is not sure yet")
+        lines.append(f"a cost above {100 * (KEPT - 1):.0f} % is still possible")
     if found.verdict == MEASURED:
         if found.long is not None and found.long.texts < LOOKS[0]:
-            lines.append(f"a verdict takes {LOOKS[0]} texts")
+            lines.append(FEWEST_TEXTS)
         if found.length < found.target_length:
-            lines.append(f"{found.target_length:,} tokens were not reached")
+            lines.append(f"the run did not reach {found.target_length:,} tokens")
         lines += [check.detail for check in result.checks if check.verdict == NOT_RUN and check.name != LENGTHS]
     more = next_step(found)
     return "; ".join([*lines, *([more] if more else [])])
@@ -57,14 +68,14 @@ def next_step(found: Answers) -> str:
     if found.verdict in (KEEP, COSTS, BROKEN) or found.lost:
         return ""
     if found.more_texts is None or found.more_minutes is None:
-        return f"even {LOOKS[-1]} texts like these would hardly decide"
+        return f"probably even {LOOKS[-1]} texts like these give no verdict"
     if found.ended == TEXTS:
-        return f"{counted(found.more_texts, 'more text')} would decide: --text takes documents"
+        return f"{counted(found.more_texts, 'more text')} can decide; pass documents with --text"
     minutes = max(1, math.ceil(found.more_minutes))
     duration = counted(minutes, "minute") if minutes < HOURS else counted(round(minutes / 60), "hour")
     budget = math.ceil(MARGIN * found.more_minutes) + 1
     return (
-        f"{counted(found.more_texts, 'more text')}, about {duration}: the same command with "
+        f"{counted(found.more_texts, 'more text')} can decide, in about {duration}: repeat the command with "
         f"`--resume --budget {budget}`"
     )
 
@@ -80,12 +91,10 @@ def questions_section(result: VerifyResult) -> Section:
     )
     file = {TRUE: Cell("yes", GOOD), FALSE: Cell("no", BAD)}.get(answer, Cell(answer, WARN))
     why = "; ".join(f"{check.name}: {check.detail}" for check in deciding)
-    rows = [row("Is the file what it says?", file, why)]
+    rows = [row("Is the file correct?", file, why)]
     if found.ended != FILE:
-        rows.append(
-            row("What do short texts pay?", *_answer(found, found.short, "there is no source to hold it against"))
-        )
-        rows.append(row("Does it work at its length?", *_answer(found, found.long, "not measured")))
+        rows.append(row("What does it cost on short texts?", *_answer(found, found.short, "no source for comparison")))
+        rows.append(row("Does it work at full length?", *_answer(found, found.long, "not measured")))
     use = [check for check in result.checks if check.name not in (*OF_FILES, SHORT, LONG, BROKEN_TEXTS, LENGTHS)]
     if use:
         why = "; ".join(f"{check.name}: {check.detail}" for check in use)
@@ -110,10 +119,10 @@ def texts_section(result: VerifyResult) -> Section:
         for text in result.answers.texts
     )
     legend = (
-        ("tokens", "how far the target read"),
+        ("tokens", "tokens that the target read"),
         (
             "short, at length",
-            "how much more perplexity the target has than the source on the same tokens, with two standard errors",
+            "change of perplexity from source to target on the same tokens, ± two standard errors",
         ),
     )
     return Section(
@@ -138,22 +147,23 @@ def _answer(found: Answers, question: Question | None, otherwise: str) -> tuple[
         return Cell("not measured", WARN), otherwise
     texts = f"{question.length:,} tokens, {counted(question.texts, 'text')}"
     if question.lower is None or question.upper is None:
-        return Cell(_cost(question.ratio)), f"{texts}; {_own_interval(found, question)}"
+        return Cell(f"perplexity {_share(question.ratio)}"), f"{texts}; {_own_interval(found, question)}"
     tone = (
         GOOD if question.upper <= KEPT else BAD if question.lower > WORKING else WARN if question.lower > KEPT else ""
     )
     return Cell(
-        _cost(question.ratio), tone
-    ), f"{texts}; surely from {_share(question.lower)} to {_share(question.upper)}"
+        f"perplexity {_share(question.ratio)}", tone
+    ), f"{texts}; 95 % bounds {_share(question.lower)} to {_share(question.upper)}"
 
 
-def _paid(what: str, found: Answers, question: Question) -> str:
+def _cost(where: str, found: Answers, question: Question) -> str:
     if question.upper is None or question.lower is None:
-        return f"{what} {_cost(question.ratio)} ({_own_interval(found, question)})"
-    if found.verdict == KEEP:
-        most = "at most" if question.ratio >= 1 else "and pay at most"
-        return f"{what} {_cost(question.ratio)} ({most} {_share(question.upper)})"
-    return f"{what} {_cost(question.ratio)} ({_share(question.lower)} to {_share(question.upper)})"
+        bounds = _own_interval(found, question)
+    elif found.verdict == KEEP and question.ratio >= 1:
+        bounds = f"at most {_share(question.upper)}"
+    else:
+        bounds = f"{_share(question.lower)} to {_share(question.upper)}"
+    return f"{_share(question.ratio)} {where} ({bounds})"
 
 
 def _broken(result: VerifyResult, found: Answers) -> str:
@@ -161,13 +171,13 @@ def _broken(result: VerifyResult, found: Answers) -> str:
         return ""
     broken = [text for text in found.texts if text.broken]
     questions = [each for each in (found.long, found.short) if each is not None and each.ratio > WORKING]
-    source = result.baseline or "itself on text cut to its trained length"
+    source = result.baseline or "itself on text of its trained length"
     if not questions:
-        return f"{len(broken)} of {counted(len(found.texts), 'text')} are read much worse than by {source}"
+        return f"{len(broken)} of {counted(len(found.texts), 'text')} have a much higher perplexity than with {source}"
     worst = questions[0]
     where = f"at {worst.length:,} tokens{' and more' if any(text.cut for text in found.texts) else ''}"
     count = f"{len(broken)} of {counted(len(found.texts), 'text')}" if broken else counted(len(found.texts), "text")
-    return f"{where} its perplexity is {worst.ratio:.1f} times that of {source}, in {count}"
+    return f"{where} its perplexity is {worst.ratio:.1f} times the perplexity of {source}, in {count}"
 
 
 def _own_interval(found: Answers, question: Question) -> str:
@@ -176,9 +186,9 @@ def _own_interval(found: Answers, question: Question) -> str:
     errors = [error for text in found.texts if (error := text.short_error if is_short else text.long_error) is not None]
     reach = 2 * math.sqrt(sum(error**2 for error in errors)) / max(1, len(errors))
     if not math.isfinite(reach):
-        return "of these tokens alone"
+        return "for these tokens only"
     mean = math.log(question.ratio)
-    return f"{_share(math.exp(mean - reach))} to {_share(math.exp(mean + reach))} on these very tokens"
+    return f"{_share(math.exp(mean - reach))} to {_share(math.exp(mean + reach))} for these tokens only"
 
 
 def _gap(gap: float | None, error: float | None) -> str:
@@ -189,21 +199,10 @@ def _gap(gap: float | None, error: float | None) -> str:
     return f"{_share(math.exp(gap))} ± {200 * error:.1f} %"
 
 
-def _cost(ratio: float) -> str:
-    """Return what a ratio of perplexities costs, in words."""
-    if ratio >= 2:
-        return f"pay {ratio:.1f} times the perplexity"
-    return f"gain {_share(2 - ratio)}" if round(100 * (ratio - 1), 1) < 0 else f"pay {_share(ratio)}"
-
-
 def _share(ratio: float) -> str:
-    """Return how much more a ratio of perplexities is, in per cent."""
+    """Return the change that a ratio of perplexities means: a percentage, or the ratio from 3 on."""
     if ratio >= 3:
-        return f"{ratio:.1f} times"
+        return f"x{ratio:.1f}"
     percent = 100 * (ratio - 1)
-    text = f"{percent:.0f} %" if abs(percent) >= 9.95 else f"{percent:.1f} %"
-    return "0.0 %" if text == "-0.0 %" else text
-
-
-def _tokens(found: Answers) -> str:
-    return f"{found.length:,} tokens"
+    text = f"{percent:+.0f} %" if abs(percent) >= 9.95 else f"{percent:+.1f} %"
+    return "+0.0 %" if text == "-0.0 %" else text

@@ -17,6 +17,9 @@ from ropetool.weights.opening import bakeable
 KEEPS_SCORES = ("attention-factor", "softmax-scale", "layout", "shift-safe", "rearch")
 
 
+WITHOUT = "without --check"
+
+
 def check_possible(plan: Plan, source: Checkpoint) -> None:
     """Raise where the scores cannot be compared, or are meant to change; before anything is written.
 
@@ -25,13 +28,13 @@ def check_possible(plan: Plan, source: Checkpoint) -> None:
     what = plan.params.get("bake")
     if what not in KEEPS_SCORES or not plan.tensors:
         raise ConfigError(
-            f"it compares scores that stay the same, and {what} " + ("changes them" if plan.tensors else "touches no weight"),
-            where="--check", try_="leave out --check",
+            f"the check needs scores that stay the same, but {what} " + ("changes them" if plan.tensors else "does not change weights"),
+            where="--check", try_=WITHOUT,
         )  # fmt: skip
     if plan.format == "gguf" and plan.family in folding.LATENT:
         raise LossyExport(
-            "the scores of MLA are not computed from a GGUF file, whose keys lie transposed", where=str(source.path),
-            try_="leave out --check",
+            "ropetool cannot compute MLA scores from a GGUF file, because its keys are transposed", where=str(source.path),
+            try_=WITHOUT,
         )  # fmt: skip
     targets, read = _read(source)
     try:
@@ -40,7 +43,7 @@ def check_possible(plan: Plan, source: Checkpoint) -> None:
         raise UnsupportedDtype(
             f"--check cannot read the weights: {error.message}",
             where=error.where or str(source.path),
-            try_="leave out --check",
+            try_=WITHOUT,
         ) from None
 
 
@@ -59,7 +62,7 @@ def _read(checkpoint: Checkpoint) -> tuple[FoldTargets, Reader]:
 
 def checks_text(checks: Sequence[LayerCheck]) -> str:
     """Return what `ropetool bake --check` prints below the rest."""
-    rows = [("layer", "kind", "largest score", "difference", "without the bake")]
+    rows = [("layer", "kind", "largest score", "difference", "without bake")]
     rows += [
         (str(c.layer), c.layer_type, f"{c.largest:.4g}", f"{c.difference:.2g}", f"{c.unbaked:.2g}") for c in checks
     ]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ropetool.verification.measures.repeats import FarResult
     from ropetool.verification.measures.retrieval import RetrievalResult
 
-TITLE = "Yardsticks, which no file can hold: what is reached without training"
+TITLE = "Reference attention variants: no file can store them"
 
 
 def yardstick_sections(result: VerifyResult) -> Iterator[Section]:
@@ -39,13 +39,19 @@ def _losses(result: VerifyResult) -> Section:
             )  # fmt: skip
     legend = (
         ("ppl", "exp(loss) of the same last tokens (95 % interval over documents)"),
-        ("ratio", f"over the ppl of the baseline at min(length, {result.trained_length})"),
-        ("regression", f"nats a token more than the baseline at the same length, up to {result.trained_length}"),
-        ("target minus this", "nats a token, same tokens, ± its 95 % interval; above 0 the target is the worse one"),
+        ("ratio", f"perplexity / perplexity of the baseline at min(length, {result.trained_length})"),
+        (
+            "regression",
+            f"loss minus the baseline's loss at the same length, up to {result.trained_length} tokens, in nats per token",
+        ),
+        (
+            "target minus this",
+            "difference of loss on the same tokens, nats per token, ± 95 % interval; above 0, the target is worse",
+        ),
     )
     head = ("length", "", "ppl", "ratio", "regression", "target minus this")
     served = (f"{found.name}: {found.served}" for found in result.yardsticks if found.served)
-    notes = (f"put on {result.yardsticks[0].on}; they gate nothing", *served)
+    notes = (f"applied to {result.yardsticks[0].on}; they do not affect the verdict", *served)
     return Section("yardsticks", TITLE, Table(head, tuple(rows), words=(1,)), legend, notes)
 
 
@@ -63,10 +69,13 @@ def _far(result: VerifyResult, far: FarResult) -> Section:
         gains = {entry.distance: entry.gain for entry in own.distances} if own else {}
         rows.append(row(found.name, *(change(gains.get(distance)) for distance in distances)))
     legend = (
-        ("gain", "right next tokens of a second copy more than behind other text, by distance, ± its 95 % interval"),
+        (
+            "gain",
+            "share of right next tokens after a copy minus the share after other text, by distance, ± 95 % interval",
+        ),
     )
     table = Table(("", *map(str, distances)), tuple(rows), words=(0,))
-    return Section("yardsticks-far", "Yardsticks: far dependence, gain from the copy", table, legend)
+    return Section("yardsticks-far", "Reference attention variants: gain from a copy", table, legend)
 
 
 def _retrieval(result: VerifyResult, grid: RetrievalResult, index: int) -> Section:
@@ -75,6 +84,6 @@ def _retrieval(result: VerifyResult, grid: RetrievalResult, index: int) -> Secti
     lengths = sorted({cell.length for cell in grid.cells})
     grids = [("target", grid), *((found.name, found.measures["retrieval"][index]) for found in result.yardsticks)]
     rows = [row(name, *(share([cell for cell in of.cells if cell.length == n]) for n in lengths)) for name, of in grids]
-    legend = (("cells", "right answers of all depths, of how many trials; columns: tokens of context"),)
+    legend = (("cells", "right answers / trials, over all depths; columns: context in tokens"),)
     table = Table(("", *map(str, lengths)), tuple(rows), words=(0,))
-    return Section(f"yardsticks-{grid.task}", f"Yardsticks: retrieval, {grid.task}", table, legend)
+    return Section(f"yardsticks-{grid.task}", f"Reference attention variants: retrieval, {grid.task}", table, legend)

@@ -64,11 +64,11 @@ def loss_chart(result: VerifyResult) -> Chart:
     drawing.length_axis(axes, [entry.length for entry in result.lengths], "context")
     drawing.trained_line(axes, result.trained_length)
     drawing.perplexity_axis(axes)
-    axes.set_ylabel("loss (nats a token)")
+    axes.set_ylabel("loss (nats per token)")
     drawing.key(figure)
     caption = (
-        f"Mean loss of the same last {result.scored} tokens by how much context they are read with; bands: 95 % interval "
-        "over documents; perplexity = exp(loss). A level curve keeps its quality, a falling one uses the context, a rising one breaks."
+        f"Mean loss of the same last {result.scored} tokens by context length. Bands: 95 % interval over documents. "
+        "Perplexity = exp(loss). A level curve keeps its quality, a falling curve uses the context, a rising curve breaks."
     )
     return Chart("loss", "loss", "Loss against context", caption, figure)
 
@@ -81,11 +81,11 @@ def tax_chart(result: VerifyResult) -> Chart:
     drawing.points(axes, range(len(found)), [tax for _, tax in found], {**drawing.TARGET, "linestyle": "none"})
     drawing.slots(axes, [length for length, _ in found], "context")
     axes.set_xlim(-0.6, len(found) - 0.4)
-    axes.set_ylabel("regression (nats a token)")
+    axes.set_ylabel("regression (nats per token)")
     caption = (
-        f"regression(n) = loss(target, n) - loss(baseline, n) at lengths n up to the trained {result.trained_length}, paired "
-        "token by token, with its 95 % interval. Above zero the extension makes short texts worse; the perplexity grows "
-        "by exp(regression) - 1."
+        f"regression(n) = loss(target, n) - loss(baseline, n) for lengths n up to the trained {result.trained_length}, paired "
+        "by token, with 95 % interval. Above zero, the extension makes short texts worse: the perplexity grows by "
+        "exp(regression) - 1."
     )
     return Chart("tax", "worth", "Short-context regression", caption, figure)
 
@@ -108,13 +108,13 @@ def yardsticks_chart(result: VerifyResult) -> Chart:
     drawing.length_axis(axes, [entry.length for entry in result.lengths], "context")
     drawing.trained_line(axes, result.trained_length)
     drawing.perplexity_axis(axes)
-    axes.set_ylabel("loss (nats a token)")
+    axes.set_ylabel("loss (nats per token)")
     drawing.key(figure)
     caption = (
-        f"Mean loss of the same last {result.scored} tokens. Yardsticks attend in ways that no file can hold, put on "
-        f"{result.yardsticks[0].on}; how far the target is from each, with intervals, stands in the table."
+        f"Mean loss of the same last {result.scored} tokens. Reference attention variants, applied to "
+        f"{result.yardsticks[0].on}, cannot be stored in a file. The table contains the differences with their intervals."
     )
-    return Chart("yardsticks", "yardsticks", "Loss beside yardsticks", caption, figure)
+    return Chart("yardsticks", "yardsticks", "Loss of reference attention variants", caption, figure)
 
 
 def bands_chart(bands: Mapping[str, Any], context_length: int, key: str = "bands", of: str = "") -> Chart:
@@ -136,13 +136,13 @@ def bands_chart(bands: Mapping[str, Any], context_length: int, key: str = "bands
     drawing.logarithmic(axes, [*shown, bands["trained_length"], context_length])
     for length, name, dash in ((bands["trained_length"], "trained length", ":"), (context_length, "new context", "-.")):
         axes.axhline(length, color=drawing.QUIET, linestyle=dash, linewidth=1.5, label=f"{name}, {length}")
-    axes.set_xlabel("rotary pair, the fastest first")
-    axes.set_ylabel("wavelength (tokens a turn)")
+    axes.set_xlabel("rotary pair, fastest first")
+    axes.set_ylabel("wavelength (tokens per turn)")
     drawing.key(figure)
     caption = (
-        "wavelength = 2π / inv_freq of each rotary pair. Pairs below the dotted line have turned all the way round in "
-        "training and may stay as they are; those above have seen an arc only, and must be stretched to keep to it in the "
-        f"new context. Pairs that never turn are left out. Attention factor: {bands['attention_factor']:.5g}."
+        "wavelength = 2π / inv_freq of each rotary pair. Pairs below the dotted line made full turns in training and can "
+        "stay unchanged. Pairs above it saw only an arc, and must be stretched to stay within this arc in the new context. "
+        f"The plot omits pairs that never turn. Attention factor: {bands['attention_factor']:.5g}."
     )
     when = "" if bands["after"] is None else " before and after"
     return Chart(key, key, f"Frequency bands{f' of {of}' if of else ''}{when}", caption, figure)
@@ -158,13 +158,13 @@ def position_chart(found: PositionResult) -> Chart:
         axes.axhline(
             found.baseline.mean, color=drawing.BASELINE["color"], linestyle="--", label="baseline without filler"
         )
-    drawing.slots(axes, [entry.filler for entry in found.offsets], "filler in front")
-    axes.set_ylabel("loss (nats a token)")
+    drawing.slots(axes, [entry.filler for entry in found.offsets], "filler before the passage")
+    axes.set_ylabel("loss (nats per token)")
     drawing.key(figure)
     caption = (
-        f"Mean loss of the last {found.scored} tokens of the same passages of {found.passage} tokens behind ever more text "
-        "of other documents; band: 95 % interval over documents. The filler says nothing about the passage: what rises is "
-        "due to the position."
+        f"Mean loss of the last {found.scored} tokens of the same passages of {found.passage} tokens, after more and more "
+        "text of other documents. Band: 95 % interval over documents. The filler is unrelated to the passage, so only the "
+        "position can raise the loss."
     )
     return Chart("position", "position", "Loss by position", caption, figure)
 
@@ -174,9 +174,9 @@ def far_chart(found: FarResult) -> Chart:
     figure = drawing.figure(4.6)
     above, below = figure.subplots(2, sharex=True)
     distances = [entry.distance for entry in found.distances]
-    unrelated = {**drawing.BASELINE, "label": "other text in front"}
+    unrelated = {**drawing.BASELINE, "label": "after other text"}
     drawing.curve(above, distances, [entry.unrelated for entry in found.distances], unrelated)
-    own = {**drawing.TARGET, "label": "own copy in front"}
+    own = {**drawing.TARGET, "label": "after its own copy"}
     drawing.curve(above, distances, [entry.repeated for entry in found.distances], own)
     drawing.points(below, distances, [entry.gain for entry in found.distances], drawing.GAIN)
     drawing.length_axis(below, distances, "distance to the copy")
@@ -185,9 +185,9 @@ def far_chart(found: FarResult) -> Chart:
     below.set_ylabel("gain")
     drawing.key(figure)
     caption = (
-        "Above: the share of next tokens predicted right in a passage that has its own copy, or another text, so many "
-        "tokens before it; the same tokens are scored. Below: gain = accuracy(own copy) - accuracy(other text), paired, "
-        "with its 95 % interval. A gain above zero means that the model reads from that far."
+        "Above: share of right next tokens in a passage, with a copy of it or other text at this distance before it. The "
+        "same tokens are scored. Below: gain = accuracy(own copy) - accuracy(other text), paired, with 95 % interval. "
+        "A gain above zero shows that the model uses text at this distance."
     )
     return Chart("far", "far", "Far dependence by distance", caption, figure)
 
@@ -205,7 +205,7 @@ def retrieval_chart(grid: RetrievalResult, trained_length: int) -> Chart:
         text = f"{cell.hits}/{cell.trials}" if len(lengths) <= 8 else str(cell.hits)
         axes.text(x, y, text, ha="center", va="center", color=drawing.IN_CELLS[share <= 0.5], fontsize=9.5)
     image = axes.imshow(shares, cmap="cividis", vmin=0, vmax=1, aspect="auto")
-    figure.colorbar(image, label="share right")
+    figure.colorbar(image, label="share of right answers")
     drawing.slots(axes, lengths, "context")
     axes.set_yticks(range(len(depths)), labels=[f"{depth:.2f}" for depth in depths])
     axes.set_ylabel("depth of the key")
@@ -216,8 +216,8 @@ def retrieval_chart(grid: RetrievalResult, trained_length: int) -> Chart:
         axes.axvline(within - 0.5, color=drawing.BORDER, linewidth=2.5)
         border = f" Left of the orange line: within the trained length of {trained_length} tokens."
     caption = (
-        f"{grid.keys} keys in the context, one asked for; depth 0 is the front. A trial counts when the right value has "
-        f"the highest log-probability of all candidates; a blind guess is right in {grid.chance:.3g} of them.{border}"
+        f"{grid.keys} keys in the context, one in the question; depth 0 is the start. A trial counts if the right value has "
+        f"the highest log-probability of all candidates. Guessing gives a share of {grid.chance:.3g}.{border}"
     )
     return Chart(f"retrieval-{grid.task}", f"retrieval-{grid.task}", f"Retrieval, {grid.task}", caption, figure)
 
@@ -241,11 +241,11 @@ def divergence_chart(found: DivergenceResult, trained_length: int) -> Chart:
         drawing.trained_line(axes, edges.index(trained_length))
     drawing.slots(axes, edges, "position")
     drawing.logarithmic(axes, [*means, *tails])
-    axes.set_ylabel("KL (nats a token)")
+    axes.set_ylabel("KL (nats per token)")
     drawing.key(figure)
     caption = (
-        "KL(reference || target) = Σ p ln(p / q) over the vocabulary, by position: the mean with its 95 % interval, and the "
-        "99th percentile. Rounding is level over the positions; a wrong frequency grows with them."
+        "KL(reference || target) = Σ p ln(p / q) over the vocabulary, by position: the mean with 95 % interval, and the "
+        "99th percentile. Rounding errors do not depend on the position; errors of a wrong frequency grow with it."
     )
     return Chart("divergence", "divergence", "KL by position", caption, figure)
 

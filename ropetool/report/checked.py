@@ -17,8 +17,8 @@ def checked_text(found: Checked, width: int | None = None) -> str:
     lengths = f"{found.context_length:,} tokens"
     if found.context_length != found.trained_length:
         lengths = f"{found.trained_length:,} -> {lengths}"
-    words = {TRUE: "it is what it says", FALSE: "it is not what it says"}.get(
-        found.verdict, "whether it is what it says is not known"
+    words = {TRUE: "the file is correct", FALSE: "the file is not correct"}.get(
+        found.verdict, "the checks cannot decide whether the file is correct"
     )
     rows = [(check.name, check.verdict, check.detail) for check in found.checks]
     rows.append(("measured", found.measured.name, found.measured.why))

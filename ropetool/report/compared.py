@@ -12,7 +12,7 @@ from ropetool.choosing.results import CandidateResult, Comparison
 from ropetool.escaping import escaped
 from ropetool.report.layout import counted, wrapped
 from ropetool.report.plot import SEVERAL, TRAINED, perplexity_plot
-from ropetool.report.terminal import WIDTH, console_of, print_section, put, written
+from ropetool.report.terminal import POINTER, WIDTH, console_of, print_section, put, written
 from ropetool.sections import NONE, TONES, Cell, Section, Table, change, number, row
 from ropetool.verification.gate import GRADES
 from ropetool.verification.measures.loss import JUDGED
@@ -21,7 +21,6 @@ from ropetool.verification.results import NOT_JUDGED, Estimate, LengthResult
 
 BASELINE = "○"
 MOST_DRAWN = 6  # candidates in one plot, beyond which a terminal shows a thicket
-POINTER = "--explain says below each table what its columns mean; so do the pages of --report."
 
 
 def compare_text(found: Comparison, *, width: int | None = None, colour: bool = False, explained: bool = False) -> str:
@@ -51,8 +50,8 @@ def compare_text(found: Comparison, *, width: int | None = None, colour: bool = 
 
 def sentences(found: Comparison) -> list[str]:
     """Return for each length up to which some candidate is measured who is the best there, and whom that is told apart from."""
-    told = [_sentence(ranking) for ranking in found.rankings] or ["nothing is ranked: no losses were measured"]
-    return told if found.beside is None else [*told, f"with what no file holds, {_sentence(found.beside)}"]
+    told = [_sentence(ranking) for ranking in found.rankings] or ["no ranking, because no losses were measured"]
+    return told if found.beside is None else [*told, f"with reference attention variants, {_sentence(found.beside)}"]
 
 
 def _sentence(ranking: Ranking) -> str:
@@ -61,7 +60,7 @@ def _sentence(ranking: Ranking) -> str:
     if better:
         parts.append(f"better than {', '.join(better)}")
     if ranking.tied:
-        parts.append(f"not told apart from {', '.join(ranking.tied)}")
+        parts.append(f"not significantly better than {', '.join(ranking.tied)}")
     return f"best at {ranking.length} tokens: {'; '.join(parts)}"
 
 
@@ -97,23 +96,23 @@ def _overview(found: Comparison, measured: list[CandidateResult]) -> Section:
         for each in measured
     )  # fmt: skip
     legend = (
-        ("context", "tokens that the candidate leads to"),
+        ("context", "context length of the candidate in tokens"),
         (
             "regression",
-            f"the worst ratio at lengths up to the trained {found.trained_length}: what the short ones cost",
+            f"worst ratio at lengths up to {found.trained_length} tokens, the trained length: the cost on short texts",
         ),
         (
             "ratio",
-            "ppl of the candidate over that of the source at min(length, trained length), at the longest length "
-            "measured within its own context, and the bounds of its true value, each one-sided at 95 %",
+            "perplexity of the candidate / perplexity of the source at min(length, trained length), at the longest "
+            "measured length within the candidate's context, with one-sided 95 % bounds",
         ),
         (
             "answers",
-            "retrieval: right at the longest length at which it is measured, and the same trials within the trained length",
+            "retrieval: right answers at the longest measured length, and in the same trials within the trained length",
         ),
-        ("key tokens", "nats that far text saves on the tokens that repeat it, ± 95 %"),
-        ("needles", "nats that far text saves on an answer that it alone has, ± 95 %"),
-        ("grade", f"what `verify` would say of the output for grade {found.grade}, its files aside"),
+        ("key tokens", "nats per token that distant text saves on its repetitions, ± 95 %"),
+        ("needles", "nats per answer that distant text saves, if only this text contains the answer, ± 95 %"),
+        ("grade", f"the verdict of `verify` on the output for grade {found.grade}, without the checks of files"),
     )
     head = ("candidate", "context", "regression", "ratio", "answers", "key tokens", "needles", "grade")
     notes = tuple(f"{each.name}: {each.note}" for each in measured if each.note)
@@ -123,10 +122,10 @@ def _overview(found: Comparison, measured: list[CandidateResult]) -> Section:
 def _ratios(found: Comparison, measured: list[CandidateResult]) -> Section:
     rows = tuple(row(each.name, *(_judged(each.at(length)) for length in found.lengths)) for each in measured)
     legend = (
-        ("columns", "tokens of model input, always ending on the same tokens of the same texts"),
+        ("columns", "tokens of input; the last tokens are always the same"),
         (
             "cells",
-            f"the ratio with its bounds, each one-sided at 95 %; better: surely below 1, worse: surely above what {found.grade} allows",
+            f"ratio with one-sided 95 % bounds; better: significantly below 1; worse: significantly above the limit of {found.grade}",
         ),
     )
     head = ("candidate", *map(str, found.lengths))
@@ -144,21 +143,21 @@ def _pairs(found: Comparison) -> Section:
         for ranking in rankings
     )  # fmt: skip
     legend = (
-        ("best", "the lowest loss on the same tokens, of all that are measured so far"),
+        ("best", "lowest loss on the same tokens, among the candidates measured at this length"),
         (
             "better than",
-            "surely: paired by document, with Holm's correction over all pairs of the length, at 5 % together",
+            "significantly: paired by document, with Holm's correction over all pairs of a length, at 5 % in all",
         ),
     )
     details = tuple(
         Table(
-            ("lower loss", "higher loss", "difference", "p", "told apart"), tuple(map(_pair, ranking.pairs)), words=(0, 1, 4),
-            title=f"Every pair at {ranking.length} tokens{', yardsticks too' if ranking is found.beside else ''}",
+            ("lower loss", "higher loss", "difference", "p", "significant"), tuple(map(_pair, ranking.pairs)), words=(0, 1, 4),
+            title=f"Every pair at {ranking.length} tokens{', with reference attention variants' if ranking is found.beside else ''}",
         )
         for ranking in rankings
         if ranking.pairs
     )  # fmt: skip
-    table = Table(("length", "best", "better than", "not told apart from"), rows, words=(1, 2, 3))
+    table = Table(("length", "best", "better than", "not significantly better than"), rows, words=(1, 2, 3))
     return Section("best", "The best at the longest lengths", table, legend, details=details)
 
 

@@ -22,7 +22,11 @@ def charts(found: Comparison) -> Iterator[Chart]:
     """Yield the plots of all that was measured. To be used within `drawing.style()`."""
     if found.beside is not None:
         yield losses_chart(
-            found, found.beside.length, found.beside.order[:MOST], name="losses-beside", extra=", with yardsticks"
+            found,
+            found.beside.length,
+            found.beside.order[:MOST],
+            name="losses-beside",
+            extra=", with reference attention variants",
         )
     for ranking in reversed(found.rankings):
         yield losses_chart(found, ranking.length, ranking.order[:MOST])
@@ -44,13 +48,13 @@ def losses_chart(found: Comparison, length: int, names: Sequence[str], name: str
     drawing.length_axis(axes, lengths, "context")
     drawing.trained_line(axes, found.trained_length)
     drawing.perplexity_axis(axes)
-    axes.set_ylabel("loss (nats a token)")
+    axes.set_ylabel("loss (nats per token)")
     drawing.key(figure)
     rest = f", the {len(names)} best" if len(names) == MOST else ""
     caption = (
-        f"Mean loss of the same last {found.scored} tokens by how much context they are read with, of the candidates measured at "
-        f"{length} tokens{rest}; band: 95 % interval of the source over documents. The intervals of differences are "
-        "narrower than those of losses, so that curves within one band may well be told apart: the pairs say which are."
+        f"Mean loss of the same last {found.scored} tokens by context length, for candidates measured at {length} tokens{rest}. "
+        "Band: 95 % interval of the source over documents. Intervals of differences are narrower than intervals of losses, so "
+        "curves within one band can differ significantly. The table of pairs contains these differences."
     )
     return Chart(name or f"losses-{length}", "ratios", f"Losses up to {length} tokens{extra}", caption, figure)
 
@@ -69,7 +73,7 @@ def costs_chart(found: Comparison) -> Chart:
     _bars(
         axes,
         [each.regression for each in shown],
-        {**drawing.BASELINE, "label": "within the trained length, the worst"},
+        {**drawing.BASELINE, "label": "worst within the trained length"},
         0.12,
     )
     axes.axvline(1, color=drawing.QUIET, linewidth=1)
@@ -78,10 +82,10 @@ def costs_chart(found: Comparison) -> Chart:
     drawing.ratio_axis(axes)
     drawing.key(figure)
     caption = (
-        "Perplexity of each candidate over that of the source at min(length, trained length), with the bounds of the true ratio, "
-        "each one-sided at 95 %. Left of 1 it is better than the source that reads only what it was trained on."
+        "Perplexity of each candidate / perplexity of the source at min(length, trained length), with one-sided 95 % bounds. "
+        "Left of 1, the candidate is better than the source with text of its trained length."
     )
-    return Chart("costs", "candidates", "What each candidate costs", caption, figure)
+    return Chart("costs", "candidates", "Cost of each candidate", caption, figure)
 
 
 def look(index: int) -> dict[str, Any]:

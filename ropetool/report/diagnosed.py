@@ -22,14 +22,14 @@ def diagnosis_text(found: Diagnosis, width: int | None = None, repairs: Sequence
     if repairs:
         blocks.append(f"fixed\n{columns([_repaired(each) for each in repairs], width=width)}")
     mended = sum(each.output is not None for each in repairs)
-    return "\n".join([*blocks, counts_text(found, f"; {mended} mended" if mended else "")])
+    return "\n".join([*blocks, counts_text(found, f"; {mended} fixed" if mended else "")])
 
 
 def _repaired(each: Repair) -> tuple[str, str, str]:
     """Return a row: the copy, or the checkpoint that has none; the rule; and the keys, or why not."""
     if each.output is None:
         return escaped(each.name), each.rule, f"not written: {each.refusal}"
-    left = f"; {counted(each.errors_left, ERROR)} left in it" if each.errors_left else ""
+    left = f"; still {counted(each.errors_left, ERROR)}" if each.errors_left else ""
     keys = ", ".join(dict.fromkeys(".".join(edit.path) for edit in each.edits))
     return escaped(each.output), each.rule, f"{keys}{left}"
 
@@ -53,7 +53,7 @@ def counts_text(found: Diagnosis, more: str = "") -> str:
     counts = [counted(found.count(severity), severity) for severity in SEVERITIES if found.count(severity)]
     quiet = sum(not one.findings for one in looked)
     said = f"{counted(len(looked), 'checkpoint')}: {', '.join(counts) or 'nothing found'}"
-    return f"{said}{f'; {quiet} without a finding' if counts and quiet else ''}{more}\n"
+    return f"{said}{f'; {quiet} without findings' if counts and quiet else ''}{more}\n"
 
 
 def diagnosis_json(found: Diagnosis, repairs: Sequence[Repair] = ()) -> dict[str, Any]:

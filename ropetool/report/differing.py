@@ -37,8 +37,8 @@ def diff_text(found: Diff) -> str:
     if found.tensors:
         parts += ["\nweights\n", _counts_text(found), *_tensors_text(found.tensors)]
     if found.scores:
-        parts += ["\nscores of B, as times those of A\n", *map(_score_text, found.scores)]
-    aside = "" if found.a.tensors and found.b.tensors else ", weights aside"
+        parts += ["\nscores of B divided by scores of A\n", *map(_score_text, found.scores)]
+    aside = "" if found.a.tensors and found.b.tensors else "; weights were not compared"
     parts.append(
         f"\nthe same in meaning{aside}\n" if found.same else f"\ndiffers: {escaped('; '.join(found.differences))}\n"
     )
@@ -102,7 +102,7 @@ def _table_words(fact: Fact) -> tuple[str, str]:
         apart = np.maximum(ratio, 1 / ratio)
     count = int(np.sum(apart > 1 + 1e-6))
     if not count:
-        return words[0], "other for short texts"
+        return words[0], "different for short texts"
     return words[0], f"{count} of {b.size} differ by up to {apart.max():.3g}x"
 
 
@@ -194,7 +194,7 @@ def _scale_words(found: Relation, group: Sequence[Relation]) -> str:
         return f"{what}set to zero{_types(found)}"
     if all(abs(scale.value) > 1 / TINY for scale in scales):
         return f"{what}zero before{_types(found)}"
-    spread = f" (single numbers by up to {max(scale.spread for scale in scales):.2g} more or less)"
+    spread = f" (single numbers deviate by up to {max(scale.spread for scale in scales):.2g})"
     low, high = max(scale.low for scale in scales), min(scale.high for scale in scales)
     if low <= high:
         return f"{what}scaled by {_known(scales, low, high)}{spread}{_types(found)}"
@@ -247,5 +247,5 @@ def _stretch_words(stretches: Sequence[tuple[int, int]]) -> str:
 
 
 def _score_text(score: NetScore) -> str:
-    net = f"net {score.part} score the same" if score.same else f"net {score.net:.6g}"
+    net = f"net {score.part} score unchanged" if score.same else f"net {score.net:.6g}"
     return f"  {score.layer_type}, {score.part} part: {score.tables:.6g} by the tables, {score.rows:.6g} by the rows: {net}\n"

@@ -88,7 +88,7 @@ def written_json(written: Written) -> dict[str, Any]:
 def imported_text(written: Imported) -> str:
     """Return what `ropetool import` prints."""
     rows = [
-        ("model_type", f"{written.model_type}, of a {written.arch} file"),
+        ("model_type", f"{written.model_type}, from a {written.arch} file"),
         ("context", f"{written.context_length} tokens, {written.encoding}"),
         ("tensors", f"{written.tensors} in {written.dtype}, {byte_size(written.nbytes)}"),
         *_check_rows(written.checks),

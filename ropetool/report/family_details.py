@@ -11,12 +11,12 @@ from ropetool.families.family import Family
 from ropetool.families.wrappers import ALIASES, WRAPPERS, Wrapper
 from ropetool.report.layout import columns
 
-WINDOWS = {"never": "none", "always": "as stated", "alternate": "on some layers, as stated"}
+WINDOWS = {"never": "none", "always": "as configured", "alternate": "on some layers, as configured"}
 ROTATES = {
-    "no_rope_layers": "those with 1 in no_rope_layers",
-    "sliding": "the sliding ones",
-    "sliding-if-any": "the sliding ones, or all if none slides",
-    "full": "the full-attention ones; the others keep a state",
+    "no_rope_layers": "layers with 1 in no_rope_layers",
+    "sliding": "sliding-window layers",
+    "sliding-if-any": "sliding-window layers, or all layers if no layer has a window",
+    "full": "full-attention layers; the others keep a state",
     "none": "none; `--method length` only raises the configured context length",
 }
 Rows = Iterator[tuple[str, str]]
@@ -48,7 +48,7 @@ def _place(family: Family) -> Rows:
     if family.null_head_dim:
         yield (
             "without head_dim",
-            f"yarn, dynamic and longrope stop {' and '.join(family.null_head_dim)}; extend writes it",
+            f"{' and '.join(family.null_head_dim)} cannot load yarn, dynamic or longrope; extend writes head_dim",
         )
 
 
@@ -77,11 +77,11 @@ def _rotation(family: Family) -> Rows:
         share = f"{family.default_partial_rotary_factor:g} if absent"
         yield "part that rotates", f"{family.partial_rotary_key}, {share}"
     if family.norm_after:
-        yield "norms", "follow the rotation: no factor on cos and sin is left"
+        yield "norms", "follow the rotation, so a factor on cos and sin has no effect"
     if family.mla:
-        v4 = "" if family.v4_softmax_scale else "; transformers 4.57 leaves it out"
+        v4 = "" if family.v4_softmax_scale else "; transformers 4.57 ignores it"
         yield "softmax scale", "follows mscale_all_dim (MLA)" + v4
-        yield "table", "of the decoupled keys"
+        yield "table", "rotates only the decoupled keys"
     if family.temperature_key:
         yield "score", f"grows with the position by {family.temperature_key}"
 
@@ -90,7 +90,7 @@ def _rope_keys(family: Family) -> Rows:
     if family.rope_types:
         yield "rope types", ", ".join(family.rope_types)
     if family.default_rope_type != "default":
-        yield "without rope keys", f"{family.default_rope_type}, by numbers of the class"
+        yield "without rope keys", f"{family.default_rope_type}, with the numbers of the class"
     for key, one in family.needed.items():
         values = " or ".join("absent" if value is None else json.dumps(value) for value in one.values)
         yield "decoded only if", f"{key} is {values}: {one.why}"
@@ -102,7 +102,7 @@ def _weights(family: Family) -> Rows:
     if family.gguf_architecture:
         yield "GGUF architecture", family.gguf_architecture
     if family.bake is not None:
-        yield "keys are made by", ", ".join(step.tensor.replace("{head}", "*") for step in family.bake.k)
+        yield "key projections", ", ".join(step.tensor.replace("{head}", "*") for step in family.bake.k)
         if family.bake.refused:
             yield "bake", f"refused: {family.bake.refused}"
 
@@ -124,8 +124,8 @@ def wrappers_around(model_type: str) -> dict[str, Wrapper]:
 def _wrapper(wrapper: Wrapper) -> str:
     parts = [
         f"in {wrapper.text}",
-        *(["whatever model_type it names"] if wrapper.fixed else []),
-        *([f"which must state {', '.join(wrapper.needs)}"] if wrapper.needs else []),
+        *(["with any model_type"] if wrapper.fixed else []),
+        *([f"requires {', '.join(wrapper.needs)}"] if wrapper.needs else []),
         *(["the same in transformers 4.57"] if wrapper.in_v4 else []),
     ]
     return f"{', '.join(parts)}; {wrapper.source}"

@@ -23,8 +23,8 @@ def gate_section(result: VerifyResult) -> Section:
     legend = (
         (
             "verdict",
-            "pass or fail: it gates; undecided: too little was measured to tell; not run: it could not be measured, the "
-            "result is partial; inexact: it differs as the file states, which --allow-inexact accepted; -: for information",
+            "pass, fail: decides the verdict; undecided: too little data; not run: could not be measured, so the result "
+            "is partial; inexact: differs, as --allow-inexact accepted; -: only informs",
         ),
     )
     grade = f", grade {result.grade}" if result.grade else ""

@@ -28,7 +28,7 @@ def keys_text(files: Sequence[GgufHeader]) -> str:
     """Return the file in a line, then each key with type and value."""
     rows = [(key, value.label, shortened(value)) for key, value in files[0].values.items()]
     tensors = sum(len(header.tensors) for header in files)
-    over = f" in {len(files)} files, whose keys stand in the first" if len(files) > 1 else ""
+    over = f" in {len(files)} files; the first file contains the keys" if len(files) > 1 else ""
     head = f"{files[0].path.name}: GGUF version {files[0].version}, {len(rows)} keys, {tensors} tensors{over}\n"
     return head + (columns(rows) if rows else "")
 
@@ -160,7 +160,7 @@ def files_text(done: Resharded) -> str:
     """Return the files of a model that was split or merged, in two lines at most."""
     names = f"{done.files[0]}" + (f" to {done.files[-1].name}" if len(done.files) > 1 else "")
     return columns(
-        [("output", names), ("holds", f"{done.tensors} tensors, {done.nbytes:,} bytes, in {len(done.files)} files")],
+        [("output", names), ("contents", f"{done.tensors} tensors, {done.nbytes:,} bytes, in {len(done.files)} files")],
         indent=0,
     )
 

@@ -23,12 +23,12 @@ def divergence_section(found: DivergenceResult, trained_length: int) -> Section:
     legend = (
         (
             "KL",
-            "KL(reference || target) = sum over the vocabulary of p ln(p/q), nats a token, ± its 95 % interval over documents",
+            "KL(reference || target) = sum of p ln(p/q) over the vocabulary, nats per token, ± 95 % interval over documents",
         ),
-        ("top-1", "how often both have the same likeliest token"),
-        ("logits", "the largest difference of two logits, as a part of the largest logit of the reference"),
+        ("top-1", "share of tokens for which both have the same likeliest token"),
+        ("logits", "largest difference of two logits, divided by the largest logit of the reference"),
         ("within", f"the trained length of {trained_length} tokens; {found.rows} rows of {found.length} tokens"),
-        *([("rare tokens", "rows of tokens that the others do not show, in random order")] if found.rare else []),
+        *([("rare tokens", "rows of tokens that do not occur in the texts, in random order")] if found.rare else []),
     )
     head = ("positions", "", "tokens", "mean KL", "median", "99 %", "maximum", "top-1", "logits")
     rows = tuple(_span(span, label) for label, span in spans)
@@ -75,7 +75,7 @@ def bands_section(bands: Mapping[str, Any], key: str = "bands", title: str = "Ro
     head: tuple[str, ...] = ("pair", "wavelength")
     if changes:
         rows += [
-            row("of another frequency than before", str(stretched)),
+            row("with a changed frequency", str(stretched)),
             row("largest stretch", number(max(_stretch(*pair) for pair in pairs))),
         ]
         head = (*head[:1], "wavelength before", "after", "stretch")
@@ -84,7 +84,7 @@ def bands_section(bands: Mapping[str, Any], key: str = "bands", title: str = "Ro
         row(str(index), number(before), *([number(after), number(_stretch(before, after))] if changes else []))
         for index, (before, after) in enumerate(pairs)
     )
-    detail = Table(head, each, title="Every pair, in tokens a turn")
+    detail = Table(head, each, title="Every pair, in tokens per turn")
     return Section(key, title, Table(("", ""), tuple(rows), words=(0,)), details=(detail,))
 
 

@@ -77,7 +77,7 @@ def _facts(result: VerifyResult, command: str) -> list[tuple[str, str]]:
         ("baseline", result.baseline or "the target itself, within its trained length"),
         ("against", result.against or ""),
         ("suite", result.suite),
-        ("lengths", f"trained {result.trained_length}, context stated {result.context_length} tokens"),
+        ("lengths", f"trained length {result.trained_length}, context length {result.context_length} tokens"),
         ("cache", f"keys and values of the target in {result.cache_type}" if result.cache_type else ""),
         ("seed", str(result.seed)),
         ("versions", f"ropetool {__version__}, {result.runtime}"),

@@ -16,7 +16,7 @@ def identified_text(found: Identified, width: int = 100) -> str:
     rows = sorted(zip(found.decision.figures, found.hypotheses, strict=True), key=lambda one: one[0])
     lines = [(f"{apart:.2g}", one.name, one.says) for apart, one in rows]
     said = "".join(wrapped(escaped(sentence), width, indent=0) for sentence in _answer(found))
-    return f"{said}\nnats from each table, the mean over {len(found.lengths)} prompts\n{columns(lines, width=width)}"
+    return f"{said}\ndistance to each table in nats, the mean over {len(found.lengths)} prompts\n{columns(lines, width=width)}"
 
 
 def _answer(found: Identified) -> list[str]:
@@ -24,21 +24,23 @@ def _answer(found: Identified) -> list[str]:
     if decision.best < 0:
         apart, nearest = min((figure, at) for at, figure in enumerate(decision.figures))
         return [
-            f"None of these: the answers of {found.program} are {apart:.2g} nats from the nearest, {found.hypotheses[nearest].name}; "
-            f"rounding makes {decision.limit:.2g} at most"
+            f"None of these: the answers of {found.program} differ by {apart:.2g} nats from the nearest table, "
+            f"{found.hypotheses[nearest].name}; rounding explains at most {decision.limit:.2g}"
         ]
     one = found.hypotheses[decision.best]
     if found.rivals:
         rivals = ", ".join((one.name, *found.rivals))
-        more = f"--prompts {2 * len(found.lengths)}, or a longer --length, asks more"
-        said = [f"{found.program} computes one of these tables, which its answers do not tell apart: {rivals}; {more}"]
+        more = f"pass --prompts {2 * len(found.lengths)} or a longer --length"
+        said = [
+            f"{found.program} computes one of these tables, and its answers do not distinguish them: {rivals}; {more}"
+        ]
     else:
         said = [f"{found.program} computes the table {one.name}: {one.says}"]
     if decision.margin:
-        said.append(f"The next table is {decision.margin:.2g} nats a prompt worse")
+        said.append(f"The second best table is worse by {decision.margin:.2g} nats per prompt")
     said.append(
-        f"Its answers are {decision.figures[decision.best]:.2g} nats from it, and rounding makes {decision.limit:.2g} at most: "
-        "a table outside of the list that is as near would be taken for it"
+        f"Its answers differ by {decision.figures[decision.best]:.2g} nats from this table; rounding explains at most "
+        f"{decision.limit:.2g}. A table outside the list could be as close"
     )
     if one.alike:
         said.append(f"The same table: {', '.join(one.alike)}")

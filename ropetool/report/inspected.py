@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 AGREES = "as above"
 TRAINED, STATED = "trained", "stated"
-SCALING = {ORIGINAL: "in place of the present scaling", CURRENT: "on top of the present scaling"}
+SCALING = {ORIGINAL: "in place of the current scaling", CURRENT: "on top of the current scaling"}
 SHOWN_APART = frozenset({"factor", "attention_factor", "dimension_count"})
 
 
@@ -68,7 +68,7 @@ def extension_target(decoded: RopeSet, target_length: int | None) -> int:
 
 def _stated_text(found: Inspection, width: int | None) -> str:
     rows = [(_plain(key), _plain(json.dumps(value, ensure_ascii=False))) for key, value in found.stated.items()]
-    return columns(rows or [("nothing about positions", "")], width=width)
+    return columns(rows or [("no position settings", "")], width=width)
 
 
 def named(found: Inspection) -> str:
@@ -91,8 +91,8 @@ def _entry_text(
     heads = f"head_dim {entry.head_dim}, rotary_dim {entry.rotary_dim}, {entry.layout} layout"
     if entry.table is None:
         rows = [
-            ("layers", f"{_ranges(entry.layers)}; head_dim {entry.head_dim}, nothing rotates"),
-            ("context stated", f"{decoded.max_position_embeddings} tokens"),
+            ("layers", f"{_ranges(entry.layers)}; head_dim {entry.head_dim}, no rotation"),
+            ("context length", f"{decoded.max_position_embeddings} tokens"),
         ]
         return f"\n{escaped(layer_type)}\n{columns([*rows, *_window_rows(entry)], width=width)}"
     measure = _Measure.of(found, decoded)
@@ -100,11 +100,11 @@ def _entry_text(
         ("layers", f"{_ranges(entry.layers)}; {heads}"),
         ("rope type", _type_text(entry)),
         measure.row(found.trained_length),
-        ("context stated", f"{decoded.max_position_embeddings} tokens"),
+        ("context length", f"{decoded.max_position_embeddings} tokens"),
         ("attention factor", _factor_text(entry)),
     ]
     if entry.softmax_multiplier != 1:
-        rows.append(("softmax scale", f"the whole score times {entry.softmax_multiplier:.6g}"))
+        rows.append(("softmax scale", f"multiplies the whole score by {entry.softmax_multiplier:.6g}"))
     text = f"\n{escaped(layer_type)}\n" + columns([*rows, *_window_rows(entry)], width=width)
     # Within a window no two positions are further apart than that, in training and afterwards.
     window = entry.sliding_window or MAX_LENGTH
@@ -168,13 +168,13 @@ def _type_text(entry: LayerRope) -> str:
     shown = {k: v for k, v in named.items() if not isinstance(v, list) and k not in SHOWN_APART and v is not None}
     rest = "".join(f", {k} {escaped(v)}" for k, v in shown.items())
     if entry.table is not None and entry.table.rule is not None:
-        rest += "; the table follows the length"
+        rest += "; the table depends on the text length"
     return f"{entry.rope_type}{theta}{factor}{rest}"
 
 
 def _factor_text(entry: LayerRope) -> str:
     factor = entry.attention_factor
-    return "1" if factor == 1 else f"{factor:.6g} on cos and sin, so scores get {factor**2:.6g}"
+    return "1" if factor == 1 else f"{factor:.6g} on cos and sin, so {factor**2:.6g} on scores"
 
 
 def _bands_text(
@@ -198,7 +198,7 @@ def _bands_text(
         ("turns", "pairs", f"at {target} tokens"),
         (f"over {arithmetic.NEAR_TURNS:g}", str(near), f"every angle {seen} many times: any length is safe"),
         ("1 to 32", str(middle), f"every angle {seen}"),
-        ("under 1", str(far), f"{over} pairs pass {arc}" if over else f"stays inside {arc}"),
+        ("under 1", str(far), f"{over} pairs exceed {arc}" if over else f"stays inside {arc}"),
     ]
     return columns(rows, indent=4, width=width)
 
@@ -231,8 +231,8 @@ def _steps_text(ways: Sequence[Proposal], target: int, width: int | None) -> str
     for way in ways:
         if way.method == LENGTH and not way.refusal:
             lines = columns([(way.line,)], indent=4)
-            return f"\nto extend it to {target} tokens, which only its stated context limits\n{lines}"
-        said = f"; not by plain {way.method}" if way.line and way.refusal else ""
+            return f"\nto extend it to {target} tokens; only the configured context length limits it\n{lines}"
+        said = f"; plain {way.method} is refused" if way.line and way.refusal else ""
         text += columns([(_lengths(way.step) + said,)], width=width)
         text += columns([(way.line or f"refused: {way.refusal}",)], indent=4, width=None if way.line else width)
     return f"\nto extend it to {target} tokens\n{text}" if text else ""
@@ -244,7 +244,7 @@ def _lengths(step: Step) -> str:
     if step.start is not None:
         return f"{step.start} -> {step.reach}{scaling}"
     guess = step.command.rpartition(" ")[2]
-    return f"{guess} -> {step.reach}{scaling}, if {guess} is its original length: the file does not store it"
+    return f"{guess} -> {step.reach}{scaling}, if its original length is {guess}, which the file does not store"
 
 
 def _ranges(layers: tuple[int, ...]) -> str:

@@ -26,10 +26,10 @@ def inspection_page(found: Inspection, advice: Advice, command: str = "") -> Pag
     assert found.rope is not None
     differ = [reading.name for reading in found.readings if made_of(reading, found.rope)[0] == "DIFFERS"]
     context = found.rope.max_position_embeddings
-    sentence = f"{found.source.name or found.source}, {context} tokens stated; " + (
-        f"{', '.join(runtimes.display_ranges(differ))} would compute something else"
+    sentence = f"{found.source.name or found.source}, {context} tokens; " + (
+        f"{', '.join(runtimes.display_ranges(differ))} would compute something different"
         if differ
-        else "no runtime looked at computes something else in silence"
+        else "no checked runtime silently computes something different"
     )
     drawn = list(_drawn(found, advice))
     several = len(drawn) > 1
@@ -39,7 +39,7 @@ def inspection_page(found: Inspection, advice: Advice, command: str = "") -> Pag
         word=found.model_type,
         tone=BAD if differ else GOOD,
         sentence=sentence,
-        conditions=f"Worked out from the files; no model was run. To {advice.target_length} tokens: {advice.why}.",
+        conditions=f"Calculated from the files, without running a model. To {advice.target_length} tokens: {advice.why}.",
         facts=_facts(found, advice, command),
         sections=[
             *(
@@ -64,12 +64,12 @@ def runtimes_section(found: Inspection) -> Section:
         for (label, *reasons), those in sorted(alike.items(), key=lambda item: item[0][0] != AGREES)
     )
     legend = (
-        (AGREES, "it computes the table that is drawn here, and everything else that scales or masks the score"),
-        ("DIFFERS", "it loads the file and computes something else, mostly without a word"),
-        ("refuses", "it stops with an error"),
+        (AGREES, "computes this table, and the same scale and mask of the scores"),
+        ("DIFFERS", "loads the file, but computes something different, usually without a warning"),
+        ("refuses", "stops with an error"),
     )
     table = Table(("runtime", "reads it", ""), rows, words=(0, 1, 2))
-    return Section("runtimes", "What each runtime reads", table, legend)
+    return Section("runtimes", "Runtimes", table, legend)
 
 
 def _ways_section(advice: Advice) -> Section:
@@ -78,7 +78,7 @@ def _ways_section(advice: Advice) -> Section:
         for way, (name, said) in ((way, way_row(way)) for way in advice.ways)
     )
     table = Table(("method", f"to {advice.target_length} tokens", ""), rows, words=(0, 1, 2))
-    return Section("methods", "What leads further", table, notes=() if advice.chosen else (advice.why,))
+    return Section("methods", "Methods for a longer context", table, notes=() if advice.chosen else (advice.why,))
 
 
 def _drawn(found: Inspection, advice: Advice) -> Iterator[tuple[str, str, dict[str, Any], int]]:
@@ -111,13 +111,13 @@ def _facts(found: Inspection, advice: Advice, command: str) -> list[tuple[str, s
         ("file", str(Path(found.source))),
         ("family", named(found)),
         ("trained length", f"{found.trained_length} tokens" if found.trained_length else "not stored in the file"),
-        ("context stated", f"{found.rope.max_position_embeddings} tokens"),
+        ("context length", f"{found.rope.max_position_embeddings} tokens"),
         (
             "KV cache",
-            f"{byte_size(found.cache_bytes(advice.target_length))} a sequence at {advice.target_length} tokens",
+            f"{byte_size(found.cache_bytes(advice.target_length))} per sequence at {advice.target_length} tokens",
         ),
         ("advised", advice.command),
-        ("can be written for", ", ".join(runtimes.display_ranges(advice.readers)) if advice.readers else ""),
-        ("made by", command),
+        ("works in", ", ".join(runtimes.display_ranges(advice.readers)) if advice.readers else ""),
+        ("command", command),
     ]
     return [(name, value) for name, value in facts if value]

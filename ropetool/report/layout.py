@@ -60,6 +60,11 @@ def serving_text(lines: Sequence[str]) -> str:
     return f"\nserved by\n{columns([(line,) for line in lines])}" if lines else ""
 
 
+def not_ours(kind: str) -> str:
+    """Return why a file that ropetool did not write is kept."""
+    return f"is not {kind}, so ropetool does not replace it"
+
+
 def counted(count: int, noun: str) -> str:
     """Return a number of things in words: 1 text, 2 texts."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -35,7 +35,7 @@ def method_text(method: Method) -> str:
     """Return what a method does, where it comes from, and its parameters."""
     rows = [
         *([("also called", ", ".join(method.aliases))] if method.aliases else []),
-        ("attention factor", f"{method.auto_attention_factor}, unless --attention-factor says another"),
+        ("attention factor", f"{method.auto_attention_factor}, unless you pass --attention-factor"),
         ("source", method.source),
     ]
     text = f"{method.name}: {method.summary}\n{columns(rows)}\n{(method.module.__doc__ or '').strip()}\n"

@@ -19,6 +19,7 @@ from ropetool.files.transaction import staged
 from ropetool.machine import install_line
 from ropetool.report import drawing
 from ropetool.report.charts import Chart
+from ropetool.report.layout import not_ours
 from ropetool.sections import Section
 
 PAGE = "index.html"
@@ -83,11 +84,7 @@ def write_file(page: Page, file: Path) -> None:
 
 def _no_page(file: Path) -> str:
     """Return why a file is not replaced."""
-    return (
-        ""
-        if _generator().encode() in file.read_bytes()[:500]
-        else "is not a page of ropetool, so that it is not replaced"
-    )
+    return "" if _generator().encode() in file.read_bytes()[:500] else not_ours("a page of ropetool")
 
 
 def check_folder(folder: Path, *, force: bool = False) -> None:
@@ -100,7 +97,7 @@ def check_folder(folder: Path, *, force: bool = False) -> None:
         if not os.path.lexists(folder) or folder.name in ("", ".."):
             check_output(folder, NO_SOURCE, force=False, directory=True)
         elif reason := _held(force)(folder):
-            raise OutputError(f"exists already and {reason}", where=str(folder), try_="give --report a new folder")
+            raise OutputError(f"exists already and {reason}", where=str(folder), try_="a new folder for --report")
 
 
 def check_packages(option: str) -> None:
@@ -118,7 +115,7 @@ def _held(force: bool) -> Rule:
     def reason(folder: Path) -> str:
         if _is_empty(folder) or (force and _is_report(folder)):
             return ""
-        return "is not a report of ropetool, so that it is not replaced" if force else "is not empty"
+        return not_ours("a report of ropetool") if force else "is not empty"
 
     return reason
 

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 SCHEMA = 1  # of what is printed; a plan has one of its own
 _SHARED = {
-    "hard-linked": "hard-linked weights are the source's own files: an edit in place changes both; --copy keeps them apart",
-    "reflinked": "reflinked weights share their storage with the source until either is edited; --copy keeps it apart",
+    "hard-linked": "hard-linked: an edit in place changes the weights of the source too; pass --copy for separate files",
+    "reflinked": "reflinked: the weights share storage with the source until you edit one; pass --copy for separate files",
 }
 
 BASES = {
     UNSCALED: "the unscaled table",
-    ORIGINAL: "the original table: the present scaling is replaced",
+    ORIGINAL: "the original table: the current scaling is replaced",
     CURRENT: "the current table",
 }
 
@@ -41,7 +41,7 @@ def plan_text(plan: Plan, output: str, flags: Sequence[str] = (), width: int | N
     """
     rows = [*_goal(plan), ("runtimes", ", ".join(plan.runtimes)), ("output", output)]
     tried = [
-        (c.name, f"rejected: {c.rejected}" if c.rejected else "kept: decodes to the table asked for")
+        (c.name, f"rejected: {c.rejected}" if c.rejected else "kept: decodes to the requested table")
         for c in plan.candidates
     ]
     edits = [(e.file, ".".join(e.path), _change(e)) for e in plan.edits]
@@ -65,7 +65,7 @@ def _goal(plan: Plan) -> list[tuple[str, str]]:
         what = {**plan.params}
         return [
             ("method", f"{BAKE} {what.pop(BAKE, '')}{_params(what)}"),
-            ("context", f"{plan.max_position_embeddings}, as it was"),
+            ("context", f"{plan.max_position_embeddings}, unchanged"),
         ]
     # Whether a model that came scaled was trained further with its scaling is not in its files.
     before = "trained" if plan.reading == UNSCALED else "original"
@@ -147,7 +147,7 @@ def _following_json(written: Applied) -> dict[str, Any]:
 
 
 def _no_edits(plan: Plan) -> str:
-    return "none: only weights change" if plan.bakes else "none: the source says it already"
+    return "none: only weights change" if plan.bakes else "none: the source already has these settings"
 
 
 def _params(params: Mapping[str, Any]) -> str:

@@ -18,12 +18,12 @@ def restored_text(done: Restored | ToDelete) -> str:
     """Return what was undone, key by key, or the command that deletes a copy."""
     if isinstance(done, ToDelete):
         return (
-            f"{done.output} is a copy; {done.source}, which it was made from, is as it was. To undo it, delete it:\n"
+            f"{done.output} is a copy, and its source {done.source} is unchanged. To undo the edit, delete the copy:\n"
             f"  {_deletion(done)}\n"
         )
     rows = [row for entry in done.undone for row in _rows(entry)]
-    none = "no edit is left" if done.complete else "no edit is left in the log, which may lack the first edits"
-    left = f"{done.left} earlier edit{'s are' if done.left != 1 else ' is'} left" if done.left else none
+    none = "no edits remain" if done.complete else "no edits remain in the log, which may lack the first edits"
+    left = f"{done.left} earlier edit{'s remain' if done.left != 1 else ' remains'}" if done.left else none
     return f"{done.edited.path}\n" + columns([*rows, ("in place", in_place_text(done.edited)), ("log", left)])
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 from ropetool.escaping import escaped
 from ropetool.sections import BAD, GOOD, NONE, WARN, Cell, Section, Table
 
+POINTER = "Pass --explain for a description of the columns below each table. The pages of --report contain it too."
 WIDTH, NARROW = 120, 80
 BESIDE = 30  # columns that words need to stand beside figures, and not below them
 GAP = "  "

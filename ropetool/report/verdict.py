@@ -30,73 +30,68 @@ TEXTS = "--text with more documents"
 LARGER = {"quick": "--suite standard", "standard": "--suite full"}  # which has more passages; the full one has most
 
 
+DIFFERS = "{} differ from {{against}} by more than rounding"
 # By the name of the check up to its first comma, or up to a space; measures add theirs. What has none is told by its figures.
 WORDS: Mapping[str, Mapping[str, Words]] = {
     "tables": {
-        FAIL: Words("its positions are not what its record or its method gives ({detail})", "{mend}"),
-        NOT_RUN: Words("its positions could not be made again ({detail})"),
+        FAIL: Words("its positions differ from its record or its method ({detail})", "{mend}"),
+        NOT_RUN: Words("its positions could not be rebuilt ({detail})"),
     },
-    "weights": {FAIL: Words("its weights are not those of its source ({detail})", "{mend}")},
-    "files": {FAIL: Words("its other files are not those of its source ({detail})", "{mend}")},
-    "dress": {FAIL: Words("it differs from its source where no number is computed ({detail})", "without --strict")},
+    "weights": {FAIL: Words("its weights differ from its source ({detail})", "{mend}")},
+    "files": {FAIL: Words("its other files differ from its source ({detail})", "{mend}")},
+    "dress": {FAIL: Words("it has cosmetic differences from its source ({detail})", "without --strict")},
     "rotation": {
-        FAIL: Words("the program that runs it does not rotate as its files say ({detail})", "ropetool inspect TARGET"),
+        FAIL: Words("its runtime rotates differently from its files ({detail})", "ropetool inspect TARGET"),
         NOT_RUN: Words("its rotation could not be computed ({detail})"),
     },
-    "same tables": {FAIL: Words("the two files do not give the same positions ({detail})", "make one of them again")},
-    "yardstick": {NOT_RUN: Words("nothing says what it was before it was extended", "--baseline SOURCE")},
+    "same tables": {FAIL: Words("the two files do not give the same positions ({detail})", "write one of them again")},
+    "yardstick": {NOT_RUN: Words("no record or baseline describes it before its extension", "--baseline SOURCE")},
     "lengths": {NOT_RUN: Words("{detail}", "{reach}")},
     "texts": {NOT_RUN: Words("{detail}", "--text with more or longer documents")},
     "ratio": {
         FAIL: Words(
-            "its perplexity at {worse} tokens is surely more than {limit} times what {reference} has without the longer "
-            "context",
+            "its perplexity at {worse} tokens is significantly more than {limit} times the perplexity of {reference} "
+            "without the longer context",
             "{milder}",
         ),
         UNDECIDED: Words(
-            "these texts are too few to tell whether its perplexity at {unsure} tokens is within {limit} times what "
-            "{reference} has without the longer context",
+            "these texts are too few to show that its perplexity at {unsure} tokens is at most {limit} times the "
+            "perplexity of {reference} without the longer context",
             TEXTS,
         ),
-        NOT_RUN: Words("its perplexity could not be compared with anything", "--baseline SOURCE"),
+        NOT_RUN: Words("its perplexity could not be compared with a baseline", "--baseline SOURCE"),
     },
-    "useful": {FAIL: Words("reading more than {trained} tokens does not help at every length", "{milder}")},
+    "useful": {FAIL: Words("a context beyond {trained} tokens does not help at every length", "{milder}")},
     "far text": {
-        UNDECIDED: Words("these texts do not show that it uses what stands more than {trained} tokens back", TEXTS),
+        UNDECIDED: Words("these texts do not show that it uses text more than {trained} tokens back", TEXTS),
         NOT_RUN: Words("{detail}", "--lengths up to {context}"),
     },
     "KL": {
-        FAIL: Words("its predictions differ more from those of {against} than rounding explains", "{wider}"),
-        UNDECIDED: Words("these texts do not tell whether it predicts as {against} does", TEXTS),
+        FAIL: Words(DIFFERS.format("its predictions"), "{wider}"),
+        UNDECIDED: Words("these texts do not show whether its predictions equal {against}", TEXTS),
         NOT_RUN: Words("its predictions could not be compared ({detail})"),
     },
-    "KL p99": {
-        FAIL: Words("some of its predictions differ more from those of {against} than rounding explains", "{wider}")
-    },
+    "KL p99": {FAIL: Words(DIFFERS.format("some of its predictions"), "{wider}")},
     "KL window": {
-        FAIL: Words(
-            "at some positions its predictions differ more from those of {against} than rounding explains", "{wider}"
-        ),
+        FAIL: Words(DIFFERS.format("at some positions, its predictions"), "{wider}"),
     },
     "KL rare tokens": {
-        FAIL: Words(
-            "after rare tokens its predictions differ more from those of {against} than rounding explains", "{wider}"
-        ),
+        FAIL: Words(DIFFERS.format("after rare tokens, its predictions"), "{wider}"),
     },
     "KL beyond": {
-        FAIL: Words(
-            "beyond {trained} tokens its predictions differ more from those of {against} than within", "{wider}"
-        ),
+        FAIL: Words("beyond {trained} tokens, its predictions differ more from {against} than within", "{wider}"),
     },
     "lm-eval": {
-        FAIL: Words("it surely does worse at some task of lm-evaluation-harness ({detail})", "{milder}"),
-        UNDECIDED: Words("too few samples of lm-evaluation-harness tell how it does", "--lm-eval with more samples"),
+        FAIL: Words("it is significantly worse at some task of lm-evaluation-harness ({detail})", "{milder}"),
+        UNDECIDED: Words(
+            "the samples of lm-evaluation-harness are too few for a verdict", "--lm-eval with more samples"
+        ),
         NOT_RUN: Words(
-            "what lm-evaluation-harness found could not be judged ({detail})", "--lm-eval with more samples"
+            "the results of lm-evaluation-harness could not be judged ({detail})", "--lm-eval with more samples"
         ),
     },
 }
-PLAIN: Mapping[str, str] = {FAIL: "{name} is not within its limit", UNDECIDED: "{name} is not decided",
+PLAIN: Mapping[str, str] = {FAIL: "{name} is outside its limit", UNDECIDED: "{name} is undecided",
                             NOT_RUN: "{name} could not be measured"}  # fmt: skip
 STEPS: Mapping[str, str] = {UNDECIDED: "{larger}"}
 DECIDING: Mapping[str, str] = {FAIL: FAIL, PARTIAL: NOT_RUN, UNDECIDED: UNDECIDED}
@@ -156,17 +151,17 @@ def _subject(result: VerifyResult) -> str:
     longest = max((entry.length for entry in result.lengths), default=0)
     reach = f" up to {longest} tokens" if longest else ""
     cache = f" with a {result.cache_type} cache" if result.cache_type else ""
-    compared = f"against {_listed(against)}" if against else "by itself"
+    compared = f"against {_listed(against)}" if against else "without a baseline"
     return f"{result.target}{method}, measured{reach}{cache} {compared},"
 
 
 def _judgement(result: VerifyResult) -> str:
     whole = result.suite != CUSTOM and bool(result.grade)
-    grade = f"grade {result.grade}" if whole else "what was measured, which alone makes no grade"
+    grade = f"grade {result.grade}" if whole else "these measurements, which give no grade"
     return {
         PASS: f"is good enough for {grade}" if whole else f"passes {grade}",
         FAIL: f"fails for {grade}" if whole else "fails",
-        PARTIAL: "cannot be judged in full",
+        PARTIAL: "cannot be judged completely",
         UNDECIDED: f"may or may not be good enough for {grade}" if whole else "is left undecided",
     }[result.verdict]
 
@@ -178,14 +173,14 @@ def _worth(result: VerifyResult) -> str:
         return ""
     useful = [entry.length for entry in beyond if entry.useful]
     if not useful:
-        return f"; that it gains by reading more than {result.trained_length} tokens was not shown"
-    return f"; it gains by reading {_of_lengths(useful)} tokens instead of {result.trained_length}"
+        return f"; these texts do not show a gain from more than {result.trained_length} tokens"
+    return f"; it gains from {_of_lengths(useful)} tokens instead of {result.trained_length}"
 
 
 def _inexact(result: VerifyResult) -> str:
     """Return how far its positions are from those that it was made of, where that was accepted."""
     found = _with(result.checks, INEXACT)
-    return f"; its positions are not exactly those that it was made of: {found[0].detail}" if found else ""
+    return f"; its positions differ slightly from its source: {found[0].detail}" if found else ""
 
 
 def _reason(result: VerifyResult, check: Check) -> str:
@@ -228,10 +223,10 @@ def _values(result: VerifyResult, check: Check) -> dict[str, str]:
         "unsure": _of_lengths(entry.length for entry in result.lengths if entry.verdict == UNDECIDED) or "some",
         "trials": str(_trials(result)),
         "larger": LARGER.get(result.suite, TEXTS),
-        "mend": "extend its source again" if recorded else "mend it, or --stated KEY VALUE where that is meant",
+        "mend": "extend its source again" if recorded else "fix it, or pass --stated KEY VALUE if this is intended",
         "reach": _reach(result),
         "milder": f"a smaller factor{_lower_grade(result)}",
-        "wider": "make one of them again, with more bits where it is quantised",
+        "wider": "write one of them again, with more bits if it is quantised",
     }  # fmt: skip
 
 
@@ -239,7 +234,7 @@ def _reach(result: VerifyResult) -> str:
     """Return what makes the lengths measured reach beyond the trained one, up to the stated context."""
     if result.context_length > result.trained_length:
         return f"--lengths {result.trained_length},{result.context_length}"
-    return "ropetool extend TARGET" if result.baseline else "--trained-length N where it was trained on less"
+    return "ropetool extend TARGET" if result.baseline else "--trained-length N if it was trained on fewer tokens"
 
 
 def _trials(result: VerifyResult) -> int:

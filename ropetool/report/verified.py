@@ -11,7 +11,7 @@ from ropetool.report.answered import curve_plot, questions_section, texts_sectio
 from ropetool.report.gate import gate_section
 from ropetool.report.layout import counted, wrapped
 from ropetool.report.plot import SEVERAL, TRAINED, perplexity_plot
-from ropetool.report.terminal import STYLES, WIDTH, console_of, print_section, put, written
+from ropetool.report.terminal import POINTER, STYLES, WIDTH, console_of, print_section, put, written
 from ropetool.report.verdict import summary
 from ropetool.sections import TONES
 from ropetool.verification.gate import GRADES
@@ -19,7 +19,6 @@ from ropetool.verification.results import VerifyResult
 from ropetool.verification.verdict.answers import Answers
 
 TARGET, BASELINE = "●", "○"
-POINTER = "--explain says below each table what its columns mean; so do the pages of --report."
 
 
 def verify_text(
@@ -72,18 +71,16 @@ def _put_answers(console: Console, result: VerifyResult, answers: Answers, width
 def conditions(result: VerifyResult) -> str:
     """Return in one line under which conditions was measured what the verdict says."""
     if result.answers is not None:
-        return (
-            f"Trained at {result.trained_length} tokens, states {result.context_length}; {result.answers.minutes:.1f} minutes; "
-            f"{result.runtime or 'no model was run'}"
-        )
+        return f"{_lengths(result)}; {result.answers.minutes:.1f} minutes; {result.runtime or 'no model was run'}"
     grade = GRADES.get(result.grade)
-    proof = " and asks for proof that far text is read" if grade and grade.reads_far else ""
+    proof = " and requires that the model uses distant text" if grade and grade.reads_far else ""
     allowed = f"grade {grade.name} allows {grade.max_ratio:g} times the baseline's perplexity{proof}; " if grade else ""
     documents = counted(len(result.documents), "document")
-    return (
-        f"Trained at {result.trained_length} tokens, states {result.context_length}; {allowed}"
-        f"suite {result.suite}, {documents}; {result.runtime}"
-    )
+    return f"{_lengths(result)}; {allowed}suite {result.suite}, {documents}; {result.runtime}"
+
+
+def _lengths(result: VerifyResult) -> str:
+    return f"Trained length {result.trained_length} tokens, context length {result.context_length}"
 
 
 def _plot(result: VerifyResult, width: int) -> str:

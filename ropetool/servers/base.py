@@ -19,7 +19,8 @@ MOST_TOKENS = 1 << 31
 LEAST = -1e5  # nats: below it lies no float32 softmax; vLLM writes -9999 for what is left out
 SAME = 0.1  # nats by which two answers to one prompt may differ: batches are rounded differently, and some engines quantise
 MASS = 1e-3  # by which the probabilities that are shown may exceed 1: servers compute in 16 bits
-_WRONG = "its answer has {}"
+NO_LOG_PROBABILITIES = "the answer contains no log probabilities"
+_WRONG = "the answer contains {}"
 
 
 @dataclass(frozen=True)
@@ -118,25 +119,25 @@ def answer_of(pairs: Sequence[Any], likeliest: int, where: str, unnamed: Sequenc
     found: dict[int, float] = {}
     for token, number in pairs:
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < MOST_TOKENS:
-            raise ServerError(_WRONG.format(f"a token that is none: {_quoted(token)}"), where=where)
+            raise ServerError(_WRONG.format(f"an invalid token: {_quoted(token)}"), where=where)
         found[token] = log_probability(number, where)
     others = tuple(log_probability(number, where) for number in unnamed)
     if not found and not others:
-        raise ServerError("its answer has no log probabilities", where=where)
+        raise ServerError(NO_LOG_PROBABILITIES, where=where)
     if math.fsum(math.exp(one) for one in (*found.values(), *others)) > 1 + MASS:
-        raise ServerError(_WRONG.format("probabilities that sum to more than 1"), where=where)
+        raise ServerError(_WRONG.format("probabilities with a sum above 1"), where=where)
     return Answer(found, min(likeliest, len(found)), others)
 
 
 def log_probability(number: Any, where: str) -> float:
     """Return a log probability in nats. Raises: ServerError for what is none."""
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not LEAST <= number <= MASS:
-        raise ServerError(_WRONG.format(f"a log probability that is none: {_quoted(number)}"), where=where)
+        raise ServerError(_WRONG.format(f"an invalid log probability: {_quoted(number)}"), where=where)
     return min(0.0, float(number))
 
 
 def _quoted(value: Any) -> str:
-    return repr(value)[:60] if not isinstance(value, int) or abs(value) < MOST_TOKENS else "a number beyond all"
+    return repr(value)[:60] if not isinstance(value, int) or abs(value) < MOST_TOKENS else "a huge number"
 
 
 def listed(found: Any, *path: str | int, where: str) -> list[Any]:
@@ -162,7 +163,7 @@ def tokenized(http: Http, body: Mapping[str, Any]) -> list[int] | None:
         return None
     ids = listed(found, "tokens", where=where)
     if not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
-        raise ServerError(_WRONG.format("tokens that are none"), where=where)
+        raise ServerError(_WRONG.format("invalid tokens"), where=where)
     return ids
 
 
@@ -184,9 +185,31 @@ def check_raw(server: Server, ids: Sequence[int]) -> None:
         too_likely = wanted not in plain.shown and forced.shown[wanted] > plain.at_most() + SAME
         if apart > SAME or too_likely:
             raise ServerError(
-                f"{server.program} tells probabilities after its sampling, or of several models: of one prompt it says two things",
-                where=server.program, try_="vLLM with --logprobs-mode raw_logprobs, its default",
+                f"{server.program} gives different probabilities for one prompt: after sampling, or of several models",
+                where=server.program, try_="for vLLM, --logprobs-mode raw_logprobs, its default",
             )  # fmt: skip
+
+
+def lacks(path: Sequence[str | int]) -> str:
+    """Return the message for an answer without a part. path: keys and indices of the part."""
+    return f"the answer does not contain {'.'.join(map(str, path))}"
+
+
+def left_out(token: int) -> str:
+    """Return the message for an answer without a requested token."""
+    return f"the answer does not contain the requested token {token}"
+
+
+def not_one_score_each(count: int) -> str:
+    """Return the message for an answer with too few or too many scores."""
+    return f"the answer must contain one score for each of {count} tokens"
+
+
+def not_in_vocabulary(token: int, size: int) -> str:
+    """Return the message for a token that the checkpoint does not have. size: of the checkpoint's vocabulary, in tokens."""
+    return (
+        f"the answer contains token {token}, but the checkpoint has {size} tokens, so the server runs a different model"
+    )
 
 
 def within(found: Any, *path: str | int, where: str) -> Any:
@@ -195,8 +218,7 @@ def within(found: Any, *path: str | int, where: str) -> Any:
         try:
             found = found[step]
         except (KeyError, IndexError, TypeError):
-            told = ".".join(map(str, path))
-            raise ServerError(f"its answer has no {told}", where=where) from None
+            raise ServerError(lacks(path), where=where) from None
     return found
 
 

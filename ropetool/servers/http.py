@@ -63,7 +63,7 @@ class Http:
         if parts.scheme == "https" or parts.hostname in _HERE:
             return ()
         return (
-            f"{self.url} is another machine, and not asked by TLS: whoever is between reads and may change the answers",
+            f"{self.url} is on a different machine without TLS, so others can read and change the answers; use https if possible",
         )
 
     def get(self, path: str) -> Any:
@@ -95,9 +95,11 @@ class Http:
                 if attempt == 1 and method == "GET":
                     break  # nobody is there; in the course of a run a server may come back
             except requests.exceptions.RequestException as error:
-                raise ServerError(f"it cannot be asked: {type(error).__name__}", where=f"{self.url}{path}") from None
+                raise ServerError(f"the request failed: {type(error).__name__}", where=f"{self.url}{path}") from None
         raise ServerError(
-            f"no answer: {said}", where=f"{self.url}{path}", try_="the command again, when it is up; --resume goes on"
+            f"no answer: {said}",
+            where=f"{self.url}{path}",
+            try_="start the server, then repeat the command with --resume",
         )
 
     def _answer(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, Mapping[str, str], str]:
@@ -138,7 +140,7 @@ class Http:
             found.trust_env = False  # no proxy and no password from files of the user's
             key = os.environ.get(KEY, "").strip()
             if not (key.isascii() and key.isprintable()):
-                raise ConfigError("it holds characters that no key has", where=KEY)
+                raise ConfigError("contains characters that are not allowed in a key", where=KEY)
             if key:
                 found.headers["Authorization"] = f"Bearer {key}"
         return found
@@ -147,16 +149,16 @@ class Http:
         where = f"{self.url}{path}"
         if status in (401, 403):
             raise ServerError(
-                f"it wants a key, or another one ({status})",
+                f"the server requires a key, or refuses this one ({status})",
                 where=where,
                 try_=f"{KEY}=... in the environment",
             )
         if status != 200:
-            raise ServerError(f"it refuses ({status}): {_sentence(text)}", where=where)
+            raise ServerError(f"the server refuses the request ({status}): {_sentence(text)}", where=where)
         try:
             return json.loads(text, parse_constant=_not_a_number)
         except (ValueError, RecursionError) as error:
-            raise ServerError(f"its answer is not JSON: {error}", where=where) from None
+            raise ServerError(f"the answer is not JSON: {error}", where=where) from None
 
     def _text(self, answer: Any) -> str:
         """Return the body of an answer. Raises: ServerError for one that is larger than any that was asked for."""
@@ -164,7 +166,7 @@ class Http:
         for part in answer.iter_content(1 << 16):
             found += part
             if len(found) > MOST_BYTES:
-                raise ServerError(f"its answer is larger than {MOST_BYTES >> 20} MB", where=self.url)
+                raise ServerError(f"the answer is larger than {MOST_BYTES >> 20} MB", where=self.url)
         return found.decode("utf-8", "replace")
 
 
@@ -181,7 +183,9 @@ def _address(url: str) -> str:
         )
     if parts.username or parts.password:
         raise ConfigError(
-            "a password in an address ends up in records", where=OPTION, try_=f"{KEY}=... in the environment"
+            "an address must not contain a password, because records store the address",
+            where=OPTION,
+            try_=f"{KEY}=... in the environment",
         )
     path = parts.path.rstrip("/")
     return f"{parts.scheme}://{parts.netloc}{path.removesuffix('/v1')}"
@@ -196,7 +200,7 @@ def _sentence(text: str) -> str:
     for key in ("error", "message", "detail"):
         if isinstance(found, dict) and key in found:
             found = found[key]
-    return " ".join(str(found).split())[:_QUOTED] or "nothing said"
+    return " ".join(str(found).split())[:_QUOTED] or "without a reason"
 
 
 def _seconds(stated: str | None) -> float:
@@ -217,4 +221,4 @@ def _reason(error: Exception) -> str:
 
 
 def _not_a_number(word: str) -> float:
-    raise ValueError(f"{word} is no number")
+    raise ValueError(f"{word} is not a number")

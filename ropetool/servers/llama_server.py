@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from ropetool.errors import ServerError
-from ropetool.servers.base import Answer, Limits, Score, answer_of, listed, tokenized, whole, within
+from ropetool.servers.base import (
+    NO_LOG_PROBABILITIES,
+    Answer,
+    Limits,
+    Score,
+    answer_of,
+    left_out,
+    listed,
+    tokenized,
+    whole,
+    within,
+)
 from ropetool.servers.http import Http
 
 COMPLETION = "/completion"
@@ -48,10 +59,10 @@ class LlamaServer:
                 if wanted is None or wanted in answer.shown:
                     return answer
                 if drawn == wanted or len(pairs) < shown or shown >= MOST_SHOWN:
-                    raise ServerError(f"it tells nothing of token {wanted}", where=self._where)
+                    raise ServerError(left_out(wanted), where=self._where)
                 shown *= MORE
             elif drawn is not None and drawn == self._drawable:
-                raise ServerError("it tells no probabilities", where=self._where)
+                raise ServerError(NO_LOG_PROBABILITIES, where=self._where)
             else:
                 drawn = self._whole_characters()
 
@@ -64,7 +75,7 @@ class LlamaServer:
         if within(found, "truncated", where=self._where) or within(found, "tokens_evaluated", where=self._where) != len(
             ids
         ):
-            raise ServerError(f"it did not read the {len(ids)} tokens of the prompt as they are", where=self._where)
+            raise ServerError(f"the server did not read exactly the {len(ids)} tokens of the prompt", where=self._where)
         return found
 
     def _whole_characters(self) -> int:
@@ -72,7 +83,7 @@ class LlamaServer:
         if self._drawable is None:
             read = self.tokens_of(DRAWN)
             if not read:
-                raise ServerError("it tells no probabilities, and reads no text as tokens", where=self._where)
+                raise ServerError("the server returns neither probabilities nor tokens of a text", where=self._where)
             self._drawable = read[-1]
         return self._drawable
 

@@ -14,7 +14,7 @@ from ropetool.servers.text import OllamaServer, OpenAiServer, context_of
 from ropetool.servers.vllm import VllmServer
 
 MODEL = "--model"
-KINDS = "llama-server, vLLM, SGLang, Ollama, or another server of OpenAI's interface"
+KINDS = "llama-server, vLLM, SGLang, Ollama and other servers with OpenAI's interface"
 
 
 def open_server(http: Http, model: str | None = None) -> Server:
@@ -63,7 +63,7 @@ def _cards(http: Http) -> list[Mapping[str, Any]]:
     cards = found.get("data") if isinstance(found, dict) else None
     if not isinstance(cards, list) or not all(isinstance(one, dict) for one in cards):
         raise ServerError(
-            f"no server of language models answers here; known are {KINDS}",
+            f"no language model server answers here; supported are {KINDS}",
             where=http.url,
             try_=f"{OPTION} URL, without /v1",
         )

@@ -12,8 +12,10 @@ from ropetool.servers.base import (
     Limits,
     Score,
     answer_of,
+    left_out,
     listed,
     log_probability,
+    not_one_score_each,
     tokenized,
     whole,
     within,
@@ -45,7 +47,7 @@ class SglangServer:
         pairs = [(within(one, 1, where=self._where), within(one, 0, where=self._where)) for one in entries]
         answer = answer_of(pairs, self.limits.shown, self._where)
         if wanted is not None and wanted not in answer.shown:
-            raise ServerError(f"its answer leaves out token {wanted}, which was asked for", where=self._where)
+            raise ServerError(left_out(wanted), where=self._where)
         return answer
 
     def tokens_of(self, text: str) -> list[int] | None:
@@ -57,7 +59,7 @@ class SglangServer:
         said = self._asked(ids, {"logprob_start_len": len(ids) - last - 1, "top_logprobs_num": 1})
         entries, tops = (listed(said, key, where=self._where) for key in ("input_token_logprobs", "input_top_logprobs"))
         if [within(one, 1, where=self._where) for one in entries] != list(ids[-last - 1 :]) or len(tops) != last + 1:
-            raise ServerError(f"its answer has not one score for each of the last {last} tokens", where=self._where)
+            raise ServerError(not_one_score_each(last), where=self._where)
         return [
             (log_probability(one[0], self._where), within(top, 0, 1, where=self._where) == one[1])
             for one, top in zip(entries[1:], tops[1:], strict=True)

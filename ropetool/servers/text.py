@@ -10,7 +10,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ropetool.errors import ServerError
-from ropetool.servers.base import MOST_SHOWN, NOTHING, Answer, Limits, Score, answer_of, listed, named, whole, within
+from ropetool.servers.base import (
+    MOST_SHOWN,
+    NO_LOG_PROBABILITIES,
+    NOTHING,
+    Answer,
+    Limits,
+    Score,
+    answer_of,
+    listed,
+    named,
+    whole,
+    within,
+)
 from ropetool.servers.http import OPTION, Http
 
 GENERATE, COMPLETIONS = "/api/generate", "/v1/completions"
@@ -58,7 +70,7 @@ class TextServer:
         read, shown = self._asked(text)
         if read != len(ids):
             raise ServerError(
-                f"it read {read} tokens of a prompt that has {len(ids)}: another tokenizer, or a template",
+                f"the server read {read} tokens, but the prompt has {len(ids)}; it uses a different tokenizer or a template",
                 where=self._where,
             )
         # A word that several tokens are written as names none of them.
@@ -69,7 +81,9 @@ class TextServer:
 
     def _words(self) -> Words:
         if self.words is None:
-            raise ServerError("it takes text alone, which needs a tokenizer", where=OPTION, try_="--tokenizer DIR")
+            raise ServerError(
+                "the server accepts only text, so ropetool needs the tokenizer", where=OPTION, try_="--tokenizer DIR"
+            )
         return self.words
 
     def _asked(self, text: str) -> tuple[Any, list[tuple[str, Any]]]:
@@ -97,9 +111,7 @@ class OllamaServer(TextServer):
         }  # fmt: skip
         found = self._http.post(GENERATE, body)
         if isinstance(found, dict) and not found.get("logprobs"):
-            raise ServerError(
-                f"{self.program} tells no log probabilities", where=self._where, try_="Ollama 0.12.11 or later"
-            )
+            raise ServerError(NO_LOG_PROBABILITIES, where=self._where, try_="Ollama 0.12.11 or later")
         drawn = within(found, "logprobs", 0, where=self._where)
         entries = listed(drawn, "top_logprobs", where=self._where)
         pairs = [
@@ -122,7 +134,7 @@ class OpenAiServer(TextServer):
         shown = within(found, "choices", 0, "logprobs", where=self._where)
         if not shown:
             raise ServerError(
-                "it tells no log probabilities", where=self._where,
+                NO_LOG_PROBABILITIES, where=self._where,
                 try_="llama-cpp-python's server with --logits_all true",
             )  # fmt: skip
         return (

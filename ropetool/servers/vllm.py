@@ -14,9 +14,11 @@ from ropetool.servers.base import (
     Limits,
     Score,
     answer_of,
+    left_out,
     listed,
     log_probability,
     named,
+    not_one_score_each,
     tokenized,
     whole,
     within,
@@ -45,9 +47,7 @@ class VllmServer:
         pairs = [(_id(name), number) for name, number in shown.items()]
         answer = answer_of(pairs, self.limits.shown, self._where)
         if wanted is not None and wanted not in answer.shown:
-            raise ServerError(
-                f"its answer leaves out token {wanted}, which was the only one allowed", where=self._where
-            )
+            raise ServerError(left_out(wanted), where=self._where)
         return answer
 
     def tokens_of(self, text: str) -> list[int] | None:
@@ -62,7 +62,7 @@ class VllmServer:
         found = self._asked(ids, {"prompt_logprobs": 1, "cache_salt": uuid.uuid4().hex})
         entries = listed(found, "choices", 0, "prompt_logprobs", where=self._where)
         if len(entries) != len(ids):
-            raise ServerError(f"its answer has not one score for each of {len(ids)} tokens", where=self._where)
+            raise ServerError(not_one_score_each(len(ids)), where=self._where)
         scores = []
         for entry, token in zip(entries[-last:], ids[-last:], strict=True):
             number = log_probability(within(entry, str(token), "logprob", where=self._where), self._where)
@@ -85,7 +85,7 @@ class VllmServer:
         found = self._http.post(COMPLETIONS, body)
         if found is None:
             raise ServerError(
-                "it completes no prompts", where=self._where, try_="a model of text, served without --task"
+                "the server does not complete prompts", where=self._where, try_="serve a text model without --task"
             )
         return found
 

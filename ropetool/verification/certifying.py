@@ -20,12 +20,14 @@ def certified(result: VerifyResult, target: Path, place: Path | None, marked: st
     if result.suite == CUSTOM:
         if place is None:
             return result
-        raise ConfigError("single measurements make no certificate", where="--certificate", try_="--suite quick")
+        raise ConfigError(
+            "a certificate requires a suite, not single measurements", where="--certificate", try_="--suite quick"
+        )
     if place is None and result.cache_type is not None:
-        note = "no certificate is put on record: --cache-type is of this run, not of the file; --certificate FILE writes one"
+        note = "the record gets no certificate, because --cache-type applies only to this run; pass --certificate FILE to write one"
         return replace(result, notes=(*result.notes, note))
     if place is None and hub.origin(target) is not None:
-        note = "no certificate is written into the hub's cache; --certificate FILE writes one elsewhere"
+        note = "ropetool does not write certificates into the Hub cache; pass --certificate FILE to write one"
         return replace(result, notes=(*result.notes, note))
     lengths = (
         tuple(entry.length for entry in result.lengths)

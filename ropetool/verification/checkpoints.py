@@ -67,7 +67,7 @@ def _check_cache_type(target: Checkpoint, cache_type: str | None) -> None:
     check_cache_type(cache_type)
     if cache_type is not None and not isinstance(target, GgufCheckpoint):
         raise ConfigError(
-            "the types of llama.cpp's cache are for GGUF files, and this is a directory, which transformers or vLLM runs",
+            "only GGUF files accept a cache type, because llama.cpp runs them; this target is a directory",
             where="--cache-type",
-            try_=command_line("ropetool", "export", target.path, "-o", "FILE.gguf") + ", and verify FILE.gguf",
+            try_=command_line("ropetool", "export", target.path, "-o", "FILE.gguf") + ", then verify FILE.gguf",
         )

@@ -15,6 +15,8 @@ from ropetool.errors import ConfigError
 from ropetool.verification.scoring import TARGET, Corpus, Tokenizes
 from ropetool.verification.texts import Document
 
+PREFIX = "the leading special tokens"
+
 
 def read_corpus(texts: Sequence[Document], runners: Mapping[str, Tokenizes], paths: Mapping[str, Path]) -> Corpus:
     """Return the documents as the target reads them.
@@ -26,7 +28,7 @@ def read_corpus(texts: Sequence[Document], runners: Mapping[str, Tokenizes], pat
     for role, runner in runners.items():
         if role != TARGET:
             found = [runner.tokenize(document.text) for document in texts]
-            names = ["special tokens in front", *(document.name for document in texts)]
+            names = [PREFIX, *(document.name for document in texts)]
             for name, ours, theirs in zip(names, [target.prefix, *tokens], [runner.prefix, *found], strict=True):
                 refuse_other_ids(name, ours, theirs, paths[TARGET], paths[role])
     return Corpus(
@@ -44,7 +46,7 @@ def refuse_other_ids(name: str, ours: Sequence[int], theirs: Sequence[int], targ
     pairs = enumerate(zip_longest(ours, theirs, fillvalue="nothing"))
     at, our, their = next((i, our, their) for i, (our, their) in pairs if our != their)
     raise ConfigError(
-        f"its tokenizer is not that of {target}: in {name}, token {at} is {their} instead of {our}; "
-        "losses are compared token by token",
+        f"the tokenizer does not match {target}: in {name}, token {at} is {their} instead of {our}; "
+        "verify compares losses token by token",
         where=str(other),
     )

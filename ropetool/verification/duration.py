@@ -92,9 +92,9 @@ def check_duration(
     if minutes <= allowed(budget):
         return
     fitting = smaller(run, lambda each: fits(each, rows, pace(), FITTING * allowed(budget)), trained, free_grade)
-    message = f"the run takes about {estimate.in_words(60 * minutes)} on this machine; it may take {allowed(budget):g} minutes"
+    message = f"the run takes about {estimate.in_words(60 * minutes)} on this machine; the limit is {allowed(budget):g} minutes"
     whole = f"--budget {math.ceil(SPARE * minutes)}"
-    notes = [f"`{whole}` allows the whole run, and `--budget none` any"]
+    notes = [f"pass `{whole}` for the whole run, or `--budget none` for no limit"]
     if fitting is None:
         raise TooLong(message, {}, tuple(notes), whole)
     duration = estimate.in_words(pace()(rows(fitting)))

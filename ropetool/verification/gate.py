@@ -28,7 +28,7 @@ from ropetool.verification.statistics import ERROR, chance_of_less, lower_bound,
 RATIO, FAR_TEXT, YARDSTICK, LENGTHS = "ratio", "far text", "yardstick", "lengths"
 SHORT, LONG, BROKEN = "short texts", "whole length", "broken texts"  # of a default verification
 SURE = f"{100 * (1 - ERROR):g} %"  # what a bound is called
-NOTHING_BEYOND = "no length beyond the trained one was measured"
+NOTHING_BEYOND = "no measured length is beyond the trained length"
 SUSPICIOUS_BITS = 0.4  # bits a byte; models that never saw a text need .6 to .9, one that knows it by heart far less
 
 
@@ -75,7 +75,7 @@ class Limits:
                 f"{self.grade!r} is not one of {', '.join(GRADES)}{did_you_mean(self.grade, GRADES)}", where="--grade"
             )
         if self.max_kl is not None and not (math.isfinite(self.max_kl) and self.max_kl > 0):
-            raise ConfigError(f"{self.max_kl} is not a limit; it must be finite and above 0", where="--max-kl")
+            raise ConfigError(f"the limit must be finite and above 0, not {self.max_kl}", where="--max-kl")
 
     @property
     def asked(self) -> Grade:
@@ -85,13 +85,13 @@ class Limits:
 
 def without_source() -> Check:
     """Return the check of a target that nothing can be compared with."""
-    why = "neither a record nor a baseline says what it was before: --baseline SOURCE"
+    why = "no record or baseline describes the model before the extension; pass --baseline SOURCE"
     return Check(YARDSTICK, None, None, NOT_RUN, why)
 
 
 def not_reached(longest: int, context_length: int) -> Check:
     """Return the check of a run that ends before the configured context length."""
-    why = f"the longest measured is {longest}, and a context of {context_length} is stated"
+    why = f"the longest measured length is {longest} tokens, and the context length is {context_length}"
     return Check(LENGTHS, None, None, NOT_RUN, why)
 
 
@@ -103,7 +103,7 @@ def loss_checks(lengths: Sequence[LengthResult], trained_length: int, limits: Li
     ]
     thin = [str(entry.length) for entry in lengths if entry.partial]
     if thin:
-        checks.append(Check("texts", None, None, NOT_RUN, f"too little text at {', '.join(thin)}"))
+        checks.append(Check("texts", None, None, NOT_RUN, f"too little text at {', '.join(thin)} tokens"))
     return checks
 
 
@@ -121,10 +121,12 @@ def _ratio_check(lengths: Sequence[LengthResult], grade: Grade) -> Check:
         told = f"{SURE} lower bound at {length} tokens; worse than grade {grade.name} allows at {places}"
         return Check(RATIO, worse[length], grade.max_ratio, FAIL, told)
     upper, length = max(judged)
-    told = f"{SURE} upper bound, the largest, at {length} tokens"
+    told = f"largest {SURE} upper bound, at {length} tokens"
     straddling = [str(entry.length) for entry in lengths if entry.verdict == UNDECIDED]
     if straddling:
-        return Check(RATIO, upper, grade.max_ratio, UNDECIDED, f"{told}; more text decides at {', '.join(straddling)}")
+        return Check(
+            RATIO, upper, grade.max_ratio, UNDECIDED, f"{told}; more text can decide at {', '.join(straddling)}"
+        )
     return Check(RATIO, upper, grade.max_ratio, PASS, told)
 
 
@@ -132,7 +134,7 @@ def _useful_check(beyond: Sequence[LengthResult], limits: Limits) -> Check:
     useful = [entry.length for entry in beyond if entry.useful]
     if not beyond:
         return Check("useful", None, None, NOT_ASKED, NOTHING_BEYOND)
-    told = f"useful at {', '.join(map(str, useful)) or 'no length'} beyond the trained one"
+    told = f"useful lengths beyond the trained length: {', '.join(map(str, useful)) or 'none'}"
     if not limits.require_useful:
         return Check("useful", None, None, NOT_ASKED, told)
     return Check("useful", None, None, _verdict(len(useful) == len(beyond)), told)
@@ -153,11 +155,11 @@ def reading_check(evidence: Sequence[Evidence], grade: Grade, trained_length: in
     """Return whether far text is shown to be read at the stated context: one proof of those tried, by Holm's rule."""
     name = FAR_TEXT
     if not grade.reads_far:
-        return Check(name, None, None, NOT_ASKED, f"grade {grade.name} does not ask for it")
+        return Check(name, None, None, NOT_ASKED, f"grade {grade.name} does not require it")
     if context_length <= trained_length:
-        return Check(name, None, None, NOT_ASKED, "the context is not longer than the trained one")
+        return Check(name, None, None, NOT_ASKED, "the context length is not above the trained length")
     if not evidence:
-        return Check(name, None, 0.0, NOT_RUN, f"nothing was compared at the stated context of {context_length} tokens")
+        return Check(name, None, 0.0, NOT_RUN, f"no comparison reached the context length of {context_length} tokens")
     chances = [chance_of_less(each.gain, 0.0) for each in evidence]
     best = evidence[chances.index(min(chances))]
     told = f"{SURE} lower bound of the {best.said}"
@@ -170,8 +172,8 @@ def contamination(lengths: Sequence[LengthResult]) -> str:
     if not bits or min(bits) >= SUSPICIOUS_BITS:
         return ""
     return (
-        f"the baseline needs only {min(bits):.2f} bits a byte: it has probably seen these texts, and recites where it "
-        "should predict; --text with texts of your own says more"
+        f"the baseline needs only {min(bits):.2f} bits per byte, so it has probably memorised these texts; "
+        "pass texts that it has not seen with --text"
     )
 
 

@@ -71,14 +71,14 @@ class Journal:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             lock = self.path.with_suffix(".lock").open("wb")
         except OSError as error:
-            self.problem = f"{self.path.parent} cannot be written ({error.strerror})"
+            self.problem = f"cannot write to {self.path.parent} ({error.strerror})"
             return None
         try:
             import_module("fcntl").flock(lock, LOCK_EX | LOCK_NB)
         except BlockingIOError:
-            self.problem = "another process is at the same run"
+            self.problem = "another process measures the same run"
         except (OSError, ImportError) as error:
-            self.problem = f"{self.path.parent} takes no locks ({error})"
+            self.problem = f"{self.path.parent} does not support file locks ({error})"
         else:
             if is_open_as(lock.fileno(), Path(lock.name)):
                 return lock
@@ -103,7 +103,7 @@ class Journal:
             self.problem = f"{self.path}: {error}"
         except BROKEN as error:
             if not self.lost:
-                self.lost = f"what was kept is damaged ({error})"
+                self.lost = _damaged(error)
                 return self._begun(False)
             self.problem = f"{self.path} is damaged again ({error})"
         return None
@@ -118,7 +118,7 @@ class Journal:
             if found is not None:
                 return _difference(_conditions(found[0]), self._conditions)
             if base.execute("select count(*) from found").fetchone()[0]:
-                raise sqlite3.DatabaseError("it does not contain its conditions")
+                raise sqlite3.DatabaseError("the conditions of the run are missing")
             with base:
                 sealed = _sealed(CONDITIONS, json.dumps(self._conditions).encode())
                 base.execute("insert into found values (?, ?)", (CONDITIONS, sealed))
@@ -131,11 +131,11 @@ class Journal:
     def resumed(self) -> str:
         """Return the note of a resumed run: the number of saved rows, or the reason for a restart."""
         if self.rows:
-            return f"{self.rows} rows were kept"
+            return f"{self.rows} saved rows will be used again"
         if self.changed:
-            return f"it starts anew: since the interrupted run {self.changed}"
+            return f"the run starts from the beginning, because {self.changed}"
         why = self.lost or self.problem
-        return f"it starts anew: {why}" if why else "nothing was kept of such a run; it starts anew"
+        return f"the run starts from the beginning: {why or 'it has no saved results'}"
 
     @property
     def rows(self) -> int:
@@ -181,7 +181,7 @@ class Journal:
             self.problem = self.problem or f"{self.path}: {error}"
         except BROKEN as error:
             self._base.close()
-            again, self.lost = bool(self.lost), self.lost or f"what was kept is damaged ({error})"
+            again, self.lost = bool(self.lost), self.lost or _damaged(error)
             self.problem = f"{self.path} is damaged again ({error})" if again else self.problem
             self._base = None if again else self._begun(False)
         return otherwise
@@ -217,7 +217,7 @@ def kept_journal(key: str, conditions: Mapping[str, str], resume: bool, notes: l
     finally:
         journal.close(remove=(complete and not journal.stays) or not (journal.rows or journal.problem))
     if journal.problem:
-        notes.append(f"the results were kept only in memory, so --resume would not find them: {journal.problem}")
+        notes.append(f"--resume will not find the results, because they were not saved: {journal.problem}")
 
 
 def _opened(place: Path | str) -> sqlite3.Connection:
@@ -227,7 +227,7 @@ def _opened(place: Path | str) -> sqlite3.Connection:
         base.execute(TABLE)
         stated = [sql for (sql,) in base.execute("select sql from sqlite_master") if sql is not None]
         if stated != [TABLE.replace("if not exists ", "")]:
-            raise sqlite3.DatabaseError("it holds another table")
+            raise sqlite3.DatabaseError("it contains a different table")
     except BROKEN:
         base.close()
         raise
@@ -245,13 +245,17 @@ def _unsealed(key: bytes, kept: object) -> bytes | None:
     return figures if kept and kept == _sealed(key, figures) else None
 
 
+def _damaged(error: Exception) -> str:
+    return f"the saved results are damaged ({error})"
+
+
 def _conditions(kept: object) -> dict[str, str]:
     """Return the conditions of a journal. Raises: sqlite3.DatabaseError if they cannot be read."""
     with suppress(ValueError, RecursionError):
         found = json.loads(_unsealed(CONDITIONS, kept) or b"")
         if isinstance(found, dict) and all(isinstance(value, str) for value in found.values()):
             return found
-    raise sqlite3.DatabaseError("its conditions are not readable")
+    raise sqlite3.DatabaseError("the conditions of the run cannot be read")
 
 
 def _difference(before: Mapping[str, str], now: Mapping[str, str]) -> str:

@@ -16,7 +16,7 @@ from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check,
 KL, TAIL, WORST, RARE, BEYOND = "KL", "KL p99", "KL window", "KL rare tokens", "KL beyond"
 NAMES = (KL, TAIL, WORST, RARE, BEYOND)
 EXTENDING_TIMES = 2.0  # what an extension may add to the mean divergence of a quantisation, and again beyond
-GELU = "ggml's table of GELU, which rounds to float16,"
+GELU = "ggml's GELU table, which rounds to float16,"
 SUMS = "rounding in sums"
 TAIL_TIMES = 4.0  # and to what a few tokens decide
 
@@ -42,8 +42,8 @@ def kl_checks(
         return _against_own(found, own)
     if allowed is None:
         told = (
-            "nobody has measured how far apart sound files of these types and caches are: "
-            "give the unextended GGUF file of the same type as --baseline, or --max-kl"
+            "ropetool has no limit for these types and caches; pass the unextended GGUF file of the same type "
+            "as --baseline, or pass --max-kl"
         )
         return [Check(KL, found.within.mean.mean, None, NOT_RUN, told)]
     if noise is None:
@@ -71,16 +71,16 @@ def _floor_of(run: DivergenceResult) -> Floor:
 
 def _causes(noise: Noise, own: float) -> str:
     """Return a sentence that names the size of the noise and its causes."""
-    told = f"{GELU if noise.gelu else SUMS} moves the checkpoint itself by {own:.2g}"
+    told = f"{GELU if noise.gelu else SUMS} changes the checkpoint itself by {own:.2g} nats per token"
     if not noise.tied:
         return told
-    left_out = "left out" if noise.left_out else "too many to leave out"
-    return f"{told}; rounding changes the routing of {noise.tied} of {noise.tokens} tokens to experts, {left_out}"
+    left_out = "which are left out" if noise.left_out else "too many to leave out"
+    return f"{told}; rounding selects other experts for {noise.tied} of {noise.tokens} tokens, {left_out}"
 
 
 def with_inexact_tables(checks: Sequence[Check]) -> list[Check]:
     """Return the checks where the tables are known to differ: what is beyond its limit may come from them, or not."""
-    told = "the tables differ, which explains some of it or all"
+    told = "the tables differ, which can be the cause"
     return [
         replace(check, verdict=UNDECIDED, detail=f"{check.detail}; {told}") if check.verdict == FAIL else check
         for check in checks
@@ -90,8 +90,12 @@ def with_inexact_tables(checks: Sequence[Check]) -> list[Check]:
 def _against(found: DivergenceResult, allowed: Floor | None, mean: float) -> list[Check]:
     spans = _spans(found)
     figure = max(span.mean.mean for span in spans)
-    parts = "the larger of within and beyond" if found.beyond is not None else "all within the trained length"
-    checks = [_check(KL, figure, mean, f"nats a token, {parts}")]
+    parts = (
+        "the larger mean within or beyond the trained length"
+        if found.beyond is not None
+        else "all within the trained length"
+    )
+    checks = [_check(KL, figure, mean, f"nats per token, {parts}")]
     if allowed is None:
         return checks
     checks += _concentrated(spans, allowed.text)
@@ -104,10 +108,10 @@ def _against_own(found: DivergenceResult, own: DivergenceResult) -> list[Check]:
     """Return the checks where the same types were compared before the extension: twice that, and beyond twice that within."""
     before, within = own.within, found.within.mean.mean
     limit = EXTENDING_TIMES * before.mean.mean
-    told = "nats a token within the trained length; twice that of the unextended pair"
+    told = "nats per token within the trained length; the limit is twice the KL of the unextended pair"
     checks = [_check(KL, within, limit, told)]
     if found.beyond is not None:
-        told = "nats a token beyond the trained length; twice that within"
+        told = "nats per token beyond the trained length; the limit is twice the KL within it"
         checks.append(_check(BEYOND, found.beyond.mean.mean, EXTENDING_TIMES * within, told))
     tail = Figures(before.mean.mean, TAIL_TIMES * before.p99, TAIL_TIMES * before.window)
     checks += _concentrated(_spans(found), tail)
@@ -119,15 +123,17 @@ def _against_own(found: DivergenceResult, own: DivergenceResult) -> list[Check]:
 def _concentrated(spans: list[DivergenceSpan], allowed: Figures) -> list[Check]:
     """Return the checks on what a mean over all tokens would hide."""
     worst = max(spans, key=lambda span: span.window)
-    place = f"nats a token over {WINDOW} positions of all rows, the worst, from {worst.window_start} on"
+    place = f"nats per token in the worst window of {WINDOW} positions, from position {worst.window_start}"
     return [
-        _check(TAIL, max(span.p99 for span in spans), allowed.p99, "nats, of which one token in a hundred has more"),
+        _check(TAIL, max(span.p99 for span in spans), allowed.p99, "nats; one token in a hundred has more"),
         _check(WORST, worst.window, allowed.window, place),
     ]
 
 
 def _rare(span: DivergenceSpan, limit: float) -> Check:
-    return _check(RARE, span.mean.mean, limit, f"nats a token, {span.tokens} tokens that the texts do not show")
+    return _check(
+        RARE, span.mean.mean, limit, f"nats per token, over {span.tokens} tokens that do not occur in the texts"
+    )
 
 
 def _spans(found: DivergenceResult) -> list[DivergenceSpan]:

@@ -41,9 +41,11 @@ def independent(documents: Sequence[Document]) -> tuple[list[Document], list[str
         count = max(1, int((sizes <= MAX_BYTES).sum()))
         joined.append(replace(pieces[0], text="".join(piece.text for piece in pieces[:count])))
         if len(pieces) > 1:
-            rest = f"; the last {len(pieces) - count} are left out, because a document has at most {MAX_BYTES} bytes"
+            rest = (
+                f"; the last {len(pieces) - count} are left out, because the limit of a document is {MAX_BYTES} bytes"
+            )
             notes.append(
-                f"{pieces[0].name} to {pieces[-1].name} are pieces of one text, as `split` names them, and count as one "
+                f"{pieces[0].name} to {pieces[-1].name} have names from `split`, so they count as pieces of one "
                 f"document{rest if count < len(pieces) else ''}"
             )
     original = _originals(joined)
@@ -51,8 +53,8 @@ def independent(documents: Sequence[Document]) -> tuple[list[Document], list[str
     if copies:
         more = f" and {len(copies) - MOST_NAMED} more" if len(copies) > MOST_NAMED else ""
         notes.append(
-            f"near copies count as one document and are left out: {', '.join(copies[:MOST_NAMED])}{more}; they share more than "
-            f"half of their {SHINGLE}-word sequences"
+            f"near copies are left out: {', '.join(copies[:MOST_NAMED])}{more}; they share more than half of their "
+            f"{SHINGLE}-word sequences"
         )
     return [document for i, document in enumerate(joined) if original[i] == i], notes
 

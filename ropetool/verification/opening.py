@@ -43,7 +43,7 @@ class Open:
             raise CheckpointError(
                 f"transformers cannot run it: {problem}",
                 where=str(path),
-                try_="ropetool export --converter auto, and ropetool verify FILE.gguf, which llama.cpp runs",
+                try_="ropetool export --converter auto, then ropetool verify FILE.gguf with llama.cpp",
             )
         from ropetool.verification.runners.torch_runner import TorchRunner
 

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 MINUTES = 10.0  # of a default verification without a budget
 
-_LOGITS = "it needs all logits, and servers do not return them"
-_BOUND = "the server may not have read the files that a certificate is bound to"
+_LOGITS = "it needs all logits, and a server does not return them"
+_BOUND = "a certificate is bound to files, and the server may have read other files"
 UNSERVED = {
     "against": _LOGITS,
     "judge": _LOGITS,
-    "lm_eval": "the logs belong to a model that runs from its files",
+    "lm_eval": "the logs must come from a model that ropetool loads from files",
     "certificate_file": _BOUND,
     "full_hash": _BOUND,
     "engine": "the server runs the model",
     "cache_type": "the server has its own cache already",
-    "compare_with": "a yardstick is put into a model that is run from its files",
+    "compare_with": "reference attention variants need a model that ropetool loads from files",
 }
 """The options that a verification of a server's model cannot have, with the reasons."""
 
@@ -133,7 +133,12 @@ class VerifyOptions:
         return None if self.certificate_file is None else Path(self.certificate_file)
 
 
+def not_minutes(budget: float) -> str:
+    """Return the message for a time limit that is not above 0."""
+    return f"the time must be a number of minutes above 0, not {budget}"
+
+
 def check_budget(budget: float | None) -> None:
     """Raise ConfigError for a budget that is not a number of minutes above 0; infinity is one."""
     if budget is not None and not budget > 0:  # NaN too
-        raise ConfigError(f"{budget} is not a number of minutes above 0", where="--budget", try_="--budget none")
+        raise ConfigError(not_minutes(budget), where="--budget", try_="--budget none")

@@ -13,6 +13,8 @@ from ropetool.verification.runners.torch_rotation import set_tables
 if TYPE_CHECKING:
     from torch.nn import Module
 
+LOAD = "ropetool extend, then load the output"
+
 
 def patch(model: Module, plan: Plan) -> None:
     """Make a loaded transformers 5 model rotate as the plan says, in place.
@@ -24,24 +26,22 @@ def patch(model: Module, plan: Plan) -> None:
     config = model.config.get_text_config()  # type: ignore[union-attr, operator]
     family = families.get(plan.family)
     if model.config.model_type != plan.family:  # type: ignore[union-attr]
-        raise ConfigError(f"the plan is for a {plan.family}, the model is a {model.config.model_type}", where="patch")  # type: ignore[union-attr]
+        raise ConfigError(f"the plan is for {plan.family}, but the model is {model.config.model_type}", where="patch")  # type: ignore[union-attr]
     if family.mla:
-        raise ConfigError(
-            "the softmax scale belongs to the plan as well", where="patch", try_="ropetool extend, then load the output"
-        )
+        raise ConfigError("the plan also sets the softmax scale, which patch cannot change", where="patch", try_=LOAD)
     if plan.bakes:
         raise ConfigError(
-            f"the plan also changes weights: {plan.bakes[0]}", where="patch",
-            try_="ropetool extend, then load the output",
+            f"the plan also changes weights, which patch cannot do: {plan.bakes[0]}", where="patch",
+            try_=LOAD,
         )  # fmt: skip
     regimes = {layer_type: table for layer_type, table in plan.tables.items() if len(table) == 1}
     if set(regimes) != set(family.rope_entries):
         raise ConfigError(
-            f"{plan.method} has a table that changes with the length",
+            f"the table of {plan.method} depends on the text length; patch needs a fixed table",
             where="patch",
-            try_="ropetool extend, then load the output",
+            try_=LOAD,
         )
     tables = {kind: Regime(regime["inv_freq"], regime[names.ATTENTION_FACTOR]) for kind, (regime,) in regimes.items()}
     if not set_tables(model, tables, family.nested):
-        raise ConfigError("the model has no rotary module that could be set", where="patch")
+        raise ConfigError("the model has no rotary module that patch can change", where="patch")
     config.max_position_embeddings = plan.max_position_embeddings

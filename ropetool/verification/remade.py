@@ -43,7 +43,7 @@ def kl_to_claim(
     if terms.finetuned or any(check.verdict == FAIL for check in readback) or _same_types(target, source):
         return []
     inexact = any(check.verdict == INEXACT for check in readback)
-    words = "the baseline" if inexact else "the extension made of the baseline again"
+    words = "the baseline" if inexact else "the extension rebuilt from the baseline"
     allowed = floors.limit(kinds, floors.layers_of(target.stored))
     found: tuple[DivergenceResult, Noise | None] | str
     try:
@@ -71,7 +71,7 @@ def _compared(
         return made
     tables = same_tables(target, made)
     if tables.verdict != PASS:
-        return f"{made.runtime} computes other tables of it than {target.runtime}: {tables.detail}"
+        return f"the tables in {made.runtime} and {target.runtime} differ: {tables.detail}"
     return short_divergence(made, target, lengths, progress, lambda found: passes(found, allowed))
 
 
@@ -91,11 +91,11 @@ def _made(claim: Claim, source: Checkpoint, folder: Path) -> Checkpoint | str:
     if not claim.edits:
         return source
     if claim.plan is None:
-        return "only keys that --stated names were changed"
+        return "only keys of `--stated` were changed"
     size = sum(tensor.nbytes for tensor in source.stored.values())
     links = source.path.is_dir() and os.stat(folder).st_dev == os.stat(source.path).st_dev
     if size > ALL_BELOW and not links:
-        return f"{byte_size(size)} of weights would have to be copied"
+        return f"this would copy {byte_size(size)} of weights"
     plan = dataclasses.replace(claim.plan, edits=claim.edits)
     place = folder / ("model" if source.path.is_dir() else source.path.name)
     return open_checkpoint(apply(plan, source.path, place, sidecars=False).output)

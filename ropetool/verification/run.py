@@ -239,7 +239,7 @@ class _SuiteRun:
 
     def _open_yardsticks(self, beside: Beside) -> None:
         """Try the yardsticks now, and not after hours of measurements before them."""
-        self._tell("trying the yardsticks", 0, 0)
+        self._tell("trying the attention variants", 0, 0)
         base, trained = self.runners[self._roles[-1]], self.material.trained_length
         self._yardsticks = {
             name: self.models.wrapped(made, kept_as(name, trained)) for name, made in beside.make(base).items()
@@ -366,7 +366,7 @@ class _SuiteRun:
         def done(tokens: int) -> None:
             nonlocal finished
             finished += tokens
-            self._tell("both files, logits", finished, total)
+            self._tell("comparing the logits of both files", finished, total)
 
         return diverge(other, target, rows, self.material.trained_length, documents, done, seed)
 
@@ -437,10 +437,18 @@ def result_of(
 def _check_judge(judge: Path, paths: Mapping[str, Path], suite: Suite) -> None:
     """Raise ConfigError for a judge that judges itself, or nothing."""
     if suites.KEY_TOKENS not in suite.measures:
-        raise ConfigError("no key tokens are measured", where="--judge", try_="--measure key-tokens or --suite full")
+        raise ConfigError(
+            "the judge selects key tokens, but they are not measured",
+            where="--judge",
+            try_="--measure key-tokens or --suite full",
+        )
     for role, path in paths.items():
         if path.resolve() == judge.resolve():
-            raise ConfigError(f"it is the {role} itself", where="--judge", try_="another model with the same tokenizer")
+            raise ConfigError(
+                f"the judge must not be the {role} itself",
+                where="--judge",
+                try_="another model with the same tokenizer",
+            )
 
 
 def with_proofs(suite: Suite, limits: Limits, beyond: bool, documents: int) -> Suite:
@@ -458,13 +466,13 @@ def _told(able: float, limits: Limits) -> str:
     """Return what can be decided with these texts, as a sentence for before the run."""
     grade = limits.asked
     if not math.isfinite(able):
-        return "these texts are one document, which decides nothing; --text takes several"
-    known = f"these texts are likely to tell a ratio of {able:.2f} from 1"
+        return "a verdict needs several documents, and these texts are one; pass more with --text"
+    known = f"these texts can probably distinguish a ratio of {able:.2f} from 1"
     if able <= grade.max_ratio:
-        return f"{known}; grade {grade.name} asks for {grade.max_ratio:g}"
+        return f"{known}; grade {grade.name} requires {grade.max_ratio:g}"
     return (
-        f"{known}, and grade {grade.name} asks for {grade.max_ratio:g}: unless the documents agree more than those of the "
-        "demo, it stays undecided; --text with more documents decides"
+        f"{known}, but grade {grade.name} requires {grade.max_ratio:g}; the verdict will probably be undecided, "
+        "so pass more documents with --text"
     )
 
 
@@ -476,9 +484,9 @@ def _told_of_answers(measurements: Sequence[Measurement], limits: Limits) -> lis
         return []
     counts = {m.name: len(m.contexts[max(m.contexts)]) for m in found}
     return [
-        f"{name}: {trials} trials show that no more than {paired_bounds(0, 0, trials)[1]:.2f} of the answers are lost where "
-        f"every pair agrees, and {attainable_loss(trials, DISAGREEING):.2f} where one in {1 / DISAGREEING:.0f} does not; "
-        f"grade {grade.name} asks for {grade.max_lost:.2f}"
+        f"{name}: if every pair agrees, {trials} trials exclude a loss above {paired_bounds(0, 0, trials)[1]:.2f} of the "
+        f"answers; if one pair in {1 / DISAGREEING:.0f} differs, above {attainable_loss(trials, DISAGREEING):.2f}; "
+        f"grade {grade.name} requires {grade.max_lost:.2f}"
         for name, trials in counts.items()
     ]
 
@@ -570,12 +578,12 @@ def checks_of(results: Mapping[str, Any], setting: Setting) -> list[Check]:
 def check_amounts(lengths: Sequence[int], trained_length: int, suite: Suite) -> None:
     """Raise ConfigError for a value that makes no measurement."""
     if not lengths:
-        raise ConfigError("there is no length to measure", where="--lengths")
+        raise ConfigError("the list of lengths is empty", where="--lengths")
     for length in lengths:
         _check_count("--lengths", length, MIN_LENGTH)
     for shorter, longer in pairwise(lengths):
         if longer <= shorter:
-            raise ConfigError(f"{longer} comes after {shorter}; lengths must increase", where="--lengths")
+            raise ConfigError(f"lengths must increase, but {longer} follows {shorter}", where="--lengths")
     _check_count("trained length", trained_length, MIN_LENGTH)
     _check_count("--segments", suite.segments, MIN_SEGMENTS)
     _check_count("--trials", suite.trials, 1)
@@ -583,4 +591,4 @@ def check_amounts(lengths: Sequence[int], trained_length: int, suite: Suite) -> 
 
 def _check_count(where: str, value: int, at_least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-        raise ConfigError(f"{value!r} is not a whole number of at least {at_least}", where=where)
+        raise ConfigError(f"must be a whole number of at least {at_least}, not {value!r}", where=where)

@@ -24,6 +24,9 @@ Done = Callable[[int], None]
 Progress = Callable[[str, int, int], None]
 """Told the stage in words, the tokens computed so far, and those of the whole run (0: not known yet)."""
 MIN_LENGTH = 8  # tokens of a row
+WIDER = (
+    "--dtype float32, if the checkpoint was loaded in a narrower type"  # the next step after a value that is not finite
+)
 
 
 class NoMemory(ConfigError):

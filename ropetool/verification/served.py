@@ -106,8 +106,8 @@ def verify_served(
         for measurement in measurements:
             measurement.run(counting, TARGET, ignore)  # type: ignore[arg-type] # all that runs on a server asks for these
         return (
-            f"{server.program} is asked about {counting.requests} times, {server.limits.at_once} at a time, for prompts of "
-            f"about {counting.tokens} tokens together, the longest of {counting.longest}"
+            f"{server.program} will get about {counting.requests} requests, {server.limits.at_once} at a time, with about "
+            f"{counting.tokens} prompt tokens in all, {counting.longest} in the longest prompt"
         )
 
     def runner(path: Path, *, device: str, dtype: str, report: Callable[[str], None]) -> Runner:
@@ -139,7 +139,7 @@ def _refuse_other_options(options: VerifyOptions) -> None:
     usual = VerifyOptions()
     for name, reason in UNSERVED.items():
         if getattr(options, name) != getattr(usual, name):
-            raise ConfigError(f"not for a server's model: {reason}", where=name, try_=f"without {name}")
+            raise ConfigError(f"does not work with --server: {reason}", where=name, try_=f"without {name}")
 
 
 def _kept(server: Server, resume: bool, journal: AbstractContextManager[Wrap]) -> AbstractContextManager[Wrap | None]:
@@ -151,7 +151,7 @@ def _kept(server: Server, resume: bool, journal: AbstractContextManager[Wrap]) -
         return journal
     if resume:
         raise ConfigError(
-            f"{server.program} does not tell all tokens, and such a run keeps no journal",
+            f"{server.program} does not return all probabilities, and such a run saves no results",
             where="--resume",
             try_="without --resume",
         )
@@ -171,8 +171,8 @@ def _same(server: Server, journal: AbstractContextManager[Wrap]) -> Iterator[Wra
             changed = found.changed() if role == TARGET and isinstance(found, JournaledRunner) else 0.0
             if changed > CHANGED:
                 raise ConfigError(
-                    f"{server.program} now scores a passage {changed:.2g} nats a token otherwise than before: it was started "
-                    "with other options, or serves other weights",
+                    f"{server.program} now scores the same passage {changed:.2g} nats per token differently: its options "
+                    "or its weights have changed",
                     where="--resume",
                     try_="without --resume",
                 )
@@ -185,15 +185,15 @@ def _cost(server: Server, longest: int, vocabulary: int | None) -> str:
     """Return what the scores of a prompt take on the server's side, as a sentence."""
     tokens = min(longest, server.limits.scored or longest)
     size = (
-        "4 bytes for each of its words" if vocabulary is None
+        "4 bytes per vocabulary entry" if vocabulary is None
         else f"{vocabulary} x 4 bytes, {4e-9 * tokens * vocabulary:.2g} GB in all"
     )  # fmt: skip
     bound = (
         "" if server.limits.scored is not None
-        else "; a server that is started with --max-num-batched-tokens 1024 holds those of so many tokens at a time"
+        else "; start it with --max-num-batched-tokens 1024 to keep the logits of 1024 tokens at a time"
     )  # fmt: skip
     return (
-        f"--score-prompts: beside the model, {server.program} holds the logits of {tokens} tokens of a prompt at a time, "
+        f"--score-prompts: {server.program} also needs memory for the logits of {tokens} prompt tokens, "
         f"{tokens} x {size}{bound}"
     )
 
@@ -205,15 +205,15 @@ def reader_of(checkpoint: Checkpoint) -> Reader:
 
 def _asked_of(server: Server) -> str:
     limit = "" if server.limits.context is None else f", {server.limits.context} tokens"
-    return f"{server.program} serves {server.model}{limit}; what it computes is judged, the checkpoint gives tokenizer and record"
+    return f"{server.program} serves {server.model}{limit}; this model is verified, with tokenizer and record of the checkpoint"
 
 
 def _own_baseline(target: Checkpoint, url: str) -> str:
     """Return what a run without a baseline leaves open: another model with the same tokenizer is judged by itself too."""
     option = "--source" if isinstance(target, HfCheckpoint) else "--gguf"
     return (
-        f"the served model's own figures are the baseline, so that nothing here shows that it is {hub.name_of(target.path)}'s "
-        f"weights; --baseline SOURCE shows it, or ropetool identify {option} {word(target.path)} --server {word(url)}"
+        f"the served model is compared with itself, so its weights may differ from {hub.name_of(target.path)}; pass "
+        f"--baseline SOURCE, or run ropetool identify {option} {word(target.path)} --server {word(url)}"
     )
 
 
@@ -228,20 +228,20 @@ def _taken(server: Server, doubled: list[int], lengths: Sequence[int] | None) ->
     taken = [length for length in asked if limit is None or length <= limit]
     if taken != asked and (lengths is not None or not taken):
         raise ConfigError(
-            f"the server takes {limit} tokens",
+            f"the server has a context of {limit} tokens, and the longest length is {max(asked)}",
             where="--lengths",
-            try_=f"a server that is started with {max(asked)} or more",
+            try_=f"start the server with a context of {max(asked)} or more, or pass shorter --lengths",
         )
     longest = server.limits.prompt
     kept = list(dict.fromkeys(length if longest is None else min(length, longest) for length in taken))
     cut = ""
     if longest is not None and max(taken) > longest:
-        cut = f"{longest} of {limit} tokens are measured: the server needs room for an answer"
+        cut = f"measured up to {longest} of {limit} tokens, because the server needs room for an answer"
     if len(taken) == len(asked):
         return kept, "", cut
     return (
         kept,
-        f"the server accepts {limit} of the configured {max(asked)} tokens: longer texts were not measured",
+        f"the server accepts {limit} of the configured {max(asked)} tokens, so longer texts were not measured",
         cut,
     )
 
@@ -249,10 +249,10 @@ def _taken(server: Server, doubled: list[int], lengths: Sequence[int] | None) ->
 def _shown(unseen: Unseen) -> Check:
     """Return whether every token that was scored was among those that the server shows."""
     if not unseen.count:
-        return Check(SHOWN, 1.0, None, NOT_ASKED, "the server told the probability of every token that was asked about")
+        return Check(SHOWN, 1.0, None, NOT_ASKED, "the server returned the probability of every requested token")
     share = 1 - unseen.count / unseen.asked
     detail = (
-        f"{unseen.count} of {unseen.asked} tokens were not among those that the server shows; they count with the least that they "
-        f"can cost, {unseen.least / unseen.asked:.2f} nats a token of all, and up to {unseen.missing:.2f} of the probability is not shown"
+        f"the server did not return {unseen.count} of {unseen.asked} tokens; they count with their smallest possible loss, "
+        f"{unseen.least / unseen.asked:.2f} nats per token of all, and up to {unseen.missing:.2f} of the probability is hidden"
     )
     return Check(SHOWN, share, None, NOT_RUN, detail)

@@ -20,10 +20,12 @@ from ropetool.runtimes import inspection
 from ropetool.runtimes.inspection import Inspection
 from ropetool.verification import catalogue
 from ropetool.verification.near_copies import independent
-from ropetool.verification.readback.terms import Terms
+from ropetool.verification.readback.terms import COPY, Terms
 from ropetool.verification.runners.torch_library import without_class
 from ropetool.verification.scoring import BASELINE, TARGET
 from ropetool.verification.texts import Document, default_documents, read_documents
+
+UNDECODED = "the RoPE settings cannot be decoded"
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,9 @@ class Session:
             known = lengths_of(before, original)[1]
             trained = known if look.made is None else min(trained, known)
             if checkpoint.runtime != original.runtime:
-                notes.append(f"{checkpoint.runtime} runs the target, {original.runtime} the baseline")
+                notes.append(
+                    f"{checkpoint.runtime} runs the target and {original.runtime} the baseline, so their differences count too"
+                )
         if original is None and terms.trained_length is None:
             trained = _before_edits(checkpoint, look, trained, notes)
         return cls(checkpoint, original, look, before, context, terms.trained_length or trained, terms, notes)
@@ -130,13 +134,13 @@ def unchanged_source(target: Path, notes: list[str]) -> Path | None:
             problem = without_class(HfCheckpoint.open(source)) if source.is_dir() and not target.is_dir() else ""
             if not problem:
                 return source
-            problem = f"cannot be run, for {problem}"
+            problem = f"cannot run: {problem}"
         length = f" within {made.trained_length} tokens" if made.trained_length else ""
-        own = f"the target's own figures{length} are the baseline"
+        own = f"the target is compared with itself{length}"
         if provenance.is_of_itself(target, made):
-            notes.append(f"{provenance.EDITED}: {own}; --baseline names a copy of the file as it was before")
+            notes.append(f"{provenance.EDITED}, so {own}; {COPY}")
         else:
-            notes.append(f"the source {source} {problem}: {own}; --baseline names another")
+            notes.append(f"the source {source} {problem}, so {own}; pass the source as --baseline")
         return None
     return None
 
@@ -167,7 +171,7 @@ def lengths_of(found: Inspection, checkpoint: Checkpoint) -> tuple[int, int]:
     trained = found.trained_length or context
     if type(context) is not int or type(trained) is not int:
         raise ConfigError(
-            f"it states no {stated}, so its trained length is unknown",
+            f"{stated} is missing, so the trained length is unknown",
             where=checkpoint.where,
         )
     return context, trained

@@ -162,4 +162,4 @@ def _too_large(need: int) -> str:
     has = MEMORY_UNKNOWN
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         has = int(MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return f"both models take {byte_size(need)} of memory, {byte_size(has)} can be had" if need > has else ""
+    return f"both models need {byte_size(need)} of memory, and {byte_size(has)} is available" if need > has else ""

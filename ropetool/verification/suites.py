@@ -73,7 +73,7 @@ def choose_by_tokens(
     unable = [each for each in suite.measures if each not in able]
     if unable and chosen:
         raise ConfigError(
-            f"{', '.join(unable)}: {who} does not tell what it takes; it can be asked for {', '.join(able)}",
+            f"{who} does not return the logits for {', '.join(unable)}; it supports {', '.join(able)}",
             where="--measure",
         )
     return replace(

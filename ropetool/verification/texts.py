@@ -31,6 +31,7 @@ MEDIUM_TOKENS = 32768
 MAX_BYTES = 32 * 2**20  # of one document; about 8M tokens, and reading it stays under 200 MB
 MAX_JSONL_BYTES = 8 * MAX_BYTES
 MAX_JSONL_DOCUMENTS = 100_000  # a line of 20 bytes costs 300 as a document
+EMPTY = "is empty; a document needs text"
 NOT_TEXT = re.compile("[\\0\\ud800-\\udfff]")
 MAX_NAME = 100  # characters of a document's name, which stands in tables
 
@@ -58,6 +59,15 @@ AUTHORS = {
     "austen": "Jane Austen", "roosevelt": "Theodore Roosevelt", "bash": "Mendel Cooper", "jargon": "Eric S. Raymond",
     "rust": "The Rust project",
 }  # fmt: skip
+
+
+def too_short(length: int, need: int, longest: int) -> ConfigError:
+    """Return the error for texts that do not fill a row. Units: tokens, of the row, the document and the longest document."""
+    return ConfigError(
+        f"the texts are too short: a length of {length} tokens needs a document of {need}, and the longest has {longest}",
+        where="--text",
+        try_="longer texts, or shorter --lengths",
+    )
 
 
 def embedded_documents() -> list[Document]:
@@ -123,9 +133,9 @@ def read_documents(paths: Sequence[Path]) -> list[Document]:
         if document.text in first_with:
             # Intervals are clustered by document: a copy would make them too narrow.
             raise ConfigError(
-                f"holds the same text as {first_with[document.text]}; each document counts as independent evidence",
+                f"contains the same text as {first_with[document.text]}; each document counts as independent evidence",
                 where=document.name,
-                try_="give each text once",
+                try_="pass each text once",
             )
         first_with[document.text] = document.name
     return documents
@@ -133,13 +143,13 @@ def read_documents(paths: Sequence[Path]) -> list[Document]:
 
 def _files(path: Path) -> list[Path]:
     if not path.exists():
-        raise ConfigError("there is no such file or folder", where=str(path))
+        raise ConfigError("no such file or folder", where=str(path))
     if not path.is_dir():
         return [path]
     # Dot files are the desktop's and the editor's, not the user's texts.
     files = sorted(entry for entry in path.iterdir() if entry.is_file() and not entry.name.startswith("."))
     if not files:
-        raise ConfigError("the folder holds no files; each file of a text folder is a document", where=str(path))
+        raise ConfigError("the folder contains no files; each file is a document", where=str(path))
     return files
 
 
@@ -171,7 +181,7 @@ def _read(path: Path, packed: str, limit: int, kind: str) -> bytes:
         raise ConfigError(f"is binary, not text: byte {zero} is NUL", where=str(path))
     if len(data) > limit:
         size = f"unpacks to more than {limit} bytes" if packed else f"is {path.stat().st_size} bytes long"
-        raise ConfigError(f"{size}; {kind} has at most {limit}", where=str(path), try_=_split(path, packed, limit))
+        raise ConfigError(f"{size}; the limit for {kind} is {limit}", where=str(path), try_=_split(path, packed, limit))
     return data
 
 
@@ -183,7 +193,7 @@ def _split(path: Path, packed: str, limit: int) -> str:
     split = unpack + command("split", f"--line-bytes={limit // 2}", f"--additional-suffix={plain.suffix}", plain)
     if plain.suffix.lower() == ".jsonl":
         return split
-    return f"{split} # and give {word(f'xaa{plain.suffix}')} only, because all pieces of a text count as one document"
+    return f"{split} # then pass only {word(f'xaa{plain.suffix}')}, because the pieces count as one document"
 
 
 def _unpacked(file: BinaryIO, packed: str) -> BinaryIO:
@@ -201,25 +211,25 @@ def _decoded(data: bytes, where: str) -> str:
 
 def _checked(text: str, where: str) -> str:
     if not text.strip():
-        raise ConfigError("is empty; a document needs text", where=where)
+        raise ConfigError(EMPTY, where=where)
     return text
 
 
 def _jsonl(path: Path, data: bytes) -> Iterator[Document]:
     if not data.strip():
-        raise ConfigError("is empty; a document needs text", where=str(path))
+        raise ConfigError(EMPTY, where=str(path))
     blank = 0
     for number, line in enumerate(io.BytesIO(data), start=1):
         if not line.strip():
             blank = blank or number
             continue
         if blank:
-            raise ConfigError("is a blank line; only the end of a file may have them", where=f"{path}:{blank}")
+            raise ConfigError("is a blank line; only the end of the file may have blank lines", where=f"{path}:{blank}")
         if number > MAX_JSONL_DOCUMENTS:
             raise ConfigError(
-                f"holds more than {MAX_JSONL_DOCUMENTS} documents",
+                f"contains more than {MAX_JSONL_DOCUMENTS} documents",
                 where=str(path),
-                try_=f"give a file of its first {MAX_JSONL_DOCUMENTS} lines",
+                try_=f"pass a file with its first {MAX_JSONL_DOCUMENTS} lines",
             )
         entry = _entry(line, f"{path}:{number}")
         yield Document(_name(entry) or f"{path.name}:{number}", entry["text"], _label(entry, "kind"))
@@ -228,13 +238,13 @@ def _jsonl(path: Path, data: bytes) -> Iterator[Document]:
 def _entry(line: bytes, where: str) -> dict[str, Any]:
     """Return the object on a JSONL line, whose "text" can be tokenized."""
     if len(line) > MAX_BYTES:
-        raise ConfigError(f"is {len(line)} bytes long; a line has at most {MAX_BYTES}", where=where)
+        raise ConfigError(f"is {len(line)} bytes long; the limit for a line is {MAX_BYTES}", where=where)
     entry = _parsed(_decoded(line, where), where)
     if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):
-        raise ConfigError('needs an object with a string "text"', where=where, try_='a line such as {"text": "..."}')
+        raise ConfigError('must be an object with a string "text"', where=where, try_='a line such as {"text": "..."}')
     text = _checked(entry["text"], where)
     if NOT_TEXT.search(text):
-        raise ConfigError('has a "text" that is not text: it escapes a NUL or half of a surrogate pair', where=where)
+        raise ConfigError('the string "text" must not contain NUL or half of a surrogate pair', where=where)
     return entry
 
 
@@ -244,7 +254,7 @@ def _parsed(line: str, where: str) -> object:
     except json.JSONDecodeError as error:
         raise ConfigError(f"is not JSON: {error.msg}, at character {error.pos + 1}", where=where) from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets within brackets
-        raise ConfigError(f"is not JSON that can be read: {error}", where=where) from error
+        raise ConfigError(f"cannot be parsed as JSON: {error}", where=where) from error
 
 
 def _name(entry: dict[str, Any]) -> str:

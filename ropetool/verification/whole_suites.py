@@ -42,7 +42,7 @@ from ropetool.verification.run import AGAINST, Material, Models, Pair, default_l
 from ropetool.verification.runners.llama_cache import BLOCK_TYPES, cache_ways
 from ropetool.verification.runners.vllm_engine import OPTION, Engine, VllmRunner, version
 from ropetool.verification.scoring import JUDGE, TARGET, Progress, Runner
-from ropetool.verification.session import Session, documents_of, unchanged_source
+from ropetool.verification.session import UNDECODED, Session, documents_of, unchanged_source
 from ropetool.verification.short_divergence import Lengths
 
 Wrap = Callable[[Runner, str], Runner]
@@ -144,7 +144,7 @@ def _chosen(options: VerifyOptions) -> Suite:
         return suites.choose(suite, measures, segments, trials)
     if suite == "full":
         raise ConfigError(
-            "the full suite asks for all logits, which vLLM does not give", where=OPTION, try_="--suite standard"
+            "the full suite needs all logits, which vLLM does not return", where=OPTION, try_="--suite standard"
         )
     return suites.choose_by_tokens(
         suite, measures, segments, trials, score_prompts=options.engine.score_prompts, who="vLLM in process"
@@ -154,15 +154,13 @@ def _chosen(options: VerifyOptions) -> Suite:
 def _beside(options: VerifyOptions, session: Session, longest: int) -> Beside:
     """Return the yardsticks of these options on the source, or on the target without one."""
     if options.engine is not None:
-        raise ConfigError("yardsticks take whole models that transformers runs in this process", where=YARDSTICKS)
+        raise ConfigError("reference attention variants work only with transformers", where=YARDSTICKS)
     put_on, look = session.source, session.source_look
     if put_on is None or look is None:
         put_on, look = session.target, session.look
     found: Beside = addition("yardsticks_beside")(options.compare_with, put_on, look.rope, session.trained, longest)
     if session.source is None:
-        session.notes.append(
-            f"there is no baseline, so the yardsticks are put on {found.on} itself, with the table that it has"
-        )
+        session.notes.append(f"without a baseline, the reference attention variants use {found.on} and its own table")
     return found
 
 
@@ -174,7 +172,7 @@ def yardsticks(known: bool, lengths: Sequence[int], trained: int, context: int) 
     longest = max(lengths, default=0)
     if longest <= trained:
         beyond = (
-            "" if context > trained else f", and it states no longer context than the {trained} that it was trained on"
+            "" if context > trained else f"; the context length does not exceed the trained length of {trained} tokens"
         )
         missing.append(Check(LENGTHS, None, None, NOT_RUN, f"{NOTHING_BEYOND}{beyond}"))
     elif longest < context:
@@ -201,21 +199,18 @@ class OpenInVllm:
         self._engine, self._looks, self._longest = engine, looks, max(lengths, default=0)
         target, *baseline = looks
         if not target.is_dir():
-            raise ConfigError("vLLM runs directories here, and this is a file", where=OPTION, try_="without --runner")
+            raise ConfigError(
+                f"vLLM needs a directory here, and {target.name} is a file", where=OPTION, try_="without --runner"
+            )
         reach = self.reach(target)
         if reach is None or reach < self._longest:
-            why = (
-                "nothing says how it rotates"
-                if reach is None
-                else f"it states {reach} tokens, and its table ends there"
-            )
-            raise ConfigError(f"{why}: vLLM is not asked for {self._longest}", where=OPTION, try_="without --runner")
+            why = UNDECODED if reach is None else too_long_for("target", reach, self._longest)
+            raise ConfigError(why, where=OPTION, try_="without --runner")
         needed = min(self._longest, trained)
         for reach in map(self.reach, baseline):
             if reach is not None and reach < needed:
                 raise ConfigError(
-                    f"it states {reach} tokens, and its table ends there: vLLM is not asked for the {needed} at which the target "
-                    "is held against it",
+                    too_long_for("baseline", reach, needed),
                     where="--baseline",
                     try_="without --runner",
                 )
@@ -246,6 +241,10 @@ class OpenInVllm:
             path, self._engine, dtype=dtype, reach=reach, overrides=longer,
             vocabulary=vocabulary_of(open_checkpoint(path)),
         )  # fmt: skip
+
+
+def too_long_for(role: str, reach: int, needed: int) -> str:
+    return f"the table of the {role} ends at its context length of {reach} tokens, and vLLM would have to read {needed}"
 
 
 def _unscaled(found: Inspection) -> bool:

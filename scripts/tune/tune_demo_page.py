@@ -56,7 +56,7 @@ def example() -> str:
 def _cells(entry: dict[str, Any]) -> tuple[str, ...]:
     judgement = entry["judgement"]
     if judgement is None:
-        return str(entry["points"]), "", "", "", "", "none came before the default"
+        return str(entry["points"]), "", "", "", "", "none better than the default"
     parts = (_part(part["difference"]) for part in judgement["parts"])
     costs = (f"{math.exp(judgement[key]['mean']):.3f}" for key in ("default_regression", "regression"))
     return str(entry["points"]), *parts, ", ".join(costs), _said(judgement)

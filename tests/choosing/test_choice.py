@@ -37,14 +37,14 @@ def test_the_best_is_taken_where_it_is_surely_better() -> None:
     found = choose(made({"yarn x2": 0.5, "llama3 x2": 0.0}, {"yarn x2": 1.04, "llama3 x2": 1.01}))
     assert found.candidate.name == "llama3 x2"
     assert found.why == (
-        "the lowest loss at 512 tokens, surely better than yarn x2; within 256 tokens at most 1.01 times the source's perplexity"
+        "the lowest loss at 512 tokens, significantly better than yarn x2; within 256 tokens at most 1.01 times the source's perplexity"
     )
 
 
 def test_what_is_not_told_apart_leaves_the_default() -> None:
     found = choose(made({"yarn x2": 0.01, "llama3 x2": 0.0}, {"yarn x2": 1.04, "llama3 x2": 1.01}))
     assert found.candidate.name == "yarn x2"
-    assert "not surely better than the default" in found.why
+    assert "not significantly better than the default" in found.why
 
 
 def test_a_regression_above_the_bound_is_left_out_unless_all_are() -> None:
@@ -58,10 +58,10 @@ def test_a_regression_above_the_bound_is_left_out_unless_all_are() -> None:
     assert choose(made(levels, costs), max_regression=1.5).candidate.name == "llama3 x2"
     none = choose(made(levels, costs), max_regression=1.01)
     assert none.candidate.name == "llama3 x2"
-    assert none.why.endswith("no candidate keeps to 1.01")
+    assert none.why.endswith("all candidates exceed 1.01")
 
 
 def test_nothing_ranked_is_nothing_chosen() -> None:
     empty = SimpleNamespace(rankings=())
-    with pytest.raises(ConfigError, match="nothing can be chosen"):
+    with pytest.raises(ConfigError, match="none were measured"):
         choose(empty)  # type: ignore[arg-type]

@@ -162,7 +162,7 @@ def test_no_row_is_computed_twice_and_an_interrupted_run_goes_on(
     again = compared(folder, resume=True, budget=math.inf)
     assert max(asked.values()) == 1  # neither the baseline's rows nor those of a table that two candidates have
     assert again.to_json() == {**whole.to_json(), "notes": list(again.notes)}
-    assert again.notes[0].endswith("rows were kept")
+    assert again.notes[0].endswith("saved rows")
     for ours, theirs in zip(again.candidates, whole.candidates, strict=True):
         assert ours.found is not None
         assert theirs.found is not None
@@ -247,7 +247,7 @@ def test_bounds_are_said_to_be_one_sided(found: Comparison) -> None:
     legends = [dict(section.legend) for section in sections(found)]
     assert "one-sided" in legends[0]["ratio"]
     assert "one-sided" in legends[1]["cells"]
-    assert "measured so far" in legends[2]["best"]
+    assert "candidates measured at this length" in legends[2]["best"]
 
 
 def test_csv_is_the_rows(found: Comparison, folder: Path) -> None:
@@ -309,16 +309,16 @@ def test_yardsticks_stand_beside_the_rankings(folder: Path) -> None:
 
 BAD = [
     ({"methods": ["yarnn"]}, UnknownMethod, "yarnn"),
-    ({"factors": [1.0]}, ConfigError, "not above 1"),
-    ({"factors": [0.5]}, ConfigError, "not above 1"),
-    ({"factors": [float("nan")]}, ConfigError, "not above 1"),
-    ({"factors": [], "plans": ()}, ConfigError, "nothing is to be compared"),
-    ({"methods": [], "plans": ()}, ConfigError, "nothing is to be compared"),
+    ({"factors": [1.0]}, ConfigError, "must be above 1"),
+    ({"factors": [0.5]}, ConfigError, "must be above 1"),
+    ({"factors": [float("nan")]}, ConfigError, "must be above 1"),
+    ({"factors": [], "plans": ()}, ConfigError, "no candidates to compare"),
+    ({"methods": [], "plans": ()}, ConfigError, "no candidates to compare"),
     ({"lengths": [512, 256]}, ConfigError, "must increase"),
     ({"segments": 2}, ConfigError, "at least 8"),
     ({"measures": ["losses"]}, ConfigError, "losses"),
-    ({"compare_with": "reropes"}, ConfigError, "is no yardstick"),
-    ({"compare_with": "rerope(512)"}, ConfigError, "trained on 256"),
+    ({"compare_with": "reropes"}, ConfigError, "unknown attention variant"),
+    ({"compare_with": "rerope(512)"}, ConfigError, "trained length of 256"),
     ({"plans": ["nowhere.json"]}, RopetoolError, "does not exist"),
 ]
 

@@ -44,13 +44,14 @@ def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (
             ("compare", "model", "--methods", "abf", "--factors", "2"),
             "--methods abf",
-            "ropetool extend model --method abf --factor 2 --rope-theta VALUE --dry-run --plan-out FILE, and the method by --plan FILE",
+            "ropetool extend model --method abf --factor 2 --rope-theta VALUE --dry-run --plan-out FILE, "
+            "then pass --plan FILE instead of the method",
         ),
         (
             ("compare", "model", "--methods", "longrope", "--target-length", "512"),
             "--methods longrope",
             "ropetool extend model --method longrope --target-length 512 -p long_factor VALUE --dry-run --plan-out FILE, "
-            "and the method by --plan FILE",
+            "then pass --plan FILE instead of the method",
         ),
         (("compare", "model", "--methods", "yarn", "--factors", "1"), "--factors", ""),
         (("compare", "model", "--methods", "yarn", "--factors", "0.5"), "--factors", ""),
@@ -105,7 +106,7 @@ def test_a_plan_that_is_called_as_a_yardstick_is_refused(folder: Path) -> None:
         (folder / name).write_text(plan)
     for given, name in (("dynamic-ntk", "dynamic-ntk"), ("rerope", "rerope(128)")):
         said = run("compare", "model", "--plan", name, "--compare-with", given).err
-        assert said == f"Error: --plan {name}: a yardstick of this comparison has the same name\nTry: rename the plan\n"
+        assert said == f"Error: --plan {name}: a reference attention variant has the same name\nTry: rename the plan\n"
 
 
 def test_the_plan_that_is_named_for_a_method_with_parameters_is_a_candidate(folder: Path) -> None:

@@ -45,7 +45,7 @@ def test_the_table_has_the_figures_of_the_record(name: str) -> None:
     assert int(points) == entry["points"] == 12 * len(entry["generations"])
     judgement = entry["judgement"]
     if judgement is None:
-        assert cells[-1] == "none came before the default"
+        assert cells[-1] == "none better than the default"
         return
     for cell, part in zip(cells, judgement["parts"], strict=False):
         shown = [float(number) for number in re.findall(r"[+-]\d\.\d{3}", cell)]

@@ -35,7 +35,7 @@ def test_each_judgement_on_the_same_documents_has_half_of_the_error() -> None:
     error, (note,) = asked("ramp")
     assert error == ERROR / 2
     assert note.startswith(
-        "1 earlier plan was judged on the same documents, so this judgement allows an error of 1.2 %"
+        "1 earlier plan was evaluated on the same documents, so the error rate of this evaluation is 1.2 %"
     )
     assert asked("pairs", [b"third", b"fourth"])[0] == ERROR / 4  # one document is enough
     assert asked("other", [b"fifth"]) == (ERROR, [])
@@ -69,7 +69,7 @@ def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("ROPETOOL_CACHE", str(tmp_path / "file"))
     error, (note,) = asked("yarn")
     assert error == ERROR
-    assert "are not counted, and this one is not recorded: " in note
+    assert "cannot record this evaluation or count earlier ones on these documents: " in note
 
 
 def test_a_second_space_is_judged_with_less_room_for_chance(source: Path) -> None:  # noqa: F811
@@ -80,8 +80,8 @@ def test_a_second_space_is_judged_with_less_room_for_chance(source: Path) -> Non
     assert second.judgement is not None
     assert (first.judgement.error, second.judgement.error) == (ERROR, ERROR / 2)
     assert first.judgement == again.judgement
-    assert [note for note in first.notes if "judged on the same" in note] == []
-    assert any(note.startswith("1 earlier plan was judged") for note in second.notes)
+    assert [note for note in first.notes if "evaluated on the same" in note] == []
+    assert any(note.startswith("1 earlier plan was evaluated") for note in second.notes)
     found = [part.difference for part in second.judgement.parts]
     expected = rejected([chance_of_more(difference, -LEAST) for difference in found], ERROR / 2)
     assert [part.better for part in second.judgement.parts] == expected

@@ -49,15 +49,15 @@ def test_answers_of_one_document_do_not_count_as_so_many() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"shift": 0.0}, "the difference on unseen text is within chance or under 0.001 nats"),
-        ({"shift": 0.0009}, "the difference on unseen text is within chance or under 0.001 nats"),  # and sure
+        ({"shift": 0.0}, "the difference on unseen text is not significant, or below 0.001 nats"),
+        ({"shift": 0.0009}, "the difference on unseen text is not significant, or below 0.001 nats"),  # and sure
         ({"shift": -0.1}, "it is worse on unseen text, key tokens"),
-        ({"cost": 0.2}, "on unseen text it costs more within the trained length than is allowed"),
+        ({"cost": 0.2}, "on unseen text, its cost within the trained length is above the limit"),
         (
             {"cost": 0.02, "stated": True, "limit": 1.01},
-            "on unseen text it costs more within the trained length than is allowed",
+            "on unseen text, its cost within the trained length is above the limit",
         ),
-        ({"right": 4}, "on unseen text it finds fewer answers"),
+        ({"right": 4}, "on unseen text, it finds fewer answers"),
     ],
 )
 def test_no_gain_is_claimed_otherwise_and_the_default_is_recommended(options: dict[str, Any], reason: str) -> None:
@@ -65,7 +65,7 @@ def test_no_gain_is_claimed_otherwise_and_the_default_is_recommended(options: di
     assert found.judgement is not None
     assert (found.judgement.verdict, found.judgement.reason) == ("no gain", reason)
     assert found.plan is found.default
-    assert f"no gain: {reason}; the default is recommended" in tune_text(found, "model", Path("p.json"))
+    assert f"no gain: {reason}; use the default" in tune_text(found, "model", Path("p.json"))
 
 
 def test_what_the_default_costs_is_allowed_unless_a_bound_is_stated() -> None:
@@ -76,12 +76,12 @@ def test_what_the_default_costs_is_allowed_unless_a_bound_is_stated() -> None:
 
 
 TEXT = """\
-model: 1024 tokens, 4 times the 256 of training
+model: 1024 tokens, 4 times the trained 256
   space     yarn: yarn's factor, original length, beta_fast and ramp
   searched  24 points in 2 generations, on 24 segments of 2 documents, at 512, 1024 tokens
   best      yarn, factor 4, beta_fast 8, beta_slow 1, ramp dims; 0.0612 nats below the default in the search
 
-judged once, on 8 segments of 4 documents that the search did not read
+evaluated once, on 8 segments of 4 documents that the search did not use
 """
 
 
@@ -90,21 +90,21 @@ def test_the_text_says_what_was_searched_judged_and_what_to_do() -> None:
     text = tune_text(found, "model", Path("model-tuned.json"))
     assert text.startswith(TEXT)
     lines = text.splitlines()
-    assert lines[6].split() == ["nats", "a", "token", "default", "tuned", "difference", "95", "%", "interval"]
+    assert lines[6].split() == ["nats", "per", "token", "default", "tuned", "difference", "95", "%", "interval"]
     assert [line.split()[0] for line in lines[7:12]] == ["text", "at", "at", "key", "answers"]
     assert lines[7].endswith("better")
-    assert lines[11].endswith("within chance")
-    assert "1.020 times the source's perplexity (1.020 to 1.020), the default 1.051; 1.100 is allowed" in text
-    assert "0.70 of the answers are chosen, by the default 0.60" in text
-    assert lines[-2] == "better than the default on unseen text, key tokens; recommended"
+    assert lines[11].endswith("not significant")
+    assert "1.020 times the source's perplexity (1.020 to 1.020); the default has 1.051, the limit is 1.100" in text
+    assert "0.70 of the answers are right; with the default 0.60" in text
+    assert lines[-2] == "better than the default on unseen text, key tokens; use the tuned plan"
     assert lines[-1] == "  ropetool apply model model-tuned.json"
 
 
 def test_nothing_before_the_default_has_no_judgement() -> None:
     found = replace(sample(), judgement=None, tuned=None, winner="")
     text = tune_text(found, "model", Path("p.json"))
-    assert "best      none before the default" in text
-    assert "no gain: nothing in the search came before the default, which is recommended" in text
+    assert "best      none better than the default" in text
+    assert "no gain: the search found nothing better than the default; use the default" in text
     assert tune_json(found, Path("p.json"))["judgement"] is None
 
 
@@ -115,7 +115,7 @@ def test_the_page_says_the_same(tmp_path: Path) -> None:
     for words in (
         "better than the default on unseen text, key tokens",
         "key tokens",
-        "within chance",
+        "not significant",
         "0.0612",
         "c.txt",
     ):
@@ -165,12 +165,15 @@ def test_the_command_writes_the_plan_that_is_recommended(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--target-length", "256"], "Error: --target-length: 256 is within the 256 tokens"),
-        (["--target-length", "512", "--space", "pear"], "Error: --space: no space is called 'pear'"),
-        (["--target-length", "512", "--budget", "0"], "Error: --budget: 0.0 is not a number of minutes above 0"),
+        (["--target-length", "256"], "Error: --target-length: 256 does not exceed 256 tokens"),
+        (["--target-length", "512", "--space", "pear"], "Error: --space: unknown search space 'pear'"),
+        (
+            ["--target-length", "512", "--budget", "0"],
+            "Error: --budget: the time must be a number of minutes above 0, not 0.0",
+        ),
         (
             ["--target-length", "512", "--text", "short.txt"],
-            "Error: --text: 0 of the texts have 511 tokens, and 6 are needed",
+            "Error: --text: tune needs 6 texts of at least 511 tokens",
         ),
         ([], "Missing option '--target-length'."),
     ],

@@ -153,15 +153,15 @@ def test_gains_are_one_in_the_middle_and_none_is_beyond_its_bounds() -> None:
 
 
 def test_an_unknown_space_is_named_with_those_there_are() -> None:
-    with pytest.raises(UnknownName, match=r"no space is called 'pear'.*known: yarn, ramp"):
+    with pytest.raises(UnknownName, match=r"unknown search space 'pear'.*known are yarn, ramp"):
         get("pear")
 
 
 def test_a_space_that_a_runtime_cannot_hold_is_refused_with_those_that_it_can(tmp_path: Path) -> None:
     made = planner(write_config(tmp_path / "model", configs.config("cohere2", "v4")), 65536, ("sglang",))
-    with pytest.raises(LossyExport, match="no file holds a point of space pairs for sglang: ") as found:
+    with pytest.raises(LossyExport, match="no file can store a point of space pairs for sglang: ") as found:
         made.opened(get("pairs"))
-    assert found.value.try_ == "--space yarn; there are yarn"
+    assert found.value.try_ == "--space yarn; possible are yarn"
     begin = made.opened(get("yarn"))
     assert made.possible(get("yarn"), begin, get("yarn").starts(begin)[0])
     assert not made.possible(get("yarn"), begin, np.array([0.9, 0.5, 0.5, 0.25]))  # another factor goes as a list
@@ -193,7 +193,7 @@ def test_no_point_loses_what_the_default_puts_into_the_softmax_scale(family: str
     assert not made.possible(yarn, begin, np.array([0.9, 0.5, 0.5, 0.25]))  # another factor goes as a list
     for name in "ramp", "pairs":
         with pytest.raises(
-            LossyExport, match=rf"space {name}: YaRN multiplies this model's softmax scale by 1.296"
+            LossyExport, match=rf"space {name}: YaRN multiplies the softmax scale of this model by 1.296"
         ) as found:
             made.opened(get(name))
         assert found.value.try_.startswith("--space yarn")

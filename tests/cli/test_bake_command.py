@@ -123,7 +123,7 @@ def test_a_gguf_file_is_baked_for_context_shifts_and_verified(folder: Path) -> N
     assert "shifting cached keys turns them and changes no size" in done.err
     checks = {check.name: check for check in read_back(folder / "x-baked.gguf")}
     assert {name: check.verdict for name, check in checks.items()} == dict.fromkeys(checks, "pass")
-    assert "with what the plan bakes" in checks["weights"].detail
+    assert "with the plan's changes" in checks["weights"].detail
     entry = ropetool.inspect(folder / "x-baked.gguf").rope.entries["full_attention"]
     assert entry.attention_factor == pytest.approx(1, rel=1e-6)
     data = bytearray((folder / "x-baked.gguf").read_bytes())
@@ -166,13 +166,13 @@ def test_a_baked_one_against_the_other_is_judged_by_its_logits(folder: Path) -> 
     checks = {check.name: check for check in found.checks}
     assert found.verdict == "pass"
     assert checks["same tables"].verdict == "-"
-    assert "for weights hold the rest" in checks["same tables"].detail
+    assert "because the weights contain the rest" in checks["same tables"].detail
     assert checks["KL"].verdict == "pass"
 
 
 def test_a_check_that_cannot_be_made_is_refused_before_anything_is_written(folder: Path) -> None:
-    error = "--check: it compares scores that stay the same, and score changes them"
-    refused(folder, error, "leave out --check", "bake", "extended", "score", "--multiplier", "2", "--check")
+    error = "--check: the check needs scores that stay the same, but score changes them"
+    refused(folder, error, "without --check", "bake", "extended", "score", "--multiplier", "2", "--check")
 
 
 def test_refusals_say_what_to_do(folder: Path) -> None:

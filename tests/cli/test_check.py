@@ -26,7 +26,7 @@ def extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_extension_is_what_it_says(extended: Path) -> None:
     done = run("check", "out")
     assert done.code == 0
-    assert done.out.splitlines()[0] == "out: yarn x4, 256 -> 1,024 tokens: it is what it says"
+    assert done.out.splitlines()[0] == "out: yarn x4, 256 -> 1,024 tokens: the file is correct"
     assert "measured  none" in " ".join(done.out.split("\n")[-2:])
     plain = run("check", "out", "--json").json
     assert (plain["verdict"], plain["certificate"]["state"]) == ("true", "none")
@@ -39,7 +39,7 @@ def test_a_planted_key_is_found(extended: Path) -> None:
     (extended / "config.json").write_text(json.dumps(config))
     done = run("check", "out")
     assert done.code == 3
-    assert "it is not what it says" in done.out
+    assert "the file is not correct" in done.out
     assert any(line.split()[:2] == ["tables", "fail"] for line in done.out.splitlines())
 
 
@@ -59,7 +59,7 @@ def test_a_model_of_others_needs_a_baseline(extended: Path) -> None:
     alone = run("check", "out")
     assert (alone.code, "--baseline SOURCE" in alone.out) == (1, True)
     compared = run("check", "out", "--baseline", "model")
-    assert (compared.code, "it is what it says" in compared.out) == (0, True)
+    assert (compared.code, "the file is correct" in compared.out) == (0, True)
 
 
 def test_bad_input_gets_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

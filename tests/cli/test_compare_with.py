@@ -90,9 +90,9 @@ def test_text_and_page_show_them_beside_the_target(measured: VerifyResult) -> No
     from ropetool.report.verified import verify_text
 
     text = verify_text(measured, width=100, explained=True)
-    assert "Yardsticks, which no file can hold" in text
+    assert "Reference attention variants: no file can store them" in text
     assert text.count("rerope(256)") == 3  # two lengths, and retrieval
-    assert "put on model; they gate nothing" in text
+    assert "applied to model; they do not affect the verdict" in text
     assert all(len(line) <= 100 for line in text.splitlines())
     files = render(measured)
     assert "yardsticks.png" in files
@@ -101,7 +101,7 @@ def test_text_and_page_show_them_beside_the_target(measured: VerifyResult) -> No
 
 def test_without_a_baseline_it_is_said_what_they_are_put_on() -> None:
     found = run("verify", "model", *OPTIONS, "--lengths", "64,256", "--compare-with", "rerope(32)")
-    assert "there is no baseline, so the yardsticks are put on model itself, with the table that it has" in found.err
+    assert "without a baseline, the reference attention variants use model and its own table" in found.err
 
 
 def test_a_run_that_goes_on_keeps_what_yardsticks_gave(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_a_run_that_goes_on_keeps_what_yardsticks_gave(monkeypatch: pytest.Monke
     assert run(*line).code == 130
     monkeypatch.setattr(TorchRunner, "score", own)
     again = run(*line, "--resume")
-    assert "rows were kept" in again.err
+    assert "saved rows" in again.err
     for one, other in zip(
         first["yardsticks"][0]["differences"], again.json["yardsticks"][0]["differences"], strict=True
     ):
@@ -148,7 +148,7 @@ def test_rows_of_another_trained_length_do_not_serve_a_run_that_goes_on(monkeypa
     assert run(*line, "--trained-length", "256").code == 130
     monkeypatch.setattr(TorchRunner, "score", own)
     again = run(*line, "--trained-length", "192", "--resume")
-    assert "rows were kept" in again.err
+    assert "saved rows" in again.err
     for index, name in enumerate(("rerope(32)+log-n", "dynamic-ntk")):
         other, right, found = (
             each["yardsticks"][index]["lengths"][1]["target"]["mean"] for each in (*fresh.values(), again.json)
@@ -166,14 +166,14 @@ def sentence(found: Done) -> str:
 
 def test_bad_input_gets_a_sentence(folder: Path) -> None:
     said = sentence(run("verify", "extended", *OPTIONS, "--compare-with", "rerop"))
-    assert "--compare-with: 'rerop' is no yardstick (did you mean rerope" in said
+    assert "--compare-with: unknown attention variant 'rerop' (did you mean rerope" in said
     assert "Try: --compare-with rerope" in said
     said = sentence(run("verify", "extended", *OPTIONS, "--compare-with", "rerope(512)"))
-    assert "distances up to 512 would be kept, and the model was trained on 256 tokens" in said
+    assert "the window of 512 tokens must not exceed the trained length of 256" in said
     said = sentence(run("verify", "extended", "--server", "http://localhost:1", "--compare-with", "rerope"))
     assert (
-        "--compare-with does not apply to a served model: a yardstick is put into a model that is run from its files"
-        in said
+        "--compare-with does not work with --server: reference attention variants need a model that ropetool loads from "
+        "files" in said
     )
     said = sentence(run("verify", "extended", "--runner", "vllm", "--compare-with", "rerope"))
     assert "--runner vllm does not accept --compare-with" in said
@@ -183,5 +183,5 @@ def test_a_gguf_file_is_refused_and_what_serves_is_named(folder: Path) -> None:
     if not (folder / "model.gguf").exists():
         ropetool.export(folder / "model", folder / "model.gguf", outtype="f32", check=False)
     said = sentence(run("verify", "model.gguf", *OPTIONS, "--compare-with", "rerope", "--baseline", "model.gguf"))
-    assert "yardsticks are put into a model that transformers runs, and model.gguf is a GGUF file" in said
+    assert "reference attention variants work only with transformers, and model.gguf is a GGUF file" in said
     assert "Try: ropetool import model.gguf -o DIR" in said

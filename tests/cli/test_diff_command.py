@@ -296,22 +296,22 @@ def test_a_checkpoint_in_one_file_and_in_two(demo: Path) -> None:
 def test_a_config_alone(demo: Path) -> None:
     write_config(Path("B"), json.loads((demo / "config.json").read_text()))
     found = diff(demo, "B", 0)
-    assert found["notes"] == ["B holds a config and no weights: only what the configs say was compared"]
+    assert found["notes"] == ["B contains a config but no weights, so only the settings were compared"]
     assert found["tensors"] == {"counts": {}, "not_identical": []}
-    assert run("diff", demo, "B").out.endswith("\nthe same in meaning, weights aside\n")
+    assert run("diff", demo, "B").out.endswith("\nthe same in meaning; weights were not compared\n")
 
 
 def test_pickles_are_not_loaded(demo: Path) -> None:
     other = write_config(Path("B"), json.loads((demo / "config.json").read_text()))
     (other / "pytorch_model.bin").write_bytes(b"no pickle at all")
-    assert "pickles, which are never loaded" in diff(demo, "B", 0)["notes"][0]
+    assert "pickles, which ropetool never loads" in diff(demo, "B", 0)["notes"][0]
 
 
 def test_other_families_and_sizes() -> None:
     written("A", configs.config("llama", "v4"), {"a.weight": np.ones((4, 4), np.float32)})
     written("B", {**configs.config("qwen2", "v4"), "vocab_size": 97}, {"a.weight": np.ones((4, 4), np.float32)})
     found = diff("A", "B", 3)
-    assert "the models are of different kinds: llama and qwen2" in found["notes"]
+    assert "the model types differ: llama and qwen2" in found["notes"]
     assert "vocab_size 97 instead of 96" in found["differences"]
 
 

@@ -54,11 +54,11 @@ def types(path: Path) -> set[str]:
 
 CHECKED = [
     "  checked       tokens: 508 texts get the same in tokenizers and llama.cpp",
-    "  checked       same tables: 0 of at most 1e-06, llama.cpp and transformers compute the same, context 256",
-    "  checked       KL: # of at most #, nats a token, all within the trained length",
-    "  checked       KL p99: # of at most #, nats, of which one token in a hundred has more",
-    "  checked       KL window: # of at most #, nats a token over 32 positions of all rows, the worst, from # on",
-    "  checked       KL rare tokens: # of at most #, nats a token, # tokens that the texts do not show",
+    "  checked       same tables: 0 of at most 1e-06, llama.cpp and transformers compute the same table, context 256",
+    "  checked       KL: # of at most #, nats per token, all within the trained length",
+    "  checked       KL p99: # of at most #, nats; one token in a hundred has more",
+    "  checked       KL window: # of at most #, nats per token in the worst window of 32 positions, from position #",
+    "  checked       KL rare tokens: # of at most #, nats per token, over # tokens that do not occur in the texts",
 ]
 
 
@@ -67,7 +67,7 @@ def test_the_file_goes_beside_the_source(model: Path) -> None:
     output = model.with_name("model-BF16.gguf")
     assert (done.code, done.err) == (0, f"Note: {AS_IT_CAME}\n")
     tensors, size = len(gguf.GGUFReader(output).tensors), output.stat().st_size / 2**20
-    figures = re.compile(r"(?<=: )\S+(?= of at)|(?<=most )[^\s,]+|(?<=from )\d+|\d+(?= tokens that the texts)")
+    figures = re.compile(r"(?<=: )\S+(?= of at)|(?<=most )[^\s,]+|(?<=position )\d+|\d+(?= tokens that do not)")
     lines = [figures.sub("#", line) if "  KL" in line else line for line in done.out.splitlines()]
     assert lines == [
         str(output),

@@ -33,7 +33,7 @@ plan for llama
   output    {here}/model-yarn-4x
 
 encodings
-  yarn keys  kept: decodes to the table asked for
+  yarn keys  kept: decodes to the requested table
 
 edits
   config.json            rope_scaling             null -> {{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}}
@@ -65,7 +65,7 @@ def test_a_dry_run_says_why_an_encoding_was_rejected(tmp_path: Path) -> None:
     assert "  method    linear, factor 4, attention_factor 1.2\n" in out
     why = "attention factor 1 instead of 1.2: scores of the rotated channels times 0.694444"
     assert f"  linear keys                     rejected: transformers: {why}\n" in out
-    assert "  a full table as longrope lists  kept: decodes to the table asked for\n" in out
+    assert "  a full table as longrope lists  kept: decodes to the requested table\n" in out
     shown = next(line for line in out.splitlines() if " rope_scaling " in line)
     new = run("extend", "model", "-m", "pi", "--factor", "4", "--attention-factor", "1.2", "--dry-run", "--json").json
     (edit,) = [e for e in new["plan"]["edits"] if e["path"] == ["rope_scaling"]]
@@ -132,8 +132,8 @@ def test_linked_weights_are_said_to_be_those_of_the_source() -> None:
     out = run("extend", "model", *YARN).out
     shared = Path("model-yarn-4x", "model-00001-of-00002.safetensors").stat().st_nlink > 1
     assert (
-        "  storage      hard-linked weights are the source's own files: an edit in place changes both; --copy keeps them "
-        "apart\n" in out
+        "  storage      hard-linked: an edit in place changes the weights of the source too; pass --copy for separate "
+        "files\n" in out
     ) == shared
 
 

@@ -26,8 +26,8 @@ full_attention
   layers            0; head_dim 64, rotary_dim 64, interleaved layout
   rope type         yarn, theta 10000, factor 8, original_context_length 512
   trained length    512 tokens
-  context stated    4096 tokens
-  attention factor  1.20794 on cos and sin, so scores get 1.45913
+  context length    4096 tokens
+  attention factor  1.20794 on cos and sin, so 1.45913 on scores
 
   bands, turns counted in 512 tokens
     turns    pairs  at 4096 tokens
@@ -43,9 +43,9 @@ runtimes
   as above  llama.cpp
 
 to extend it to 8192 tokens
-  512 -> 8192, in place of the present scaling
+  512 -> 8192, in place of the current scaling
     ropetool extend model-yarn-8x.gguf --method yarn --target-length 8192 --from original
-  4096 -> 8192, on top of the present scaling
+  4096 -> 8192, on top of the current scaling
     ropetool extend model-yarn-8x.gguf --method yarn --target-length 8192 --from current
 """
 
@@ -53,12 +53,12 @@ PLANNED = """\
 plan for llama
   method    yarn, factor 8
   lengths   original 512, new context 4096
-  from      the original table: the present scaling is replaced
+  from      the original table: the current scaling is replaced
   runtimes  llama.cpp
   output    {here}/model-yarn-8x.gguf
 
 encodings
-  yarn keys  kept: decodes to the table asked for
+  yarn keys  kept: decodes to the requested table
 
 edits
   metadata  llama.context_length                        512 -> 4096 (u32)
@@ -287,7 +287,7 @@ def test_a_file_without_rotary_positions_says_so() -> None:
     assert done.err == (
         "Note: gpt2 has no rotary positions: there is nothing to extend; `ropetool families` lists models that have them\n"
     )
-    assert "  layers          0; head_dim 64, nothing rotates\n" in done.out
+    assert "  layers          0; head_dim 64, no rotation\n" in done.out
     assert "trained" not in done.out
 
 

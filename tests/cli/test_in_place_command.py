@@ -296,7 +296,7 @@ def test_a_log_that_may_lack_edits_never_says_that_all_are_undone(tmp_path: Path
     assert json.loads(run("restore", "m.gguf", "--json").out)["complete"] is False
     done = run("restore", "m.gguf", "--all")
     assert done.code == 0
-    assert "no edit is left in the log, which may lack the first edits" in done.out
+    assert "no edits remain in the log, which may lack the first edits" in done.out
     assert "dropped its first edits, which cannot be undone" in done.err
     after = values(path)
     assert after["a.b"] == ("STRING", "b" * 3000)

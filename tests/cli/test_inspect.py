@@ -29,14 +29,14 @@ full_attention
   layers            0-1; head_dim 32, rotary_dim 32, half layout
   rope type         default, theta 10000
   trained length    512 tokens
-  context stated    512 tokens
+  context length    512 tokens
   attention factor  1
 
   bands, turns counted in 512 tokens
     turns    pairs  at 4096 tokens
     over 32  2      every angle seen many times: any length is safe
     1 to 32  6      every angle seen
-    under 1  8      8 pairs pass the arc seen in training
+    under 1  8      8 pairs exceed the arc seen in training
 
 KV cache, one sequence
   per token       1.00 KiB
@@ -75,7 +75,7 @@ full_attention
   layers            4, 9; head_dim 32, rotary_dim 32, half layout
   rope type         linear, theta 10000, factor 4
   original length   not stored in the file
-  context stated    2048 tokens
+  context length    2048 tokens
   attention factor  1
 
   bands, turns counted in 2048 tokens
@@ -88,7 +88,7 @@ sliding_attention
   layers            0, 1, 2, 3, 5, 6, ... (8 layers); head_dim 32, rotary_dim 32, half layout
   rope type         default, theta 5000
   original length   not stored in the file
-  context stated    2048 tokens
+  context length    2048 tokens
   attention factor  1
   sliding window    64 tokens
 
@@ -113,9 +113,9 @@ runtimes
              - layer_types with other layers than those that the model file counts
 
 to extend it to 4096 tokens
-  512 -> 4096, in place of the present scaling, if 512 is its original length: the file does not store it
+  512 -> 4096, in place of the current scaling, if its original length is 512, which the file does not store
     ropetool extend gemma --method yarn --target-length 4096 --from original --original-length 512
-  2048 -> 4096, on top of the present scaling
+  2048 -> 4096, on top of the current scaling
     ropetool extend gemma --method yarn --target-length 4096 --from current
 """
 
@@ -135,9 +135,9 @@ def test_layers_of_two_kinds() -> None:
 MLA = """\
   rope type         yarn, theta 10000, factor 4, original_max_position_embeddings 512, mscale 1.0, mscale_all_dim 1.0
   original length   512 tokens
-  context stated    2048 tokens
+  context length    2048 tokens
   attention factor  1
-  softmax scale     the whole score times 1.29648
+  softmax scale     multiplies the whole score by 1.29648
 """
 
 
@@ -157,15 +157,15 @@ def test_what_the_bands_ask_of_each_regime() -> None:
     assert short.startswith("up to 512 tokens, turns counted in 512 tokens\n    turns    pairs  at 512 tokens\n")
     assert "under 1  8      stays inside the arc of the unscaled table in 512 tokens\n" in short
     assert long.startswith("beyond 512 tokens, turns counted in 512 tokens\n    turns    pairs  at 4096 tokens\n")
-    assert "under 1  10     8 pairs pass the arc of the unscaled table in 512 tokens\n" in long
-    assert "attention factor  1.10554 on cos and sin, so scores get 1.22222\n" in out
+    assert "under 1  10     8 pairs exceed the arc of the unscaled table in 512 tokens\n" in long
+    assert "attention factor  1.10554 on cos and sin, so 1.22222 on scores\n" in out
 
 
 def test_a_table_that_follows_the_length_is_judged_at_the_target() -> None:
     write_config(Path("dynamic"), config("llama", rope_scaling={"rope_type": "dynamic", "factor": 4.0}))
     out = run("inspect", "dynamic", "--target-length", "4096").out
-    assert "dynamic, theta 10000, factor 4; the table follows the length\n" in out
-    assert "under 1  8      2 pairs pass the arc of the unscaled table in 512 tokens\n" in out
+    assert "dynamic, theta 10000, factor 4; the table depends on the text length\n" in out
+    assert "under 1  8      2 pairs exceed the arc of the unscaled table in 512 tokens\n" in out
 
 
 def test_runtimes_that_differ_or_stop() -> None:
@@ -179,9 +179,9 @@ def test_runtimes_that_differ_or_stop() -> None:
         "  DIFFERS   vllm 0.25 to 0.29, llama.cpp\n"
         "            - context 2048 instead of 512: takes longer texts\n"
         "\nto extend it to 1024 tokens\n"
-        "  512 -> 1024, in place of the present scaling\n"
+        "  512 -> 1024, in place of the current scaling\n"
         "    ropetool extend v5 --method yarn --target-length 1024 --from original\n"
-        "  512 -> 1024, on top of the present scaling\n"
+        "  512 -> 1024, on top of the current scaling\n"
         "    ropetool extend v5 --method yarn --target-length 1024 --from current\n"
     )
     write_config(Path("odd"), config("llama", head_dim=31))
@@ -223,8 +223,7 @@ def test_an_unknown_family() -> None:
 def test_a_config_that_says_nothing() -> None:
     write_config(Path("empty"), "{}")
     assert (
-        run("inspect", "empty").out
-        == "empty: no model_type, family: unknown\n\nas written\n  nothing about positions\n"
+        run("inspect", "empty").out == "empty: no model_type, family: unknown\n\nas written\n  no position settings\n"
     )
 
 
@@ -262,9 +261,9 @@ def test_a_model_that_came_scaled_has_an_original_length_and_two_ways_on() -> No
     assert "stays inside the arc of the unscaled table in 512 tokens\n" in out
     steps = out.partition("\nto extend it to 8192 tokens\n")[2].splitlines()
     assert steps == [
-        "  512 -> 8192, in place of the present scaling",
+        "  512 -> 8192, in place of the current scaling",
         "    ropetool extend model --method yarn --target-length 8192 --from original",
-        "  4096 -> 8192, on top of the present scaling",
+        "  4096 -> 8192, on top of the current scaling",
         "    ropetool extend model --method yarn --target-length 8192 --from current",
     ]
     for lengths, command in ((steps[0], steps[1]), (steps[2], steps[3])):  # each does what it says

@@ -61,7 +61,7 @@ def test_a_page_is_replaced_and_nothing_else() -> None:
         assert run("inspect", "model", "--html", "page.html").code == 0
     Path("mine.html").write_text("<!DOCTYPE html><title>mine</title>")
     refused(
-        Path(), "mine.html: exists already and is not a page of ropetool, so that it is not replaced",
+        Path(), "mine.html: exists already and is not a page of ropetool, so ropetool does not replace it",
         "give another --html, or move the existing output away",
         "inspect", "model", "--html", "mine.html",
     )  # fmt: skip

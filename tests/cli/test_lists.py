@@ -32,7 +32,7 @@ def test_the_list_has_one_line_for_each(command: str, names: list[str]) -> None:
 
 YARN = """\
 yarn: NTK-by-parts and an attention factor of 0.1 ln s + 1; the training-free default
-  attention factor  yarn, unless --attention-factor says another
+  attention factor  yarn, unless you pass --attention-factor
   source            arXiv:2309.00071; MLA: arXiv:2405.04434
 
 YaRN: NTK-by-parts plus an attention factor of 0.1 ln s + 1 that makes up for the longer softmax.
@@ -67,13 +67,13 @@ mistral
   one table for       full_attention
   layout              half
   head_dim            head_dim, hidden_size / num_attention_heads if absent
-  without head_dim    yarn, dynamic and longrope stop transformers-v4; extend writes it
+  without head_dim    transformers-v4 cannot load yarn, dynamic or longrope; extend writes head_dim
   theta by default    10000 (full_attention)
   in transformers 4   10000
   context by default  131072 tokens
-  sliding window      as stated
+  sliding window      as configured
   GGUF architecture   llama
-  keys are made by    k_proj
+  key projections     k_proj
 """
 
 
@@ -90,16 +90,16 @@ def test_a_family() -> None:
         ("deepseek_v3", "layout", "interleaved, half where rope_interleave is false"),
         ("deepseek_v3", "softmax scale", "follows mscale_all_dim (MLA)"),
         ("deepseek_v3", "other names", "kimi_k2"),
-        ("deepseek_v3", "inside kimi_vl", "in text_config, whatever model_type it names; config.json of "),
+        ("deepseek_v3", "inside kimi_vl", "in text_config, with any model_type; config.json of "),
         ("qwen3", "shipped 40960", "32768: Qwen3 was trained at 32768 tokens and ships 40960: 32768 for the reply"),
         ("falcon", "does not rotate if", "alibi is true"),
-        ("cohere2", "layers that rotate", "the sliding ones"),
+        ("cohere2", "layers that rotate", "sliding-window layers"),
         ("gemma4_text", "by layer type", "full_attention by global_head_dim"),
         ("deepseek_v4", "under other names", "full_attention under compress, sliding_attention under main"),
-        ("gpt_oss", "without rope keys", "yarn, by numbers of the class"),
+        ("gpt_oss", "without rope keys", "yarn, with the numbers of the class"),
         ("phi", "part that rotates", "partial_rotary_factor, 0.5 if absent"),
         ("ministral3", "score", "grows with the position by llama_4_scaling_beta"),
-        ("hunyuan_v1_dense", "norms", "follow the rotation: no factor on cos and sin is left"),
+        ("hunyuan_v1_dense", "norms", "follow the rotation, so a factor on cos and sin has no effect"),
         ("kimi_linear", "decoded only if", "mla_use_nope is true or absent: how its code rotates without "),
         ("Yi", "rope types", "default"),
         ("Yi", "code", "only remote code, which ropetool never runs"),

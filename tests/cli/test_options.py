@@ -80,7 +80,7 @@ def test_lengths_of_a_verification_in_thousands(model: Path) -> None:
     done = run("verify", model, "--lengths", "4k,2k")
     assert (done.code, done.err.splitlines()[0]) == (
         1,
-        "Error: --lengths: 2048 comes after 4096; lengths must increase",
+        "Error: --lengths: lengths must increase, but 2048 follows 4096",
     )
 
 

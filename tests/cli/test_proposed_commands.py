@@ -99,7 +99,7 @@ def test_a_model_that_rotates_within_chunks_needs_no_other_table(tmp_path: Path)
 def test_another_method_is_named_as_such(tmp_path: Path) -> None:
     source = write_config(tmp_path / "model", {"model_type": "gemma4_text", **SIZES})
     commands, text = proposed(source)
-    assert "4096 -> 8192; not by plain yarn\n" in text
+    assert "4096 -> 8192; plain yarn is refused\n" in text
     assert "--method length" in commands[0]
     refused = run("extend", source, "--method", "yarn", "--target-length", "8192", "--dry-run")
     assert "no combination of RoPE keys produces this table from a table of rope type proportional" in refused.err

@@ -51,7 +51,7 @@ def test_a_key_is_set_where_the_file_lies_and_restored(tmp_path: Path) -> None:
     done = run("restore", "m.gguf")
     assert (done.code, done.err) == (0, "")
     assert f"tokenizer.chat_template  str {('{{ messages }}' * 9)[:48]}... 126 characters -> absent" in done.out
-    assert "log                      no edit is left" in done.out
+    assert "log                      no edits remain" in done.out
     assert keys(path) == before
     assert tensors(path) == weights
     assert path.stat().st_ino == inode
@@ -180,7 +180,7 @@ def test_of_a_copy_it_says_what_to_delete(tmp_path: Path) -> None:
     card = "longer/README.md is not compared, because verify writes into it; keep a copy if you edited it"
     assert (done.code, done.err) == (0, f"Note: {card}\n")
     assert done.out == (
-        f"longer is a copy; {source}, which it was made from, is as it was. To undo it, delete it:\n  rm -r longer\n"
+        f"longer is a copy, and its source {source} is unchanged. To undo the edit, delete the copy:\n  rm -r longer\n"
     )
     (tmp_path / "longer" / "notes.txt").write_text("mine")
     done = run("restore", "longer")

@@ -123,8 +123,8 @@ def test_the_demo_as_quickstart_runs_it() -> None:
     well(shown)
     assert any(line.startswith("Note: certificate: ") for line in shown.screen)
     assert any(line.startswith("parity: ") for line in shown.screen)
-    assert re.search(r"\n.*(keep|works|costs).*: model-yarn-8x: short texts pay ", shown.written)
-    assert any("Is the file what it says?" in line for line in shown.screen)
+    assert re.search(r"\n.*(keep|works|costs).*: model-yarn-8x: perplexity [+-]", shown.written)
+    assert any("Is the file correct?" in line for line in shown.screen)
     assert any(line.startswith(("text ", "timing the model")) for line in shown.drawn)
 
 

@@ -47,7 +47,7 @@ def test_a_passing_suite_is_certified_and_a_failing_one_too(folder: Path) -> Non
     assert found.out.startswith(
         "pass: extended (yarn, factor 2), measured up to 512 tokens against model, is good enough for grade research; "
     )
-    assert "nats a token saved on the baseline" not in found.out
+    assert "nats per token (± 95 %, paired)" not in found.out
     made = read_object(folder / "extended" / "ropetool.json")[1]["certificate"]
     assert (made["verdict"], made["suite"], made["longest"], made["grade"]) == ("pass", "quick", 512, "research")
     assert made["command"] == "ropetool verify extended --suite quick --segments 8 --grade research --lengths 256,512"
@@ -56,9 +56,9 @@ def test_a_passing_suite_is_certified_and_a_failing_one_too(folder: Path) -> Non
     found = run("verify", "extended", *QUICK, "--lengths", "256,512", "--require-useful", "--explain")
     assert found.code == 3
     assert found.out.splitlines()[0].endswith(
-        "reading more than 256 tokens does not help at every length; next: a smaller factor."
+        "a context beyond 256 tokens does not help at every length; next: a smaller factor."
     )
-    assert "nats a token saved on the baseline" in found.out
+    assert "nats per token (± 95 %, paired)" in found.out
     assert read_object(folder / "extended" / "ropetool.json")[1]["certificate"]["verdict"] == "fail"
 
 
@@ -163,14 +163,14 @@ def test_a_journal_that_cannot_serve_is_no_reason_to_stop(folder: Path, monkeypa
     monkeypatch.setattr(Journal, "_begun", spoilt)
     damaged = run(*arguments)
     assert (damaged.code, damaged.err.count("Error")) == (0, 0), damaged.err
-    assert "it starts anew: what was kept is damaged (" in " ".join(damaged.json["notes"])
+    assert "the run starts from the beginning: the saved results are damaged (" in " ".join(damaged.json["notes"])
     assert not places[0].exists()  # the run is complete
 
     (folder / "no folder").write_text("")
     monkeypatch.setenv("ROPETOOL_CACHE", str(folder / "no folder"))
     unkept = run(*arguments)
     assert unkept.code == 0, unkept.err
-    for part in ("it starts anew: ", "were kept only in memory", "cannot be written (Not a directory)"):
+    for part in ("the run starts from the beginning: ", "they were not saved", "cannot be written (Not a directory)"):
         assert part in " ".join(unkept.json["notes"])
     assert unkept.json["lengths"] == damaged.json["lengths"]
 
@@ -195,24 +195,28 @@ def test_a_report_is_written_beside_the_result(folder: Path) -> None:
         (["extended", "--max-ratio", "1.5"], 2, "--grade research is nearest to the old limits"),
         (["extended", "--max-tax", "0.1"], 2, "--max-ratio, --max-tax and --min-retrieval were removed"),
         (["extended", "--grade", "usefull"], 1, "--grade: 'usefull' is not one of publishable, usable, research"),
-        (["extended", "--max-kl", "0"], 1, "--max-kl: 0.0 is not a limit"),
+        (["extended", "--max-kl", "0"], 1, "--max-kl: the limit must be finite and above 0, not 0.0"),
         (["extended", "--min-retrieval", "0.8"], 2, "0.05, 0.10 or 0.20 of the answers lost"),
         (["extended", "--trials", "0"], 1, "--trials: 0 is not a whole number of at least 1"),
         (["extended", "--judge", "extended", "--measure", "key-tokens"], 1, "--judge: it is the target itself"),
-        (["extended", "--judge", "model", "--suite", "quick"], 1, "--judge: no key tokens are measured"),
-        (["extended", "--device", "cuda:77"], 1, "--device: cuda:77 was asked for, and torch finds none here"),
-        (["extended", "--lengths", "512,256"], 1, "--lengths: 256 comes after 512"),
+        (
+            ["extended", "--judge", "model", "--suite", "quick"],
+            1,
+            "--judge: the judge selects key tokens, but they are not measured",
+        ),
+        (["extended", "--device", "cuda:77"], 1, "--device: torch does not find cuda:77 on this machine"),
+        (["extended", "--lengths", "512,256"], 1, "--lengths: lengths must increase, but 256 follows 512"),
         (["extended", "--segments", "3"], 1, "segments: 3 is not a whole number of at least 8"),
         (["extended", "--text", "nowhere.txt"], 1, "nowhere.txt: there is no such file"),
         (["extended", "--text", "blob"], 1, "blob: is binary"),
         (["extended", "--text", "short.txt"], 1, "the texts are too short"),
         (["extended", "--against", "nowhere"], 1, "nowhere"),
-        (["extended", "--cache-type", "q8_0"], 1, "--cache-type: the types of llama.cpp's cache are for GGUF files"),
+        (["extended", "--cache-type", "q8_0"], 1, "--cache-type: only GGUF files accept a cache type"),
         (["extended", "--cache-type", "int8"], 1, "--cache-type: 'int8' is not one of f32, f16"),
         (["extended", "--cache-type", "q8_0", "--server", "x:1"], 2, "--cache-type does not apply to a served model"),
         (["no-tokenizer", *QUICK], 1, "no-tokenizer"),
-        (["no-words", *QUICK], 1, "no-words: tokenizers cannot load it"),
-        (["extended", "--baseline", "other-words", *QUICK], 1, "its tokenizer is not that of extended"),
+        (["no-words", *QUICK], 1, "no-words: tokenizers cannot load the checkpoint"),
+        (["extended", "--baseline", "other-words", *QUICK], 1, "the tokenizer does not match extended"),
     ],
 )
 def test_bad_input_gets_a_sentence(folder: Path, arguments: list[str], code: int, message: str) -> None:

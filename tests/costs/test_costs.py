@@ -137,7 +137,7 @@ def test_layers_that_share_keys_keep_none(tmp_path: Path) -> None:
     assert found.cache_bytes(TOKENS) == nbytes(cache)
     assert sum(kind.layers for kind in found.kv_bytes.values()) == 6
     assert held.products is None
-    assert "no table says" in held.why
+    assert "no tensor table" in held.why
 
 
 @pytest.mark.parametrize(("window", "chunked"), [(None, False), (7, False), (7, True), (30, False), (30, True)])
@@ -222,13 +222,13 @@ def test_a_config_alone_has_the_parameters_of_its_class(tmp_path: Path) -> None:
         (tmp_path / family / "model.safetensors").unlink()
         alone = weights_at(tmp_path / family)[1]
         assert (alone.numbers, alone.products) == (held.numbers, held.products)
-        assert "there are no weights here" in alone.sizes_from
+        assert "the weights are missing" in alone.sizes_from
 
 
 def test_what_no_table_says_is_not_known(tmp_path: Path) -> None:
     tmp_path.joinpath("config.json").write_text(json.dumps(configs.config("deepseek_v32", "v5")))
     cost = by_name(costs_at(tmp_path, 256))
-    why = "there are no weights here, and no table says which tensors deepseek_v32 has"
+    why = "the weights are missing, and ropetool has no tensor table of deepseek_v32"
     assert {key: line.how for key, line in cost.items() if line.value is None} == {
         ("parameters", "numbers"): why, ("active parameters", "numbers"): why, ("weights", "bytes"): why,
         ("prefill", "FLOPs"): why, **{key: line.how for key, line in cost.items() if key[0].startswith("verify")},
@@ -333,5 +333,5 @@ def test_a_model_without_a_known_context_needs_a_length(tmp_path: Path) -> None:
     done = run("inspect", tmp_path, "--cost")
     assert done.code == 1
     assert done.err.splitlines() == [
-        "Error: --cost: no context is decoded that could be the length", "Try: --target-length N",
+        "Error: --cost: the context length cannot be decoded, so the cost needs a length", "Try: --target-length N",
     ]  # fmt: skip

@@ -243,7 +243,7 @@ def test_a_checkpoint_that_computes_nan_is_exported_where_that_is_allowed(extend
     weights.unlink()
     weights.write_bytes(content)
     made = export_checkpoint(source, tmp_path / "x.gguf", allow_unverified=True, allow_nan=True)
-    assert (made.checks[-1].verdict, made.checks[-1].detail[:29]) == (NOT_RUN, "a logit of the reference is n")
+    assert (made.checks[-1].verdict, made.checks[-1].detail[:29]) == (NOT_RUN, "the reference computes the logit n")
 
 
 def reason_for_tables(file: Path) -> object:
@@ -255,9 +255,12 @@ def test_a_checkpoint_that_transformers_cannot_run_is_exported_all_the_same(
     extended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*given: object, **more: object) -> None:
-        raise CheckpointError("transformers cannot load it: no such kernel")
+        raise CheckpointError("transformers cannot load the checkpoint: no such kernel")
 
     monkeypatch.setattr(short_divergence, "TorchRunner", refuse)
     made = export_checkpoint(extended, tmp_path / "x.gguf", allow_unverified=True)
-    assert (made.checks[-1].verdict, made.checks[-1].detail) == (NOT_RUN, "transformers cannot load it: no such kernel")
+    assert (made.checks[-1].verdict, made.checks[-1].detail) == (
+        NOT_RUN,
+        "transformers cannot load the checkpoint: no such kernel",
+    )
     assert made.output.is_file()

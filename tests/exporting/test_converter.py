@@ -561,10 +561,10 @@ def test_what_no_table_tells_is_not_called_wrong(tmp_path: Path) -> None:
 def test_a_class_of_remote_code_is_said_to_be_one_and_its_file_is_verified_alone(tmp_path: Path) -> None:
     remote_models.make("InternLM2ForCausalLM", tmp_path / "model")
     made = export_checkpoint(tmp_path / "model", tmp_path / "x.gguf", converter="auto", outtype="f32")
-    reason = "only remote code has a class for internlm2, and ropetool never runs it"
+    reason = "internlm2 needs remote code, which ropetool never runs"
     assert f"its logits were not compared with the checkpoint's, for {reason}: that" in " ".join(made.notes)
     found = verify_checkpoint(made.output, suite="quick", lengths=[64], segments=8)
-    assert any(f"cannot be run, for {reason}: the target's own figures" in note for note in found.notes)
+    assert any(f"cannot run: {reason}, so the target is compared with itself" in note for note in found.notes)
     assert {check.name: check.verdict for check in found.checks}["tables"] == "pass"
     with pytest.raises(CheckpointError, match=reason):
         verify_checkpoint(tmp_path / "model", suite="quick", lengths=[64])

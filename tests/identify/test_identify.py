@@ -174,7 +174,7 @@ def test_other_weights_are_refused(checkpoint: Path, name_of: Callable[..., Any]
     with torch.no_grad():
         model.lm_head.weight[:] = model.lm_head.weight.roll(1, 0)
     model.save_pretrained(other)
-    with pytest.raises(ConfigError, match="other weights are served"):
+    with pytest.raises(ConfigError, match="it serves different weights"):
         name_of(other)
 
 
@@ -239,7 +239,7 @@ def test_answers_that_fit_two_tables_are_not_sure() -> None:
 
 
 def test_a_token_beyond_the_vocabulary_is_another_model() -> None:
-    with pytest.raises(ServerError, match="the checkpoint's vocabulary has 3: another model"):
+    with pytest.raises(ServerError, match="the checkpoint has 3 tokens"):
         deciding.divergence(Answer({7: -0.1}, 1), np.log([0.5, 0.25, 0.25]))
 
 
@@ -254,7 +254,7 @@ def test_of_a_plain_model_the_pairs_can_be_told_apart(tmp_path: Path, monkeypatc
     listed = [one.name for one in hypotheses(HfCheckpoint.open(plain))]
     assert listed == [AS_MEANT, "base 500000", "base 1e+06", "layout swapped"]
     monkeypatch.setattr(Reference, "computes", lambda self, one: one.name == AS_MEANT)
-    with pytest.raises(ConfigError, match="nothing to tell apart"):
+    with pytest.raises(ConfigError, match="give the same table"):
         prepare(HfCheckpoint.open(plain), ASKED)
 
 
@@ -362,20 +362,20 @@ def test_a_file_of_answers_serves_as_a_server_does(
     answer = json.loads(done.out)
     assert (answer["name"], answer["program"], answer["rivals"]) == ("attention factor dropped", "mine", [])
     done = run("identify", "--source", checkpoint, "--logprobs", file)
-    assert "mine computes the table attention factor dropped: the attention factor is not applied" in done.out
+    assert "mine computes the table attention factor dropped: the attention factor is ignored" in done.out
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda data: {**data, "schema": "other"}, "no file of prompts and answers"),
-        (lambda data: {**data, "answers": []}, "no file of prompts and answers"),
-        (lambda data: {**data, "answers": [{"ids": "x", "top": []}]}, "ids is no list of tokens"),
-        (lambda data: {**data, "answers": [{"ids": [-1], "top": []}]}, "ids is no list of tokens"),
-        (lambda data: {**data, "answers": [{"ids": [1], "top": [1]}]}, "top is no list of pairs"),
+        (lambda data: {**data, "schema": "other"}, "not a file written by"),
+        (lambda data: {**data, "answers": []}, "not a file written by"),
+        (lambda data: {**data, "answers": [{"ids": "x", "top": []}]}, "`ids` must be a list of token ids"),
+        (lambda data: {**data, "answers": [{"ids": [-1], "top": []}]}, "`ids` must be a list of token ids"),
+        (lambda data: {**data, "answers": [{"ids": [1], "top": [1]}]}, "`top` must be a list of pairs"),
         (lambda data: {**data, "answers": [{"ids": [1], "top": []}]}, "no log probabilities"),
-        (lambda data: {**data, "answers": [{"ids": [1], "top": [[1, 5.0]]}]}, "a log probability that is none"),
-        (lambda data: {**data, "answers": [{"ids": [1], "top": [[1, -1e300]]}]}, "a log probability that is none"),
+        (lambda data: {**data, "answers": [{"ids": [1], "top": [[1, 5.0]]}]}, "an invalid log probability"),
+        (lambda data: {**data, "answers": [{"ids": [1], "top": [[1, -1e300]]}]}, "an invalid log probability"),
         (lambda data: {**data, "answers": [{"ids": [1], "top": [[1, -1.0]]}]}, "no prompt of several tokens"),
     ],
 )  # fmt: skip
@@ -395,8 +395,8 @@ def test_a_file_that_is_none_is_one_sentence(
 @pytest.mark.parametrize(
     ("ids", "words"),
     [
-        ([99_999_999, 5], "it asks about token 99999999, and the checkpoint's vocabulary has 2048"),
-        ([5] * 3000, "it has a prompt of 3000 tokens, and the checkpoint states 2048"),
+        ([99_999_999, 5], "a prompt contains token 99999999, but the checkpoint has 2048 tokens"),
+        ([5] * 3000, "a prompt has 3000 tokens, but the context length of the checkpoint is 2048"),
     ],
 )
 def test_prompts_that_the_checkpoint_cannot_read_are_one_sentence(

@@ -79,7 +79,7 @@ def test_logits_are_those_of_the_checkpoint(folder: Path) -> None:
     assert logit_parity(folder / "extended", folder / "extended.gguf", passage, 1500).difference < TOLERANCE
     forgotten = logit_parity(folder / "extended", folder / "forgotten.gguf", passage, 300)
     assert forgotten.difference > 20 * TOLERANCE
-    with pytest.raises(ConfigError, match="short: it has 3 tokens; 1500 are asked for"):
+    with pytest.raises(ConfigError, match="short: the passage has 3 tokens, and the check needs 1500"):
         logit_parity(folder / "extended", folder / "extended.gguf", Document("short", "a b"), 1500)
 
 

@@ -23,9 +23,9 @@ from ropetool.verification.results import (
 
 TRAINED = 256
 PROTOCOL_NOTES = {
-    "yarn": "windows 256 apart, each behind the prefix; the original takes the mean of the windows' means",
-    "llama.cpp": "disjoint windows, the prefix in place of the first token of each, the second half scored but for its "
-    "first token; the original asks for text of two windows",
+    "yarn": "windows every 256 tokens, each after the prefix; the original averages the means of the windows",
+    "llama.cpp": "disjoint windows, with the prefix instead of their first token; the second half is scored, without its "
+    "first token; the original needs text for two windows",
 }
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
 
@@ -154,13 +154,13 @@ def bands() -> dict[str, object]:
 
 KINDS = (KindResult("code", estimate(0.21, 0.09)), KindResult("prose", estimate(0.26, 0.05)))
 CHECKS = (
-    Check("weights", 0.0, 0.0, "pass", "all 38 tensors are the source's, byte for byte"),
+    Check("weights", 0.0, 0.0, "pass", "38 of 38 tensors equal the source"),
     Check("rotation", 8.4e-8, 3e-6, "pass", "transformers 5.23.0 against the table of the plan, relative"),
-    Check("ratio", 1.33712, 1.5, "pass", "95 % upper bound, the largest, at 64 tokens"),
+    Check("ratio", 1.33712, 1.5, "pass", "largest 95 % upper bound, at 64 tokens"),
     Check("far text", 0.0312, 0.0, "pass", "95 % lower bound of the gain from a copy 1750 tokens before"),
     Check("retrieval, keys", 0.862, 0.75, "pass", "lowest score, at 2048 tokens; the baseline within 256 has 0.94"),
-    Check("KL", 2.4e-5, 1e-4, "pass", "nats a token, the larger of within and beyond"),
-    Check("useful", None, None, "-", "useful at 1024 beyond the trained one"),
+    Check("KL", 2.4e-5, 1e-4, "pass", "nats per token, the larger mean within or beyond the trained length"),
+    Check("useful", None, None, "-", "useful lengths beyond the trained length: 1024"),
 )
 
 
@@ -190,7 +190,7 @@ def full() -> VerifyResult:
         runtime="transformers 5.23.0, torch 2.13.0, cpu, float32",
         grade="research",
         extension={"method": "yarn", "factor": 8.0, "params": {}},
-        notes=("the baseline's loss of 0.4 nats a token is suspiciously low: it may know the text by heart",),
+        notes=("the baseline's loss of 0.4 nats per token is suspiciously low: it may know the text by heart",),
     )
 
 
@@ -247,7 +247,7 @@ def failing() -> VerifyResult:
         CHECKS[3],
         replace(CHECKS[4], figure=0.7499, verdict="fail"),
         replace(CHECKS[5], figure=None, verdict="not run", detail="llama-cpp-python is not installed"),
-        replace(CHECKS[6], detail="useful at no length beyond the trained one"),
+        replace(CHECKS[6], detail="useful lengths beyond the trained length: none"),
     )
     return replace(
         full(),

@@ -46,7 +46,7 @@ SHORT, LONG = question(2048, 1.025, 1.01, 1.04), question(16384, 1.034, 1.01, 1.
 CASES = {
     KEEP: (
         answers(KEEP, SHORT, LONG, texts=(TEXT,) * 6),
-        "keep: smol.gguf: short texts pay 2.5 % (at most 4.0 %), 16,384 tokens pay 3.4 % (at most 6.0 %), in 6 texts.",
+        "keep: smol.gguf: perplexity +2.5 % on short texts (at most +4.0 %), +3.4 % at 16,384 tokens (at most +6.0 %), in 6 texts.",
         0,
     ),
     WORKS: (
@@ -54,13 +54,14 @@ CASES = {
             WORKS, replace(SHORT, texts=3), question(16384, 0.98, 0.9, 1.126, 3), texts=(TEXT,) * 3, more_texts=1,
             more_minutes=4.2, ended="time",
         ),
-        "works: smol.gguf: short texts pay 2.5 % (1.0 % to 4.0 %), 16,384 tokens gain 2.0 % (-10 % to 13 %), in 3 texts; that it "
-        "costs no more than 10 % is not sure yet; 1 more text, about 5 minutes: the same command with `--resume --budget 7`.",
+        "works: smol.gguf: perplexity +2.5 % on short texts (+1.0 % to +4.0 %), -2.0 % at 16,384 tokens (-10 % to +13 %), in 3 "
+        "texts; a cost above 10 % is still possible; 1 more text can decide, in about 5 minutes: repeat the command with "
+        "`--resume --budget 7`.",
         0,
     ),
     COSTS: (
         answers(COSTS, SHORT, question(16384, 1.2, 1.12, 1.29), texts=(TEXT,) * 6),
-        "costs: smol.gguf: short texts pay 2.5 % (1.0 % to 4.0 %), 16,384 tokens pay 20 % (12 % to 29 %), in 6 texts.",
+        "costs: smol.gguf: perplexity +2.5 % on short texts (+1.0 % to +4.0 %), +20 % at 16,384 tokens (+12 % to +29 %), in 6 texts.",
         0,
     ),
     BROKEN: (
@@ -68,7 +69,7 @@ CASES = {
             BROKEN, SHORT, question(14336, 17.2, None, None, 2), length=14336,
             texts=(replace(TEXT, length=14336, long=2.8, cut=True, broken=True),) * 2,
         ),
-        "broken: smol.gguf: at 14,336 tokens and more its perplexity is 17.2 times that of small.gguf, in 2 of 2 texts.",
+        "broken: smol.gguf: at 14,336 tokens and more its perplexity is 17.2 times the perplexity of small.gguf, in 2 of 2 texts.",
         3,
     ),
     MEASURED: (
@@ -76,9 +77,9 @@ CASES = {
             MEASURED, question(2048, 1.003, None, None, 2), question(12288, 1.039, None, None, 2), length=12288,
             more_texts=3, more_minutes=13.0, ended="time",
         ),
-        "right as far as measured: smol.gguf: short texts pay 0.3 % (-0.1 % to 0.7 % on these very tokens), 12,288 tokens pay "
-        "3.9 % (2.4 % to 5.4 % on these very tokens), in 2 texts; a verdict takes 3 texts; 16,384 tokens were not reached; "
-        "3 more texts, about 13 minutes: the same command with `--resume --budget 17`.",
+        "right as far as measured: smol.gguf: perplexity +0.3 % on short texts (-0.1 % to +0.7 % for these tokens only), +3.9 % "
+        "at 12,288 tokens (+2.4 % to +5.4 % for these tokens only), in 2 texts; a verdict needs 3 texts; the run did not reach "
+        "16,384 tokens; 3 more texts can decide, in about 13 minutes: repeat the command with `--resume --budget 17`.",
         1,
     ),
 }  # fmt: skip
@@ -104,13 +105,13 @@ def test_the_answer_fits_one_screen(verdict: str, width: int) -> None:
 def test_a_file_that_is_not_what_it_says_is_told_with_its_remedy() -> None:
     found = answers(BROKEN, None, None, texts=(), curve=(), length=0, ended="file")
     wrong = replace(result(found), checks=(Check("tables", 0.2, 1e-6, FAIL, "layer 0 rotates otherwise"),))
-    assert summary(wrong).startswith("broken: smol.gguf: its positions are not what its record or its method gives")
+    assert summary(wrong).startswith("broken: smol.gguf: its positions differ from its record or its method")
     assert wrong.exit_code == 3
     (row,) = questions_section(wrong).table.rows
     assert row[1].text == "no"
 
 
-USED = Check("retrieval, keys", 0.12, 0.3, NOT_ASKED, "3 of 25 right at 16384 tokens, 20 of the same at 8192")
+USED = Check("retrieval, keys", 0.12, 0.3, NOT_ASKED, "3 of 25 right at 16384 tokens, 20 at 8192")
 
 
 def test_what_is_lost_of_far_text_is_named() -> None:
@@ -118,7 +119,8 @@ def test_what_is_lost_of_far_text_is_named() -> None:
     lowered = result(answers(WORKS, SHORT, LONG, texts=(TEXT,) * 6, lost=(why,)))
     lowered = replace(lowered, checks=(*lowered.checks, USED))
     assert summary(lowered) == (
-        "works: smol.gguf: short texts pay 2.5 % (1.0 % to 4.0 %), 16,384 tokens pay 3.4 % (1.0 % to 6.0 %), in 6 texts; "
+        "works: smol.gguf: perplexity +2.5 % on short texts (+1.0 % to +4.0 %), +3.4 % at 16,384 tokens (+1.0 % to +6.0 %), in 6 "
+        "texts; "
         f"but {why}."
     )
     assert lowered.exit_code == 0
@@ -141,17 +143,19 @@ def test_short_texts_may_be_more_than_long_ones() -> None:
     found = answers(
         MEASURED, question(2048, 1.02, 1.01, 1.04, 5), question(12288, 1.04, None, None, 1), length=12288, ended="time"
     )
-    assert "short texts pay 2.0 % (1.0 % to 4.0 %) in 5 texts, 12,288 tokens pay 4.0 % (" in summary(result(found))
+    assert "perplexity +2.0 % on short texts (+1.0 % to +4.0 %) in 5 texts, +4.0 % at 12,288 tokens (" in summary(
+        result(found)
+    )
 
 
 def test_texts_that_ran_out_ask_for_texts() -> None:
     assert next_step(answers(WORKS, SHORT, LONG, ended="texts", more_texts=4, more_minutes=1.0)) == (
-        "4 more texts would decide: --text takes documents"
+        "4 more texts can decide; pass documents with --text"
     )
     assert next_step(answers(MEASURED, SHORT, LONG, ended="time", more_texts=5, more_minutes=1702.0)) == (
-        "5 more texts, about 28 hours: the same command with `--resume --budget 2044`"
+        "5 more texts can decide, in about 28 hours: repeat the command with `--resume --budget 2044`"
     )
-    assert "would hardly decide" in next_step(answers(WORKS, SHORT, LONG, ended="time"))
+    assert "give no verdict" in next_step(answers(WORKS, SHORT, LONG, ended="time"))
 
 
 def test_a_curve_needs_points() -> None:
@@ -170,4 +174,4 @@ def test_what_is_infinite_is_told_without_a_figure() -> None:
     lone = answers(
         MEASURED, None, question(512, 1.2, None, None, 1), texts=(replace(TEXT, long_error=math.inf),), length=512
     )
-    assert "of these tokens alone" in summary(result(lone))
+    assert "for these tokens only" in summary(result(lone))

@@ -101,8 +101,8 @@ def test_the_position_probe_beside_the_baseline() -> None:
 def test_far_dependence_and_its_gain() -> None:
     found = sample.far()
     above, below = charts.far_chart(found).figure.axes
-    assert line(above, "own copy in front")[1] == [entry.repeated.mean for entry in found.distances]
-    assert line(above, "other text in front")[1] == [entry.unrelated.mean for entry in found.distances]
+    assert line(above, "after its own copy")[1] == [entry.repeated.mean for entry in found.distances]
+    assert line(above, "after other text")[1] == [entry.unrelated.mean for entry in found.distances]
     gains = below.containers[0]
     assert list(gains.lines[0].get_xdata()) == [250, 500, 1000, 1750]
     assert list(gains.lines[0].get_ydata()) == [entry.gain.mean for entry in found.distances]

@@ -506,7 +506,7 @@ def test_an_empty_folder_is_filled_and_a_report_replaced_where_that_is_asked_for
     assert (folder / "tax.png").is_file()
     with pytest.raises(OutputError, match="is not empty") as refusal:
         write_report(sample.minimal(), folder)
-    assert refusal.value.try_ == "give --report a new folder"
+    assert refusal.value.try_ == "a new folder for --report"
     write_report(sample.minimal(), folder, force=True)
     assert sorted(path.name for path in folder.iterdir()) == ["index.html", "loss.png"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report"]

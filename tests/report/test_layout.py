@@ -71,4 +71,4 @@ def test_a_size_is_told_in_its_largest_unit(count: int, words: str) -> None:
 
 def test_the_cache_of_a_long_context_is_told_in_gib() -> None:
     done = run("advise", str(Path(ropetool.__file__).parent / "demo" / "model"), "--target-length", "2147483648")
-    assert "KV cache            4.00 TiB a sequence" in done.out
+    assert "KV cache            4.00 TiB per sequence" in done.out

@@ -28,7 +28,7 @@ FOUND = EffectiveLengthResult(
     longest=512,
     surely=256,
     possibly=512,
-    note="left out, for want of room or of words of one token: variables",
+    note="left out, because room or words of one token are missing: variables",
 )
 
 
@@ -37,7 +37,7 @@ def test_the_effective_length_stands_in_the_title_with_its_interval() -> None:
     assert "Effective length: 512 tokens (bounds: 256 to 512 or more)" in text
     assert "0.84..1.04" in text
     assert "undecided" in text
-    assert "left out, for want of room" in text
+    assert "left out, because room" in text
 
 
 def test_what_is_not_judged_shows_no_number() -> None:
@@ -46,7 +46,7 @@ def test_what_is_not_judged_shows_no_number() -> None:
     )
     text = section_text(effective_length_section(weak, 256))
     assert "Effective length: not judged" in text
-    assert "ratio   to" in text  # the legend
+    assert "ratio   score /" in text  # the legend
     assert "1.15" not in text
     assert "0.02" in text
 
@@ -74,9 +74,9 @@ def test_generation_stands_by_its_positions_and_says_where_tables_move() -> None
     text = section_text(cache_section(found))
     assert "56-71" in text
     assert "crosses the trained length" in text
-    assert "the table follows the length" in text
+    assert "the table depends on the text length" in text
     still = section_text(cache_section(CacheResult(found.lengths, "float32", False)))
-    assert "the table follows" not in still
+    assert "the table depends" not in still
 
 
 def test_tasks_of_others_stand_with_filter_and_bounds() -> None:

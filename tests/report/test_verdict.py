@@ -35,22 +35,20 @@ def straddling(result: VerifyResult) -> Any:
 
 
 def test_a_pass_says_what_was_verified_for_which_grade_and_whether_the_context_is_worth_it() -> None:
-    gains = f"pass: {SUBJECT} is good enough for grade research; it gains by reading 1024 tokens instead of 256."
+    gains = f"pass: {SUBJECT} is good enough for grade research; it gains from 1024 tokens instead of 256."
     assert summary(sample.full()) == gains
     useless = tuple(replace(entry, useful=False) for entry in sample.full().lengths)
     assert summary(replace(sample.full(), lengths=useless)) == (
-        f"pass: {SUBJECT} is good enough for grade research; that it gains by reading more than 256 tokens was not shown."
+        f"pass: {SUBJECT} is good enough for grade research; these texts do not show a gain from more than 256 tokens."
     )
     several = tuple(replace(entry, useful=True) for entry in sample.full().lengths)
-    assert "it gains by reading 512, 1024 and 2048 tokens instead of 256" in summary(
-        replace(sample.full(), lengths=several)
-    )
+    assert "it gains from 512, 1024 and 2048 tokens instead of 256" in summary(replace(sample.full(), lengths=several))
 
 
 def test_single_measurements_make_no_grade() -> None:
     assert said(("rotation", PASS), suite="custom", lengths=()) == (
-        "pass: demo-yarn-8x (yarn, factor 8), measured against demo and demo-yarn-8x.gguf, passes what was measured, which "
-        "alone makes no grade."
+        "pass: demo-yarn-8x (yarn, factor 8), measured against demo and demo-yarn-8x.gguf, passes these measurements, "
+        "which give no grade."
     )
     assert "fails: " in said(("rotation", FAIL, "x"), suite="custom")
     assert "is left undecided: " in said(("position", UNDECIDED), suite="custom")
@@ -70,20 +68,20 @@ def test_method_and_factor_are_named_as_far_as_they_are_known(extension: Any, wo
 
 def test_a_failure_names_the_first_check_that_fails_counts_the_others_and_gives_a_step() -> None:
     assert summary(sample.failing()) == (
-        f"fail: {SUBJECT} fails for grade research: its weights are not those of its source (2 of 38 tensors differ: "
+        f"fail: {SUBJECT} fails for grade research: its weights differ from its source (2 of 38 tensors differ: "
         "model.layers.2.self_attn.q_proj.weight in row 7, model.norm.weight in 256 values); 3 more checks fail and 1 more "
         "did not run; next: extend its source again."
     )
     unrecorded = replace(sample.failing(), extension=None)
-    assert summary(unrecorded).endswith("next: mend it, or --stated KEY VALUE where that is meant.")
+    assert summary(unrecorded).endswith("next: fix it, or pass --stated KEY VALUE if this is intended.")
 
 
 def test_a_ratio_that_fails_names_lengths_limit_and_what_it_is_compared_with() -> None:
     ratio = replace(sample.CHECKS[2], figure=5.1e172, verdict=FAIL)
     text = summary(replace(sample.failing(), checks=(ratio,)))
     assert text.endswith(
-        "fails for grade research: its perplexity at 512 and 1024 tokens is surely more than 1.5 times what demo has without "
-        "the longer context; next: a smaller factor."
+        "fails for grade research: its perplexity at 512 and 1024 tokens is significantly more than 1.5 times the "
+        "perplexity of demo without the longer context; next: a smaller factor."
     )
 
 
@@ -101,23 +99,23 @@ def test_what_is_partial_names_what_is_missing_and_every_step() -> None:
         ("yardstick", NOT_RUN, "x"), ("lengths", NOT_RUN, "only 512 were measured"), baseline=None, against=None
     )
     assert text == (
-        "partial: demo-yarn-8x (yarn, factor 8), measured up to 2048 tokens by itself, cannot be judged in full: nothing says "
-        "what it was before it was extended; 1 more did not run; next: --baseline SOURCE and --lengths 256,2048."
+        "partial: demo-yarn-8x (yarn, factor 8), measured up to 2048 tokens without a baseline, cannot be judged completely: "
+        "no record or baseline describes it before its extension; 1 more did not run; next: --baseline SOURCE and --lengths 256,2048."
     )
-    unextended = said(("lengths", NOT_RUN, "it states no longer context"), context_length=256)
-    assert unextended.endswith("it states no longer context; next: ropetool extend TARGET.")
+    unextended = said(("lengths", NOT_RUN, "the context length does not exceed it"), context_length=256)
+    assert unextended.endswith("the context length does not exceed it; next: ropetool extend TARGET.")
     unknown = said(("yardstick", NOT_RUN), ("lengths", NOT_RUN, "none"), context_length=256, baseline=None)
-    assert unknown.endswith("; next: --baseline SOURCE and --trained-length N where it was trained on less.")
+    assert unknown.endswith("; next: --baseline SOURCE and --trained-length N if it was trained on fewer tokens.")
 
 
 def test_undecided_losses_want_documents_and_undecided_answers_want_trials() -> None:
     """More text does not decide what too few trials leave open, nor the other way round."""
     lengths = straddling(sample.full())
     text = said(("ratio", UNDECIDED), lengths=lengths, grade="usable")
-    assert "grade usable: these texts are too few to tell whether its perplexity at 1024 and 2048 tokens" in text
+    assert "grade usable: these texts are too few to show that its perplexity at 1024 and 2048 tokens" in text
     assert text.endswith("next: --text with more documents.")
     answers = said(("retrieval, keys", UNDECIDED), ("retrieval, keys, written", UNDECIDED))
-    assert "too few trials tell whether it answers as well from long text as from 256 tokens" in answers
+    assert "these trials are too few to show that it answers as well from long texts as from 256 tokens" in answers
     assert answers.endswith("; 1 more is undecided; next: --trials 32.")  # there were 16
     passages = said(("position", UNDECIDED), suite="quick")
     assert passages.endswith("next: --suite standard.")
@@ -158,8 +156,8 @@ def test_a_fail_goes_before_what_is_missing_and_that_before_what_is_undecided() 
 def test_a_check_without_words_is_told_by_its_figures() -> None:
     unknown = Check("new measure", 512.0, 2048.0, FAIL, "lower bound of a thing")
     text = summary(replace(sample.full(), checks=(unknown,)))
-    assert "new measure is not within its limit (512, limit 2048; lower bound of a thing)" in text
-    assert said(("new measure", UNDECIDED)).endswith("new measure is not decided; next: --text with more documents.")
+    assert "new measure is outside its limit (512, limit 2048; lower bound of a thing)" in text
+    assert said(("new measure", UNDECIDED)).endswith("new measure is undecided; next: --text with more documents.")
 
 
 def test_a_long_detail_is_cut_to_a_sentence() -> None:

@@ -60,7 +60,7 @@ def test_legends_stand_below_their_tables_on_request_alone(name: str) -> None:
     assert terms
     assert [text for _, text in terms if text in plain] == []
     assert [text for term, text in terms if f"{term} {text}" not in explained] == []
-    assert plain.endswith("--report.")
+    assert plain.endswith("of --report contain it too.")
     assert "--explain" not in explained
 
 
@@ -100,7 +100,10 @@ def test_a_result_without_any_measurement_still_has_its_checks() -> None:
     bare = replace(sample.minimal(), lengths=())
     lines = verify_text(bare).splitlines()
     assert [line for line in lines if line][3] == "Gate, suite quick, grade research"
-    assert lines[0] == "pass: demo-yarn-8x (yarn, factor 8), measured by itself, is good enough for grade research."
+    assert (
+        lines[0]
+        == "pass: demo-yarn-8x (yarn, factor 8), measured without a baseline, is good enough for grade research."
+    )
 
 
 def test_a_figure_just_above_its_limit_does_not_look_equal_to_it() -> None:
@@ -120,7 +123,7 @@ def test_the_baseline_of_a_grid_counts_within_its_trained_length_alone() -> None
     more = replace(grid, baseline=(*grid.baseline, sample.cell(512, 0.5, 3)))
     text = verify_text(replace(sample.full(), measures={"retrieval": (more,)}), explained=True)
     assert " baseline  75/80   3/16      -      -" in text.splitlines()
-    assert "baseline  all depths; within its trained length of 256 tokens 75/80" in text
+    assert "baseline  all depths; 75/80 within its trained length of 256 tokens" in text
 
 
 def test_colour_only_where_it_is_asked_for() -> None:

@@ -144,7 +144,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
 def test_an_unknown_architecture_without_a_length_is_refused(opened: list, exported: Path, tmp_path: Path) -> None:
     changed = tmp_path / "changed.gguf"
     write_patched(read_header(exported), Patch(set={"general.architecture": Value.of(ValueType.STR, "new")}), changed)
-    with pytest.raises(ConfigError, match=r"it states no new\.context_length") as refused:
+    with pytest.raises(ConfigError, match=r"new\.context_length is missing") as refused:
         verify_checkpoint(changed)
     assert refused.value.where == str(changed)
 
@@ -167,9 +167,7 @@ def test_a_cache_type_is_the_targets_and_of_the_run(opened: list, exported: Path
     assert found.to_json()["cache_type"] == "q8_0"
     assert "measured up to 256 tokens with a q8_0 cache against" in summary(found)
     assert output.with_name("output.gguf.ropetool.json").read_bytes() == before  # which export asks for
-    note = (
-        "no certificate is put on record: --cache-type is of this run, not of the file; --certificate FILE writes one"
-    )
+    note = "the record gets no certificate, because --cache-type applies only to this run; pass --certificate FILE to write one"
     assert note in found.notes
     place = tmp_path / "certificate.json"
     verify_checkpoint(output, suite="quick", segments=8, cache_type="q8_0", certificate_file=place)
@@ -188,7 +186,7 @@ def test_a_cache_type_is_for_what_llama_cpp_runs(opened: list, source: Path) -> 
     with pytest.raises(ConfigError, match="for GGUF files, and this is a directory") as refused:
         verify_checkpoint(source, suite="quick", cache_type="q8_0")
     assert refused.value.where == "--cache-type"
-    assert refused.value.try_ == f"ropetool export {source} -o FILE.gguf, and verify FILE.gguf"
+    assert refused.value.try_ == f"ropetool export {source} -o FILE.gguf, then verify FILE.gguf"
     assert opened == []
 
 
@@ -209,13 +207,13 @@ def test_figures_of_another_cache_type_do_not_serve_a_resumed_run(
     with pytest.raises(KeyboardInterrupt):
         ask(cache_type="q8_0")
     monkeypatch.setattr(Llama, "score", Fake.score)
-    anew = "nothing was kept of such a run; it starts anew"
+    anew = "the run starts from the beginning: it has no saved results"
     assert anew in ask(cache_type="q4_0", resume=True).notes
     assert anew in ask(resume=True).notes
     monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
     assert anew in ask(cache_type="q8_0", resume=True).notes
     monkeypatch.delenv("LLAMA_ATTN_ROT_DISABLE")
-    assert "8 rows were kept" in ask(cache_type="q8_0", resume=True).notes
+    assert "8 saved rows will be used again" in ask(cache_type="q8_0", resume=True).notes
 
 
 @pytest.mark.parametrize("edits", [["16384"], ["1024", "16384"]])

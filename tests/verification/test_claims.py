@@ -164,7 +164,7 @@ PLANTED: dict[str, tuple[Plant, str, str]] = {
     "activation": (config(hidden_act="gelu"), "files", 'hidden_act is "gelu" instead of "silu"'),
     "end of text": (config(eos_token_id=77), "files", "eos_token_id is 77 instead of 1"),
     "a longer context and nothing else": (
-        config(max_position_embeddings=1024), "tables", "a context of 1024 is stated, and nothing was done for it",
+        config(max_position_embeddings=1024), "tables", "the context length is 1024, but the tables equal the baseline",
     ),
     "another class": (config(model_type="gemma"), "files", 'model_type is "gemma" instead of "llama"'),
     "a key that the class fills in otherwise": (
@@ -175,7 +175,7 @@ PLANTED: dict[str, tuple[Plant, str, str]] = {
         'quantization_config is {"quant_method": "bitsandbytes"} instead of absent',
     ),
     "an adapter that is loaded with it": (file("adapter_config.json", "{}"), "files", "adapter_config.json is additional"),
-    "pickled weights beside": (file("pytorch_model.bin", "x"), "files", "pytorch_model.bin is additional: weights that not"),
+    "pickled weights beside": (file("pytorch_model.bin", "x"), "files", "pytorch_model.bin is additional, and some programs"),
     "two merges exchanged": (tokenizer(exchanged), "files", "model.merges[5] is"),
     "another token begins a text": (
         file("special_tokens_map.json", '{"bos_token": "the"}'), "files", 'bos_token is "the" instead of',
@@ -248,7 +248,7 @@ def test_lists_cannot_be_made_again_and_count_when_they_are_stated(third_party: 
     target = third_party(config(rope_scaling=scaling, max_position_embeddings=1024))
     tables = read_back(target, DEMO)[0]
     assert tables.verdict == "not run"
-    assert "cannot be made again; --stated long_factor as-is --stated short_factor as-is" in tables.detail
+    assert "cannot be rebuilt; pass --stated long_factor as-is --stated short_factor as-is" in tables.detail
     stated = Terms(stated=dict.fromkeys(lists, "as-is"))
     assert read_back(target, DEMO, stated)[0].verdict == "pass"
 
@@ -452,7 +452,7 @@ def test_an_unextended_model_that_states_more_is_never_passed(third_party: Calla
 
 
 @pytest.mark.parametrize(
-    ("lengths", "says"), [([64, 128], "no length beyond"), ([256, 512], "longest measured is 512")]
+    ("lengths", "says"), [([64, 128], "no measured length is beyond"), ([256, 512], "longest measured length is 512")]
 )
 def test_lengths_that_do_not_reach_the_context_are_no_pass(
     lengths: list[int], says: str, third_party: Callable[..., Path]

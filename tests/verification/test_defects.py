@@ -222,8 +222,8 @@ NAMED_OTHERWISE = {"lists: those of factor 2": "longrope", "lists: all ones": "l
 SHOWN_BY: dict[str, Callable[[Any], str]] = {
     "factor": lambda value: f" x{value:g} ",
     "max_position_embeddings": lambda value: f"a context of {value} is stated",
-    "rope_type": lambda value: "nothing was done for it",
-    "rope_scaling": lambda value: "nothing was done for it",
+    "rope_type": lambda value: "the tables equal the baseline",
+    "rope_scaling": lambda value: "the tables equal the baseline",
 }
 
 

@@ -200,7 +200,7 @@ def test_a_logit_that_is_not_finite_is_named_with_its_position(role: str, value:
     bad[78] = np.nan
     tables = of_array(bad if role == "reference" else good, "one"), of_array(bad if role == "target" else good, "other")
     with pytest.raises(
-        CheckpointError, match=f"logit of the {role} is {value} at position 77 of row 0, token 5"
+        CheckpointError, match=f"the {role} computes the logit {value} at position 77 of row 0, token 5"
     ) as info:
         compare(*tables)
     assert info.value.where == ("one" if role == "reference" else "other")
@@ -222,7 +222,10 @@ def test_padding_of_the_vocabulary_is_left_out(pair: tuple[Table, Table]) -> Non
     ]:
         found = compare(one, other)
         assert (found.within, found.beyond) == (plain.within, plain.beyond)
-        assert found.note == f"vocabularies of {sizes}: the first 300 are compared, the rest is padding"
+        assert (
+            found.note
+            == f"the vocabularies have {sizes} tokens; the first 300 are compared, because the rest is padding"
+        )
 
 
 def test_tokens_that_the_reference_never_says_count_in_neither() -> None:
@@ -241,7 +244,7 @@ def test_tokens_that_the_reference_never_says_count_in_neither() -> None:
 def test_another_vocabulary_is_refused(pair: tuple[Table, Table]) -> None:
     reference, target = pair
     with pytest.raises(
-        ConfigError, match=r"reference has 300 tokens .* target 320, .* gets \d+\.\d% of the probability"
+        ConfigError, match=r"reference has 300 tokens .* target 320; .* get \d+\.\d% of the probability"
     ):
         compare(reference, padded(target, 3))
     with pytest.raises(ConfigError, match=r"reference has 320 tokens .* target 300"):
@@ -256,7 +259,7 @@ def test_the_limit_on_padding_is_on_its_probability() -> None:
         if fits:
             assert compare(of_array(wide), of_array(narrow)).within.maximum == 0
         else:
-            with pytest.raises(ConfigError, match=r"gets 1\.0% of the probability"):
+            with pytest.raises(ConfigError, match=r"get 1\.0% of the probability"):
                 compare(of_array(wide), of_array(narrow))
 
 
@@ -350,7 +353,7 @@ def test_rows_are_pieces_of_different_documents(prefix: tuple[int, ...]) -> None
 
 def test_texts_too_short_are_refused() -> None:
     corpus = make_corpus((98, 50))
-    with pytest.raises(ConfigError, match="row of 100 needs a document of 99 tokens, and the longest has 98"):
+    with pytest.raises(ConfigError, match="length of 100 tokens needs a document of 99, and the longest has 98"):
         divergence_rows(corpus, 100, 4, seed=0)
     assert divergence_rows(corpus, 99, 4, seed=0)[1] == [0]
 

@@ -43,15 +43,19 @@ def test_the_largest_upper_bound_decides() -> None:
     lengths = [at(128, upper=1.2), at(256, upper=1.34), at(512, verdict="better", upper=0.9)]
     ratio, useful = gate.loss_checks(lengths, TRAINED, RESEARCH)
     assert (ratio.name, ratio.figure, ratio.limit, ratio.verdict) == ("ratio", 1.34, 1.5, PASS)
-    assert ratio.detail == "95 % upper bound, the largest, at 256 tokens"
-    assert (useful.name, useful.verdict, useful.detail) == ("useful", NOT_ASKED, "useful at 512 beyond the trained one")
+    assert ratio.detail == "largest 95 % upper bound, at 256 tokens"
+    assert (useful.name, useful.verdict, useful.detail) == (
+        "useful",
+        NOT_ASKED,
+        "useful lengths beyond the trained length: 512",
+    )
 
 
 def test_what_straddles_the_limit_is_undecided_and_what_is_surely_above_fails() -> None:
     unsure = at(512, verdict="undecided", lower=1.4, upper=1.7)
     (ratio, _) = gate.loss_checks([at(256), unsure], TRAINED, RESEARCH)
     assert (ratio.figure, ratio.verdict) == (1.7, UNDECIDED)
-    assert ratio.detail == "95 % upper bound, the largest, at 512 tokens; more text decides at 512"
+    assert ratio.detail == "largest 95 % upper bound, at 512 tokens; more text can decide at 512"
     worse = [at(1024, verdict="worse", lower=1.6, upper=1.9), at(2048, verdict="worse", lower=1.8, upper=2.1)]
     (ratio, _) = gate.loss_checks([at(256), unsure, *worse], TRAINED, RESEARCH)
     assert (ratio.figure, ratio.verdict) == (1.8, FAIL)
@@ -63,7 +67,7 @@ def test_lengths_that_are_not_judged_neither_pass_nor_fail() -> None:
     alone = at(256, verdict="not judged", lower=None, upper=None, difference_to_truncation=None)
     checks = gate.loss_checks([at(256), thin], TRAINED, RESEARCH)
     assert verdicts(checks) == {"ratio": PASS, "useful": NOT_ASKED, "texts": NOT_RUN}
-    assert checks[-1].detail == "too little text at 512"
+    assert checks[-1].detail == "too little text at 512 tokens"
     assert verdicts(gate.loss_checks([alone, thin], TRAINED, RESEARCH))["ratio"] == NOT_RUN
 
 
@@ -122,7 +126,7 @@ def test_only_what_was_measured_at_the_stated_context_shows_that_it_is_read() ->
 
 def test_a_text_known_by_heart_is_warned_of() -> None:
     assert gate.contamination([at(256, baseline_bits=0.41)]) == ""
-    assert "only 0.39 bits a byte" in gate.contamination([at(128), at(256, baseline_bits=0.39)])
+    assert "only 0.39 bits per byte" in gate.contamination([at(128), at(256, baseline_bits=0.39)])
     assert gate.contamination([at(512, baseline_bits=None)]) == ""
 
 

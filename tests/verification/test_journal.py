@@ -94,10 +94,10 @@ def test_figures_of_other_conditions_are_not_taken_over() -> None:
         JournaledRunner(Counting(), first, "target").score(ROWS, 2)
         first.close(remove=False)
         same = Journal("run", before, resume=True)
-        assert same.resumed == "4 rows were kept"
+        assert same.resumed == "4 saved rows will be used again"
         same.close(remove=False)
         other, runner = Journal("run", now, resume=True), Counting()
-        assert other.resumed == f"it starts anew: since the interrupted run these changed: {named}"
+        assert other.resumed == f"the run starts from the beginning, because these changed: {named}"
         JournaledRunner(runner, other, "target").score(ROWS, 2)
         assert (runner.computed, other.rows) == (4, 4)
         other.close(remove=False)
@@ -121,7 +121,7 @@ def test_a_journal_without_readable_conditions_is_begun_anew(content: bytes) -> 
     with closing(sqlite3.connect(first.path)) as base, base:
         base.execute("update found set figures = ? where key = ?", (journals._sealed(key, content), key))
     second = Journal("run", resume=True)
-    assert (second.rows, second.lost) == (0, "what was kept is damaged (its conditions are not readable)")
+    assert (second.rows, second.lost) == (0, "the saved results are damaged (the conditions of the run cannot be read)")
 
 
 def test_a_journal_of_rows_without_conditions_is_begun_anew() -> None:
@@ -130,7 +130,7 @@ def test_a_journal_of_rows_without_conditions_is_begun_anew() -> None:
     first.close(remove=False)
     with closing(sqlite3.connect(first.path)) as base, base:
         base.execute("delete from found where key = ?", (journals.CONDITIONS,))
-    assert Journal("run", resume=True).lost == "what was kept is damaged (it does not contain its conditions)"
+    assert Journal("run", resume=True).lost == "the saved results are damaged (the conditions of the run are missing)"
 
 
 def test_figures_belong_to_one_run_one_role_and_one_question() -> None:
@@ -192,7 +192,7 @@ def test_a_lock_that_is_removed_before_it_is_taken_is_made_again(
     first = Journal("run", resume=False)
     assert (first.problem, removed[0].exists()) == ("", True)
     second = Journal("run", resume=False)
-    assert second.problem == "another process is at the same run"
+    assert second.problem == "another process measures the same run"
     second.close(remove=True)
     first.close(remove=True)
     assert not list(tmp_path.rglob("*.*"))
@@ -283,16 +283,16 @@ def test_a_disk_that_fills_up_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch)
 def test_why_nothing_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = Journal("run", resume=False)
     assert first.problem == first.lost == ""
-    assert Journal("run", resume=False).problem == "another process is at the same run"
+    assert Journal("run", resume=False).problem == "another process measures the same run"
     first.close(remove=True)
     first.path.write_text("no database")
     again = Journal("run", resume=True)
-    assert again.lost.startswith("what was kept is damaged (")
+    assert again.lost.startswith("the saved results are damaged (")
     assert again.problem == ""
     again.close(remove=True)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ROPETOOL_CACHE", str(tmp_path / "file"))
-    assert "cannot be written (" in Journal("run", resume=False).problem
+    assert "cannot write to " in Journal("run", resume=False).problem
 
 
 def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +303,7 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", homeless)
     journal, runner = Journal("run", resume=True), Counting()
-    assert "cannot be written" in journal.problem
+    assert "cannot write to" in journal.problem
     assert JournaledRunner(runner, journal, "target").score(ROWS, 2).losses.shape == (4, 2)
     journal.close(remove=True)
 

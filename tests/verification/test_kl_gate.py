@@ -66,7 +66,7 @@ def test_the_limits_are_named_with_the_place() -> None:
     by_name = {check.name: check for check in kl_checks(result(span(2e-6)), None, ALLOWED)}
     assert (by_name[KL].figure, by_name[KL].limit) == (2e-6, 1e-6)
     assert (by_name[TAIL].limit, by_name[WORST].limit) == (1e-5, 3e-6)
-    assert "from 32 on" in by_name[WORST].detail
+    assert "from position 32" in by_name[WORST].detail
     assert "all within the trained length" in by_name[KL].detail
 
 
@@ -79,7 +79,7 @@ def test_a_limit_of_the_user_s_moves_the_others_in_proportion() -> None:
 def test_types_that_nobody_measured_are_not_judged() -> None:
     assert verdicts(result(span(1e-9)), allowed=None) == {KL: NOT_RUN}
     (check,) = kl_checks(result(span(1e-9)), None, None)
-    assert "give the unextended GGUF file of the same type as --baseline, or --max-kl" in check.detail
+    assert "pass the unextended GGUF file of the same type as --baseline, or pass --max-kl" in check.detail
 
 
 def test_an_unextended_pair_says_what_its_types_cost() -> None:
@@ -107,7 +107,10 @@ def test_the_noise_of_the_checkpoint_raises_the_limits_four_times() -> None:
     assert limits[TAIL] == pytest.approx(2e-6)
     assert limits[WORST] == pytest.approx(8e-7)
     assert {check.verdict for check in checks} == {PASS}
-    assert "ggml's table of GELU, which rounds to float16, moves the checkpoint itself by 2e-07" in checks[0].detail
+    assert (
+        "ggml's GELU table, which rounds to float16, changes the checkpoint itself by 2e-07 nats per token"
+        in checks[0].detail
+    )
 
 
 def test_noise_lowers_no_limit_and_raises_none_beyond_its_bound() -> None:
@@ -127,12 +130,12 @@ def test_noise_lowers_no_limit_and_raises_none_beyond_its_bound() -> None:
     assert floors.with_noise(ALLOWED, [Floor(Figures(1e-3, 1e-3, 1e-3), Figures(1e-3, 1e-3, 1e-3))]).text.p99 == 1e-5
 
 
-@pytest.mark.parametrize(("left_out", "words"), [(True, "left out"), (False, "too many to leave out")])
+@pytest.mark.parametrize(("left_out", "words"), [(True, "which are left out"), (False, "too many to leave out")])
 def test_routing_is_named(left_out: bool, words: str) -> None:
     noise = Noise((result(span(1e-9)),), 12, 400, left_out)
     check = kl_checks(result(span(1e-3)), None, FLOAT32, noise=noise)[0]
     assert check.verdict == FAIL
-    assert f"rounding changes the routing of 12 of 400 tokens to experts, {words}" in check.detail
+    assert f"rounding selects other experts for 12 of 400 tokens, {words}" in check.detail
 
 
 # --- the floors

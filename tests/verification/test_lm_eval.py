@@ -97,7 +97,7 @@ def test_a_loss_fails_one_that_may_be_is_undecided_and_few_samples_say_nothing(t
         assert check.verdict == verdict
         assert check.limit == -0.10
     assert judged(tmp_path / "b", "research").verdict == PASS
-    assert "more samples decide gsm8k" in judged(tmp_path / "b").detail
+    assert "more samples can decide gsm8k" in judged(tmp_path / "b").detail
 
 
 def test_swapping_the_two_models_turns_a_gain_into_a_loss(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_other_scales_are_left_out_and_named(tmp_path: Path) -> None:
     assert "mixed logprob" in found.note
     words = [sample(n, {"word_perplexity": [-20.0, 7]}) for n in range(20)]
     both(tmp_path / "words", "wikitext", words, words)
-    with pytest.raises(ConfigError, match="the logs hold no score"):
+    with pytest.raises(ConfigError, match="the logs do not contain any score"):
         read(tmp_path / "words")
 
 
@@ -236,11 +236,11 @@ REFUSED: dict[str, tuple[Callable[[list[dict[str, Any]]], list[Any]], str]] = {
     "deep": (lambda lines: ["[" * 100_000], "is not JSON"),
     "a list": (lambda lines: ["[1]"], "has no doc_id"),
     "without a number": (lambda lines: [{"acc": 1.0}], "has no doc_id"),
-    "twice": (lambda lines: [*lines, lines[3]], "sample 3 is there twice, so runs are mixed"),
-    "another document": (other_document, "sample 7 of gsm8k has another document than in the baseline's log"),
-    "another prompt": (other_prompt, "sample 7 of gsm8k has another prompt than"),
-    "cut off": (lambda lines: lines[:30], "10 samples of gsm8k are in the baseline's log alone, first 30"),
-    "more": (lambda lines: [*lines, sample(90, {"acc": 1.0})], "1 samples of gsm8k are in the target's log alone, first 90"),
+    "twice": (lambda lines: [*lines, lines[3]], "sample 3 occurs twice; the log must contain only one run"),
+    "another document": (other_document, "the document of sample 7 of gsm8k differs from the log of the baseline"),
+    "another prompt": (other_prompt, "the prompt of sample 7 of gsm8k differs"),
+    "cut off": (lambda lines: lines[:30], "only the log of the baseline contains 10 samples of gsm8k, first 30"),
+    "more": (lambda lines: [*lines, sample(90, {"acc": 1.0})], "only the log of the target contains 1 samples of gsm8k, first 90"),
 }  # fmt: skip
 
 
@@ -259,7 +259,7 @@ def test_logs_of_one_model_or_of_other_tasks_are_refused(tmp_path: Path) -> None
     assert not has_logs(tmp_path)
     write(tmp_path, "target", "gsm8k", exact(right(0.5)))
     assert has_logs(tmp_path)
-    with pytest.raises(ConfigError, match="there is no log of samples"):
+    with pytest.raises(ConfigError, match="no log of samples"):
         read(tmp_path)
     write(tmp_path, "baseline", "hellaswag", exact(right(0.5)))
     with pytest.raises(ConfigError, match="only the target has acc of gsm8k"):
@@ -275,7 +275,7 @@ def test_logs_of_another_model_are_refused(tmp_path: Path) -> None:
     for named, refused in (("target", False), ("other", True), ("baseline", True)):
         write(logs, "target", "gsm8k", lines, results={"model_name": str(models[named])})
         if refused:
-            with pytest.raises(ConfigError, match=f"it is of .*{named}, not of"):
+            with pytest.raises(ConfigError, match=f"these are results of .*{named}, not of"):
                 compared(logs, models["target"], models["baseline"], 0.1)
         else:
             assert compared(logs, models["target"], models["baseline"], 0.1).scores

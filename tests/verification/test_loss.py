@@ -181,7 +181,7 @@ def test_too_few_documents_at_a_length_make_it_partial_and_a_failure_outweighs_t
     assert [entry.partial for entry in result.lengths] == [False, False, False, True]
     assert [entry.documents for entry in result.lengths] == [6, 6, 6, 2]
     assert result.lengths[-1].note == (
-        "partial: only 16 segments of 2 documents, which tell as much as 2.0 of equal share; a verdict needs 8 of 4"
+        "partial: only 16 segments of 2 documents, as good as 2.0 documents with equal shares; a verdict needs 8 segments of 4 documents"
     )
     assert (result.verdict, result.exit_code) == ("partial", 1)
     assert result.documents == ("0.txt", "1.txt", "2.txt", "3.txt", "4.txt", "5.txt")
@@ -243,7 +243,9 @@ def test_other_tokens_for_the_same_text_are_refused(fake: Any) -> None:
                 ids[40], ids[41] = ids[41], ids[40]
             return ids
 
-    with pytest.raises(ConfigError, match=r"not that of target: in 2\.txt, token 40 is 200042 instead of 200041") as e:
+    with pytest.raises(
+        ConfigError, match=r"does not match target: in 2\.txt, token 40 is 200042 instead of 200041"
+    ) as e:
         run(Swapped)
     assert e.value.where == "base"
     assert not Swapped.rows  # before anything is measured
@@ -257,7 +259,7 @@ def test_another_start_or_end_of_the_text_is_refused(fake: Any) -> None:
         def tokenize(self, text: str) -> list[int]:
             return super().tokenize(text)[: -1 if self.name == "base" else None]
 
-    with pytest.raises(ConfigError, match="in special tokens in front, token 0 is nothing instead of 0"):
+    with pytest.raises(ConfigError, match="in the leading special tokens, token 0 is nothing instead of 0"):
         run(OtherStart)
     with pytest.raises(ConfigError, match="token 2999 is nothing instead of 3000"):
         run(Shorter)
@@ -266,15 +268,15 @@ def test_another_start_or_end_of_the_text_is_refused(fake: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lengths": []}, "no length to measure"),
+        ({"lengths": []}, "the list of lengths is empty"),
         ({"lengths": [0]}, "0 is not a whole number of at least 8"),
         ({"lengths": [-256, 512]}, "-256 is not a whole number"),
         ({"lengths": [7, 64]}, "7 is not a whole number of at least 8"),
         ({"lengths": [64.0]}, r"64\.0 is not a whole number"),
         ({"lengths": [True]}, "True is not a whole number"),
         ({"lengths": ["64"]}, "'64' is not a whole number"),
-        ({"lengths": [64, 64]}, "64 comes after 64; lengths must increase"),
-        ({"lengths": [512, 256]}, "256 comes after 512; lengths must increase"),
+        ({"lengths": [64, 64]}, "lengths must increase, but 64 follows 64"),
+        ({"lengths": [512, 256]}, "lengths must increase, but 256 follows 512"),
         ({"trained_length": 0}, "0 is not a whole number"),
         ({"segments": 7}, "7 is not a whole number of at least 8"),
         ({"budget": 0.0}, r"0\.0 is not a number of minutes"),
@@ -343,7 +345,9 @@ def test_a_checkpoint_that_computes_nan_is_named(tiny: Path, make_variant: Any, 
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"][0] = math.nan
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match="the last norm gives values that are not finite, first at position 0 of"):
+    with pytest.raises(
+        CheckpointError, match="the last norm computes values that are not finite, first at position 0 of"
+    ):
         verify(folder, baseline=tiny, texts=documents, lengths=[32, 64], trained_length=64)
 
 
@@ -352,5 +356,5 @@ def test_tokenizers_trained_on_other_text_are_refused(
 ) -> None:
     folder = make_variant(tiny)
     write_tokenizer(folder, seed=9)
-    with pytest.raises(ConfigError, match="its tokenizer is not that of"):
+    with pytest.raises(ConfigError, match="the tokenizer does not match"):
         verify(folder, baseline=tiny, texts=documents, lengths=[32, 64], trained_length=64)

@@ -114,7 +114,7 @@ def test_one_that_unlearns_is_worse_and_the_target_is_held_against_its_baseline(
 def test_a_model_that_learns_no_label_is_not_judged() -> None:
     result = measured(Blind)
     assert all(entry.gain is None and entry.verdict == "" for entry in result.lengths)
-    assert "labels are right whose word was shown" in result.note
+    assert "labels of shown words are right" in result.note
     assert many_shot_check(result).figure is None
 
 
@@ -127,7 +127,7 @@ def test_without_words_room_or_length_nothing_is_measured() -> None:
     vocabulary = Vocabulary()
     short = prepared(vocabulary, [128, TRAINED])
     result = short.result(short.run(Learner(vocabulary), TARGET, ignore), None)
-    assert result.note == "no length beyond the trained one was measured"
+    assert result.note == "no measured length is beyond the trained length"
 
 
 def test_the_baseline_computes_the_trained_length_alone() -> None:

@@ -44,7 +44,7 @@ def test_more_than_half_of_the_shingles_make_a_near_copy(changed: int) -> None:
     assert [each.name for each in found] == ["first", "third", *([] if near else ["second"]), "fourth"]
     assert bool(notes) == near
     if near:
-        assert notes[0].startswith("near copies count as one document and are left out: second of first; ")
+        assert notes[0].startswith("near copies are left out: second of first; ")
 
 
 def test_the_longest_of_a_group_stays_and_groups_join() -> None:
@@ -115,7 +115,7 @@ def test_pieces_of_one_text_are_joined_again(tmp_path: Path, options: list[str])
     notes: list[str] = []
     found = documents_of([tmp_path / "cut"], 100, notes)
     assert sorted(each.text for each in found) == sorted([whole, " ".join(words(23))])
-    assert "are pieces of one text, as `split` names them, and count as one document" in notes[0]
+    assert "have names from `split`, so they count as pieces of one document" in notes[0]
 
 
 def test_pieces_are_joined_up_to_the_limit_of_a_document(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_pieces_are_joined_up_to_the_limit_of_a_document(monkeypatch: pytest.Mon
     monkeypatch.setattr(near_copies, "MAX_BYTES", 100)
     (found,), (note,) = independent(pieces)
     assert found.text == "a" * 40 + "b" * 40
-    assert note.endswith("; the last 2 are left out, because a document has at most 100 bytes")
+    assert note.endswith("; the last 2 are left out, because the limit of a document is 100 bytes")
 
 
 def test_other_names_are_not_those_of_pieces() -> None:

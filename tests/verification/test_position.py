@@ -215,15 +215,15 @@ def test_all_work_is_told() -> None:
 
 
 def test_one_document_is_no_other_document() -> None:
-    with pytest.raises(ConfigError, match="filler comes from other documents, and there is only one") as refused:
+    with pytest.raises(ConfigError, match="filler needs a second document") as refused:
         probe(make_corpus([5000]))
     assert (refused.value.where, refused.value.try_) == ("--text", "two texts or more")
-    with pytest.raises(ConfigError, match="there is only one"):
+    with pytest.raises(ConfigError, match="the texts are only one"):
         probe(make_corpus([5000, 0]))  # an empty text is none
 
 
 def test_texts_shorter_than_a_passage_are_refused() -> None:
-    with pytest.raises(ConfigError, match="needs a document of 128 tokens, and the longest has 127"):
+    with pytest.raises(ConfigError, match="needs a document of 128, and the longest has 127"):
         probe(make_corpus([127, 100, 127]))
     assert len(probe(make_corpus([128, 127])).passages) == 1
 
@@ -232,11 +232,11 @@ def test_texts_shorter_than_a_passage_are_refused() -> None:
     ("sizes", "count", "note"),
     [
         (SIZES, 8, ""),
-        (SIZES, 7, "only 7 passages of 6 documents; a verdict needs 8 of 4"),
+        (SIZES, 7, "only 7 passages of 6 documents; a verdict needs 8 passages of 4 documents"),
         (
             (3000, 3000, 3000),
             12,
-            "only 9 passages of 3 documents, which tell as much as 3.0 of equal share; a verdict needs 8 of 4",
+            "only 9 passages of 3 documents, as good as 3.0 documents with equal shares; a verdict needs 8 passages of 4 documents",
         ),
     ],
 )
@@ -314,9 +314,9 @@ def test_some_tokens_are_left_out() -> None:
 
 @pytest.mark.parametrize("sizes", [[], [0, 0], [10]])
 def test_nothing_to_fill_with_is_refused(sizes: list[int]) -> None:
-    with pytest.raises(ConfigError, match="leave nothing to fill a context with"):
+    with pytest.raises(ConfigError, match="contain no filler for the context"):
         text_of_others(make_corpus(sizes), 0, 4, random.Random(0))
-    with pytest.raises(ConfigError, match="leave nothing"):
+    with pytest.raises(ConfigError, match="contain no filler"):
         text_of_others(make_corpus([10, 10]), 0, 4, random.Random(0), range(10**6))
 
 

@@ -257,12 +257,12 @@ def test_work_is_bounded_by_the_first_windows_of_every_document() -> None:
             assert per_document[0] == per_document[1] == MAX_WINDOWS
             assert (2 in per_document) == (length == 64)  # the short document does not fill 128
             assert min(window.begin for window in windows) == 0
-        assert f"the first {MAX_WINDOWS} windows" in measurement.note
+        assert f"at most {MAX_WINDOWS} windows" in measurement.note
 
 
 def test_the_note_says_the_stride() -> None:
     corpus = make_corpus()
-    assert "256 tokens apart" in prepare("yarn", corpus, [64]).note
+    assert "every 256 tokens" in prepare("yarn", corpus, [64]).note
     assert "mean over tokens" in prepare("llama.cpp", corpus, [64]).note
 
 
@@ -270,6 +270,6 @@ def test_what_cannot_be_measured_is_refused() -> None:
     corpus = make_corpus()
     with pytest.raises(UnknownName, match=r"'hf-stride' is not one of yarn, llama\.cpp$"):
         prepare("hf-stride", corpus, [64])
-    with pytest.raises(ConfigError, match="window of 313 needs a document of 312 tokens, and the longest has 311"):
+    with pytest.raises(ConfigError, match="length of 313 tokens needs a document of 312, and the longest has 311"):
         prepare("yarn", corpus, [64, 313])
     assert prepare("yarn", corpus, [312]).windows[312]

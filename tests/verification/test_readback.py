@@ -101,7 +101,7 @@ def test_an_untouched_output_passes(method: str, copy: bool, source: Path, tmp_p
     assert [check.figure for check in checks] == pytest.approx([0.0, 0.0, 0.0], abs=1e-12)
     assert [check.limit for check in checks] == [1e-6, 0.0, 0.0]
     assert checks[1].detail == "8 of 8 tensors equal the source's"
-    assert checks[2].detail == "6 of 6 files equal the source's, but for the plan's edits"
+    assert checks[2].detail == "6 of 6 files equal the source, except for the plan's edits"
 
 
 def rewrite(shard: int, change: Callable[[dict[str, np.ndarray]], Any]) -> Callable[[Path], None]:
@@ -248,13 +248,13 @@ def test_a_rule_that_follows_the_length_is_compared_with_the_source(source: Path
         "transformers: table: 15 of 16 pairs differ: distances look up to 1.09x shorter",
     )
     shutil.rmtree(source)
-    assert "without the source its numbers were not compared" in read_back(target)[0].detail
+    assert "its numbers need the source for comparison" in read_back(target)[0].detail
 
 
 WRONG_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     "two ids exchanged": (
         edit("tokenizer.json", lambda data: data["model"]["vocab"].update({"the": 2, "of": 1})),
-        "5 of 6 files equal the source's, but for the plan's edits; tokenizer.json differs",
+        "5 of 6 files equal the source, except for the plan's edits; tokenizer.json differs",
     ),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json is missing"),
     "more tokens": (lambda folder: (folder / "added_tokens.json").write_text("{}"), "added_tokens.json is additional"),
@@ -305,7 +305,7 @@ def test_without_provenance_the_baseline_made_longer_again_is_the_measure(source
     WRONG_FILES["two ids exchanged"][0](output)
     _, weights, files = read_back(output, source)
     assert (weights.verdict, weights.figure) == ("fail", 1.0)
-    assert "7 of 8 tensors equal the baseline's; " in weights.detail
+    assert "7 of 8 tensors equal the baseline; " in weights.detail
     assert (files.verdict, files.figure) == ("fail", 1.0)
     assert "tokenizer.json: model.vocab.the is 2 instead of 1" in files.detail
 
@@ -319,7 +319,7 @@ def test_a_baseline_stands_in_for_a_source_that_is_gone(source: Path, output: Pa
     assert verdicts(read_back(output, moved)) == dict.fromkeys(VERDICTS, "pass")
     rewrite(2, one_row)(output)
     check = only_red(read_back(output, moved), "weights")
-    assert f"tensors equal those of the baseline, for the source {source.name} is not there any more; " in check.detail
+    assert f"tensors equal the baseline, because the source {source.name} is not there any more; " in check.detail
 
 
 def test_a_changed_source_is_not_compared(source: Path, output: Path) -> None:
@@ -443,7 +443,7 @@ def test_two_tokens_exchanged_in_a_gguf(tmp_path: Path) -> None:
     ropetool.apply(ropetool.plan(exchanged, "yarn", factor=4), exchanged, target, force=True)
     record.write_text(kept)
     check = only_red(read_back(target), "files")
-    assert check.detail.endswith("but for the plan's edits; 'tokenizer.ggml.tokens' differs")
+    assert check.detail.endswith("except for the plan's edits; 'tokenizer.ggml.tokens' differs")
 
 
 def test_a_model_in_several_files(tmp_path: Path) -> None:
@@ -535,7 +535,7 @@ def test_what_has_no_table_is_not_compared(tmp_path: Path) -> None:
     known = write_config(tmp_path / "known", configs.config("llama", "v4"))
     unknown = write_config(tmp_path / "unknown", {**configs.config("llama", "v4"), "model_type": "nobody"})
     check = same_tables(unknown, known)
-    assert (check.verdict, check.detail) == ("not run", "unknown: how a nobody rotates is not known")
+    assert (check.verdict, check.detail) == ("not run", "unknown: the RoPE settings of a nobody cannot be decoded")
 
 
 def test_kinds_of_layers_are_matched_by_their_index(tmp_path: Path) -> None:
@@ -555,9 +555,9 @@ def test_a_file_edited_in_place_is_held_against_its_record(tmp_path: Path) -> No
     assert tables.verdict == "pass"
     edited = "the file was edited in place, and so its original is gone"
     assert [check.detail for check in (weights, files)] == [
-        f"{edited}: --baseline names a copy of the file as it was before"
+        f"{edited}; pass a copy of the original file as --baseline"
     ] * 2
     assert {check.verdict for check in (weights, files)} == {"-"}
     tables, weights, files = read_back(path, tmp_path / "before.gguf")
     assert {check.verdict for check in (tables, weights, files)} == {"pass"}
-    assert f"those of the baseline, for {edited}" in weights.detail
+    assert f"the baseline, because {edited}" in weights.detail

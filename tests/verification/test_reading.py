@@ -68,7 +68,7 @@ def test_the_figure_is_the_score_and_the_limit_what_it_may_fall_to() -> None:
     check, written = retrieval_checks(grid(pair(512, 80, 80, 100), pair(1024, 78, 80, 100)), USABLE, TRAINED, True)
     assert (check.name, check.figure, check.verdict) == ("retrieval, keys", 0.78, PASS)
     assert check.limit == pytest.approx(0.7)
-    assert check.detail.startswith("78 of 100 right at 1024 tokens, 80 of the same at 256: difference -0.02")
+    assert check.detail.startswith("78 of 100 right at 1024 tokens, 80 at 256: difference -0.02")
     assert (written.name, written.verdict) == ("retrieval, keys, written", NOT_RUN)
 
 
@@ -86,7 +86,7 @@ def test_one_lost_depth_does_not_hide_behind_the_others() -> None:
     assert chosen(grid(whole)) == UNDECIDED
     check = retrieval_checks(grid(whole, *cells), USABLE, TRAINED, True)[0]
     assert (check.verdict, check.figure) == (FAIL, 0.4)
-    assert "8 of 20 right at 1024 tokens, depth 0.00, 20 of the same at 256" in check.detail
+    assert "8 of 20 right at 1024 tokens, depth 0.00, 20 at 256" in check.detail
 
 
 def test_each_depth_has_to_be_shown_to_be_read() -> None:
@@ -96,7 +96,7 @@ def test_each_depth_has_to_be_shown_to_be_read() -> None:
     assert chosen(grid(whole)) == PASS
     check = retrieval_checks(grid(whole, *cells), USABLE, TRAINED, True)[0]
     assert (check.verdict, check.figure) == (UNDECIDED, 0.384)
-    assert "not shown to be read at depth 0.50" in check.detail
+    assert "not better than guessing at depth 0.50" in check.detail
 
 
 def test_any_length_can_fail_and_the_longest_has_to_show() -> None:

@@ -210,7 +210,7 @@ def test_distances_can_be_asked_for() -> None:
     measurement = far(distances=[1000, 300, SIZE])
     assert measurement.distances == (1000, 300, SIZE)
     check_rows(measurement)
-    with pytest.raises(ConfigError, match="a copy 127 tokens before a passage of 128 would overlap it"):
+    with pytest.raises(ConfigError, match="a copy 127 tokens before a passage of 128 tokens would overlap the passage"):
         far(distances=[1000, 127])
 
 
@@ -292,9 +292,9 @@ def test_the_gain_is_paired() -> None:
 
 
 def test_one_document_or_short_ones_are_refused() -> None:
-    with pytest.raises(ConfigError, match="filler comes from other documents, and there is only one"):
+    with pytest.raises(ConfigError, match="filler needs a second document"):
         far(make_corpus([9000]))
-    with pytest.raises(ConfigError, match="needs a document of 128 tokens, and the longest has 100"):
+    with pytest.raises(ConfigError, match="needs a document of 128, and the longest has 100"):
         far(make_corpus([100] * 20))
 
 
@@ -302,11 +302,11 @@ def test_one_document_or_short_ones_are_refused() -> None:
     ("sizes", "count", "note"),
     [
         (SIZES, 8, ""),
-        (SIZES, 6, "only 6 passages of 6 documents; a verdict needs 8 of 4"),
+        (SIZES, 6, "only 6 passages of 6 documents; a verdict needs 8 passages of 4 documents"),
         (
             (900, 900, 900),
             9,
-            "only 9 passages of 3 documents, which tell as much as 3.0 of equal share; a verdict needs 8 of 4",
+            "only 9 passages of 3 documents, as good as 3.0 documents with equal shares; a verdict needs 8 passages of 4 documents",
         ),
     ],
 )

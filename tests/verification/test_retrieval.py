@@ -460,13 +460,13 @@ def test_a_small_vocabulary_hides_fewer_keys(known: int, keys: int) -> None:
 def test_a_vocabulary_with_hardly_any_words_is_noted(task: str, known: int, needed: int) -> None:
     found = judged(task=task, split=WORDS[known:])
     assert found.cells == found.baseline == ()
-    assert found.note == f"the vocabulary has {known} common words as one token, and {needed} are needed"
+    assert found.note == f"the vocabulary has only {known} common words as single tokens, and {needed} are needed"
 
 
 def test_lengths_that_do_not_hold_the_sentences_are_left_out_and_noted() -> None:
     found = judged(lengths=[24, 30, 64, 256], trained_length=24)
     assert sorted({cell.length for cell in found.cells}) == [64, 256]
-    assert found.note == "24, 30 tokens do not hold the sentences"
+    assert found.note == "the sentences do not fit into 24, 30 tokens"
     assert (found.keys, found.baseline) == (4, ())  # 32 tokens for sentences of 7, at every length alike
 
 
@@ -480,7 +480,7 @@ def test_nothing_is_measured_where_all_lengths_are_short_of_the_trained_one() ->
 def test_texts_that_are_too_few_are_repeated_and_none_are_refused() -> None:
     vocabulary = Vocabulary()
     check(prepared(vocabulary=vocabulary, corpus=make_corpus(vocabulary, sizes=[300])), vocabulary)
-    with pytest.raises(ConfigError, match="the texts leave nothing to fill a context with"):
+    with pytest.raises(ConfigError, match="the texts contain no filler for the context"):
         prepared(vocabulary=vocabulary, corpus=make_corpus(vocabulary, sizes=[]))
 
 

@@ -90,7 +90,7 @@ def test_a_module_with_a_slightly_other_table_is_far_off(family: str, defect: st
     model = rotary.skeleton(torch, transformers, broken)
     figure, place = rotary.largest_difference(torch, model, rope_of(intact))
     assert figure > 30 * rotary.TORCH_TOLERANCE
-    assert "RotaryEmbedding rotates otherwise" in place
+    assert place.endswith("RotaryEmbedding differs")
     assert check_rotation(broken).verdict == "pass"  # the file is consistent: readback has to find it
 
 
@@ -123,7 +123,7 @@ def test_the_softmax_scale_of_mla_is_compared(tmp_path: Path) -> None:
         if hasattr(module, "scaling"):
             module.scaling *= 1.001
     figure, place = rotary.largest_difference(torch, model, rope_of(with_scale))
-    assert (figure, place) == (pytest.approx(1e-3, rel=1e-6), "the softmax scale is another")
+    assert (figure, place) == (pytest.approx(1e-3, rel=1e-6), "the softmax scale differs")
 
 
 def test_remote_code_is_not_run(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_both_lists_are_probed(tmp_path: Path) -> None:
 def test_an_architecture_without_a_probe_is_not_asked(tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     check = check_rotation(write_gguf(tmp_path / "model.gguf", "phi3", "unscaled"))
-    assert (check.verdict, check.detail) == ("-", "there is no probe for phi3, only for llama, qwen2, qwen3")
+    assert (check.verdict, check.detail) == ("-", "ropetool has no probe for phi3, only for llama, qwen2, qwen3")
 
 
 def test_a_file_that_llama_cpp_would_refuse_fails(tmp_path: Path) -> None:

@@ -174,17 +174,17 @@ def test_a_model_that_answers_nothing_within_its_length_is_not_judged(reader: ty
     assert (result.longest, result.surely, result.possibly, result.steps) == (None, None, None, ())
     assert result.own is not None
     assert result.own < 0.1
-    assert "below 0.2 nothing is judged" in result.note
+    assert "a verdict needs at least 0.2" in result.note
     check = effective_length_check(result, 2048)
     assert (check.figure, check.verdict) == (None, NOT_ASKED)
-    assert "nothing is judged" in check.detail
+    assert "a verdict needs" in check.detail
 
 
 def test_without_a_longer_length_there_is_nothing_to_say() -> None:
     vocabulary = Vocabulary()
     measurement = prepared(vocabulary, lengths=[256, TRAINED])
     result = measurement.result(measurement.run(Careful(vocabulary), TARGET, ignore), None)
-    assert (result.longest, result.note) == (None, "no length beyond the trained one was measured")
+    assert (result.longest, result.note) == (None, "no measured length is beyond the trained length")
 
 
 def test_the_baseline_computes_the_trained_length_alone() -> None:

@@ -104,7 +104,7 @@ def test_a_tensor_that_the_model_does_not_have_is_named(source: Path) -> None:
     wrong = ScaledRunner(
         runner, runner, [known, TensorEdit("model.layers.9.x.weight", "scale", 4, (0,), 4, factors=(2.0,))]
     )
-    with pytest.raises(ConfigError, match=r"no model.layers.9.x.weight as the file has it"):
+    with pytest.raises(ConfigError, match=r"does not contain the tensor model.layers.9.x.weight of the file"):
         wrong.score(rows(), 16)
     assert all(torch.equal(value, before[name]) for name, value in runner.model.parameters.items())
 

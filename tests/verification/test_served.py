@@ -143,7 +143,7 @@ def test_tokens_within_characters_are_scored_in_all_of_the_context(tiny: Path, s
 
 def test_a_server_that_tells_nothing_is_not_asked_for_ever(tiny: Path, serve: Callable[..., Served]) -> None:
     made = serve("llama-server", quiet=True)
-    with serving(made) as url, pytest.raises(ServerError, match="it tells no probabilities"):
+    with serving(made) as url, pytest.raises(ServerError, match="contains no log probabilities"):
         runner(url, tiny)
     assert len(made.asked) < 6
 
@@ -234,7 +234,7 @@ def test_another_name_than_the_served_one_is_refused(serve: Callable[..., Served
 @pytest.mark.parametrize("answer", [b"<html>", {"data": 1}, {"hello": "world"}, b"\xff\xfe", []])
 def test_an_address_of_something_else_is_refused(answer: Any, serve: Callable[..., Served]) -> None:
     made = serve("vllm", change=lambda path, found: answer)
-    with serving(made) as url, pytest.raises(ServerError, match=r"not JSON|no server of language models answers here"):
+    with serving(made) as url, pytest.raises(ServerError, match=r"not JSON|no language model server answers here"):
         open_server(Http(url))
 
 
@@ -254,7 +254,7 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 
 def test_the_way_off_the_machine_is_told() -> None:
     assert Http("http://localhost:1").notes == Http("https://far.example").notes == ()
-    assert "not asked by TLS" in Http("http://far.example").notes[0]
+    assert "without TLS" in Http("http://far.example").notes[0]
 
 
 # --- answers that are not believed
@@ -287,16 +287,16 @@ TOP = ("choices", 0, "logprobs", "top_logprobs", 0)
         (_with(TOP, {}), "no log probabilities"),
         (_with(TOP, None), "no object at"),
         (_with((*TOP, "token_id:9"), float("nan")), "not JSON: NaN is no number"),
-        (_with((*TOP, "token_id:9"), 0.5), "a log probability that is none: 0.5"),
-        (_with((*TOP, "token_id:9"), "-1"), "a log probability that is none: '-1'"),
-        (_with((*TOP, "token_id:9"), True), "a log probability that is none: True"),
-        (_with((*TOP, "token_id:9"), -1e9), "a log probability that is none: -10"),
-        (_with((*TOP, "token_id:9"), -(10**400)), "a log probability that is none: a number beyond all"),
+        (_with((*TOP, "token_id:9"), 0.5), "an invalid log probability: 0.5"),
+        (_with((*TOP, "token_id:9"), "-1"), "an invalid log probability: '-1'"),
+        (_with((*TOP, "token_id:9"), True), "an invalid log probability: True"),
+        (_with((*TOP, "token_id:9"), -1e9), "an invalid log probability: -10"),
+        (_with((*TOP, "token_id:9"), -(10**400)), "an invalid log probability: a huge number"),
         (_with(TOP, ["abc"]), "no object at choices.0.logprobs.top_logprobs.0"),
-        (_with((*TOP, f"token_id:{'9' * 5000}"), -1.0), "a token that is none"),
-        (_with((*TOP, "word"), -1.0), "a token that is none: 'word'"),
-        (_with(TOP, {"token_id:8": -0.1, "token_id:9": -0.1}), "sum to more than 1"),
-        (_with(TOP, {"token_id:999": -3.0}), "leaves out token|the checkpoint's vocabulary has 300: another model"),
+        (_with((*TOP, f"token_id:{'9' * 5000}"), -1.0), "an invalid token"),
+        (_with((*TOP, "word"), -1.0), "an invalid token: 'word'"),
+        (_with(TOP, {"token_id:8": -0.1, "token_id:9": -0.1}), "a sum above 1"),
+        (_with(TOP, {"token_id:999": -3.0}), "the requested token|the checkpoint has 300 tokens"),
         (lambda path, answer: {"error": {"message": "out of memory\n now"}}, r"it refuses \(400\): out of memory now"),
         (lambda path, answer: b"x" * (65 << 20) if path == "/v1/completions" else answer, "larger than 64 MB"),
     ],
@@ -332,7 +332,10 @@ def test_a_template_in_front_of_a_text_is_seen(kind: str, tiny: Path, serve: Cal
                 part[key] += 4
         return answer
 
-    with serving(serve(kind, change=more)) as url, pytest.raises(ServerError, match="another tokenizer, or a template"):
+    with (
+        serving(serve(kind, change=more)) as url,
+        pytest.raises(ServerError, match="a different tokenizer or a template"),
+    ):
         runner(url, tiny).score(rows_of(tiny, 12, 1), 1)
 
 
@@ -349,7 +352,7 @@ def test_a_server_without_log_probabilities_says_what_gives_them(
 def test_another_tokenizer_is_another_model(kind: str, tiny: Path, serve: Callable[..., Served]) -> None:
     with (
         serving(serve(kind, read=lambda text: [1, 2, 3])) as url,
-        pytest.raises(ConfigError, match="another tokenizer"),
+        pytest.raises(ConfigError, match="the tokenizer of"),
     ):
         runner(url, tiny)
 
@@ -361,7 +364,7 @@ def test_probabilities_after_sampling_are_refused(tiny: Path, serve: Callable[..
     """Of the only token that is allowed they say that it is certain, whatever the model finds."""
     with (
         serving(serve("vllm", processed=True)) as url,
-        pytest.raises(ServerError, match="after its sampling") as refusal,
+        pytest.raises(ServerError, match="after sampling") as refusal,
     ):
         runner(url, tiny)
     assert "raw_logprobs" in refusal.value.try_
@@ -382,7 +385,7 @@ def test_a_key_comes_from_the_environment_and_is_kept_nowhere(
     tiny: Path, serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with serving(serve("vllm", key="sesame")) as url:
-        with pytest.raises(ServerError, match="wants a key") as refusal:
+        with pytest.raises(ServerError, match="requires a key") as refusal:
             open_server(Http(url))
         assert http.KEY in refusal.value.try_
         monkeypatch.setenv(http.KEY, "sesame")
@@ -480,14 +483,14 @@ def test_a_server_that_was_killed_is_gone_on_with_and_another_one_is_not(tiny: P
     assert "--resume" in refusal.value.try_
     with (
         elsewhere(port, shift=0.01) as url,
-        pytest.raises(ConfigError, match="nats a token otherwise than before") as no,
+        pytest.raises(ConfigError, match="nats per token differently") as no,
     ):
         verified(tiny, url, lengths=lengths, resume=True)
     assert no.value.where == "--resume"
     with elsewhere(port) as url:
         found = verified(tiny, url, lengths=lengths, resume=True)
     assert [entry.target for entry in found.lengths] == [entry.target for entry in wanted.lengths]
-    assert any("rows were kept" in note for note in found.notes)
+    assert any("saved rows" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
@@ -503,16 +506,16 @@ def test_requests_are_told_before_they_are_made(
         verified(tiny, url, lengths=[16, 32], score_prompts=scored, measures=["last-segment"], say=said.append)
     asked = [body.get("prompt", body.get("input_ids")) for path, body in made.asked if "token" not in path]
     asked = [ids for ids in asked if len(ids) != 24 - 1 and ids != asked[0]]
-    told = next(line for line in said if "is asked about" in line)
-    count, _, longest = map(int, re.findall(r" (\d+)(?: times| tokens|$)", told))
+    told = next(line for line in said if "will get about" in line)
+    count, _, longest = map(int, re.findall(r" (\d+)(?: requests| prompt tokens| in the longest)", told))
     assert count == len(asked)
     assert longest == max(map(len, asked))
 
 
 def test_what_scores_of_prompts_take_is_told(tiny: Path, serve: Callable[..., Served]) -> None:
     for kind, words in (
-        ("vllm", "holds the logits of 32 tokens of a prompt at a time, 32 x 300 x 4 bytes, 3.8e-05 GB in all; a server that is "
-         "started with --max-num-batched-tokens 1024"),
+        ("vllm", "needs memory for the logits of 32 prompt tokens, 32 x 300 x 4 bytes, 3.8e-05 GB in all; start it with "
+         "--max-num-batched-tokens 1024"),
         ("sglang", "32 x 300 x 4 bytes, 3.8e-05 GB in all"),
     ):  # fmt: skip
         said: list[str] = []
@@ -524,7 +527,7 @@ def test_what_scores_of_prompts_take_is_told(tiny: Path, serve: Callable[..., Se
 def test_a_server_without_its_tokenizer_is_told(tiny: Path, serve: Callable[..., Served]) -> None:
     with serving(serve("vllm", read=None)) as url:
         found = verified(tiny, url, lengths=[16, 32])
-        assert any("has no interface for its tokenizer" in note for note in found.notes)
+        assert any("does not offer its tokenizer" in note for note in found.notes)
     with serving(serve("vllm")) as url:
         assert not any("tokenizer: " in note for note in verified(tiny, url, lengths=[16, 32]).notes)
 
@@ -597,7 +600,7 @@ def test_lengths_beyond_the_server_are_left_out_and_said(
     longer = make_variant(tiny, max_position_embeddings=256)
     with serving(serve("vllm", context=128)) as url:
         found = verified(longer, url, terms=Terms(trained_length=64))
-        with pytest.raises(ConfigError, match="the server takes 128 tokens"):
+        with pytest.raises(ConfigError, match="the server has a context of 128 tokens"):
             verified(longer, url, terms=Terms(trained_length=64), lengths=[64, 256])
     assert max(entry.length for entry in found.lengths) == 127  # and a token of the answer
     assert {check.name: check.verdict for check in found.checks}["server's context"] == "not run"
@@ -660,11 +663,11 @@ def test_another_model_of_this_tokenizer_is_not_told_from_it_and_that_is_said(
         alone = verified(tiny, url, lengths=[16, 32])
         held = verified(tiny, url, lengths=[16, 32], baseline=tiny)
     wanted = (
-        f"the served model's own figures are the baseline, so that nothing here shows that it is {hub.name_of(tiny)}'s weights; "
-        f"--baseline SOURCE shows it, or ropetool identify --source {tiny} --server {url}"
+        f"the served model is compared with itself, so its weights may differ from {hub.name_of(tiny)}; pass --baseline SOURCE, "
+        f"or run ropetool identify --source {tiny} --server {url}"
     )
     assert wanted in alone.notes
-    assert not any("own figures are the baseline" in note for note in held.notes)
+    assert not any("the served model is compared with itself" in note for note in held.notes)
     assert all(entry.ratio == pytest.approx(1.0, abs=1e-6) for entry in alone.lengths)
     assert all(abs(entry.ratio - 1) > 0.02 for entry in held.lengths)
 
@@ -712,14 +715,14 @@ def test_a_name_that_is_not_served_is_refused(kind: str, serve: Callable[..., Se
 
 
 def test_a_run_that_leaves_tokens_out_is_not_resumed(tiny: Path, serve: Callable[..., Served]) -> None:
-    with serving(serve("openai")) as url, pytest.raises(ConfigError, match="keeps no journal"):
+    with serving(serve("openai")) as url, pytest.raises(ConfigError, match="saves no results"):
         verified(tiny, url, lengths=[16, 32], resume=True)
 
 
 @pytest.mark.parametrize("key", ["a\rb", "schlüssel"])
 def test_a_key_that_is_none_is_not_quoted(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(http.KEY, key)
-    with pytest.raises(ConfigError, match="it holds characters that no key has") as refusal:
+    with pytest.raises(ConfigError, match="contains characters that are not allowed in a key") as refusal:
         Http("localhost:1").get("/")
     assert key not in refusal.value.sentence
 
@@ -742,7 +745,7 @@ def test_fewer_tokens_are_asked_for_where_the_server_gives_fewer(tiny: Path, ser
 
 @pytest.mark.parametrize("measure", ["by-position", "cache", "yarn"])
 def test_what_asks_for_all_logits_is_refused(measure: str, tiny: Path, serve: Callable[..., Served]) -> None:
-    with serving(serve("vllm")) as url, pytest.raises(RopetoolError, match="a server does not tell what it takes"):
+    with serving(serve("vllm")) as url, pytest.raises(RopetoolError, match="a server does not return the logits for"):
         verified(tiny, url, measures=[measure])
 
 

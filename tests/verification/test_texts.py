@@ -92,14 +92,14 @@ def test_too_long_a_file_is_refused_without_reading_it_all(tmp_path: Path, monke
     monkeypatch.setattr(texts, "MAX_BYTES", 500)
     assert len(read_documents([file])) == 1
     monkeypatch.setattr(texts, "MAX_BYTES", 499)
-    with pytest.raises(ConfigError, match="is 500 bytes long; a document has at most 499"):
+    with pytest.raises(ConfigError, match="is 500 bytes long; the limit for a document is 499"):
         read_documents([file])
 
 
 def test_missing_paths_and_empty_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file or folder"):
         read_documents([tmp_path / "none.txt"])
-    with pytest.raises(ConfigError, match="holds no files"):
+    with pytest.raises(ConfigError, match="contains no files"):
         read_documents([tmp_path])
 
 
@@ -154,9 +154,9 @@ def test_a_small_file_that_unpacks_to_a_huge_one_is_refused(
     monkeypatch.setattr(texts, "MAX_BYTES", 4999)
     assert file.stat().st_size < 200
     error = refusal(file)
-    assert error.message == "unpacks to more than 4999 bytes; a document has at most 4999"
+    assert error.message == "unpacks to more than 4999 bytes; the limit for a document is 4999"
     assert (
-        f"split --line-bytes=2499 --additional-suffix=.txt {tmp_path / 'bomb.txt'} # and give xaa.txt only, because "
+        f"split --line-bytes=2499 --additional-suffix=.txt {tmp_path / 'bomb.txt'} # then pass only xaa.txt, because "
         in error.try_
     )
 
@@ -213,16 +213,16 @@ GOOD = '{"text": "good"}'
         ([GOOD, "  ", "", '{"text": "b"}'], 2, "is a blank line"),
         ([GOOD, '{"text": "b"'], 2, "is not JSON: Expecting ',' delimiter, at character 14"),
         ([GOOD, "plain words"], 2, "is not JSON: Expecting value, at character 1"),
-        ([GOOD, "[" * 100_000], 2, "is not JSON that can be read"),
-        (['{"text": ' + "9" * 5000 + "}"], 1, "is not JSON that can be read"),
-        ([GOOD, '["text"]'], 2, 'needs an object with a string "text"'),
-        ([GOOD, '{"content": "b"}'], 2, 'needs an object with a string "text"'),
-        ([GOOD, '{"text": null}'], 2, 'needs an object with a string "text"'),
-        ([GOOD, '{"text": ["b"]}'], 2, 'needs an object with a string "text"'),
+        ([GOOD, "[" * 100_000], 2, "cannot be parsed as JSON"),
+        (['{"text": ' + "9" * 5000 + "}"], 1, "cannot be parsed as JSON"),
+        ([GOOD, '["text"]'], 2, 'must be an object with a string "text"'),
+        ([GOOD, '{"content": "b"}'], 2, 'must be an object with a string "text"'),
+        ([GOOD, '{"text": null}'], 2, 'must be an object with a string "text"'),
+        ([GOOD, '{"text": ["b"]}'], 2, 'must be an object with a string "text"'),
         ([GOOD, '{"text": ""}'], 2, "is empty"),
         ([GOOD, '{"text": " \\n"}'], 2, "is empty"),
-        ([GOOD, '{"text": "a\\u0000b"}'], 2, "escapes a NUL or half of a surrogate pair"),
-        ([GOOD, '{"text": "a\\ud800b"}'], 2, "escapes a NUL or half of a surrogate pair"),
+        ([GOOD, '{"text": "a\\u0000b"}'], 2, "must not contain NUL or half of a surrogate pair"),
+        ([GOOD, '{"text": "a\\ud800b"}'], 2, "must not contain NUL or half of a surrogate pair"),
     ],
 )
 def test_a_bad_line_is_refused_with_its_number(tmp_path: Path, lines: list[str], number: int, message: str) -> None:
@@ -252,9 +252,9 @@ def test_a_jsonl_file_is_bounded_in_bytes_lines_and_the_length_of_a_line(
 ) -> None:
     file = write_lines(tmp_path / "set.jsonl", GOOD, '{"text": "another"}')
     for name, enough, message in [
-        ("MAX_BYTES", 20, "is 20 bytes long; a line has at most 19"),
-        ("MAX_JSONL_DOCUMENTS", 2, "holds more than 1 documents"),
-        ("MAX_JSONL_BYTES", 37, "is 37 bytes long; a JSONL file has at most 36"),
+        ("MAX_BYTES", 20, "is 20 bytes long; the limit for a line is 19"),
+        ("MAX_JSONL_DOCUMENTS", 2, "contains more than 1 documents"),
+        ("MAX_JSONL_BYTES", 37, "is 37 bytes long; the limit for a JSONL file is 36"),
     ]:
         with monkeypatch.context() as patch:
             patch.setattr(texts, name, enough)
@@ -266,7 +266,7 @@ def test_a_jsonl_file_is_bounded_in_bytes_lines_and_the_length_of_a_line(
 def test_a_copy_within_a_jsonl_file_is_no_second_document(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "set.jsonl", GOOD, '{"text": "other"}', '{"text": "good", "id": "again"}')
     error = refusal(file)
-    assert (error.where, error.message.split(";")[0]) == ("again", "holds the same text as set.jsonl:1")
+    assert (error.where, error.message.split(";")[0]) == ("again", "contains the same text as set.jsonl:1")
 
 
 # --- the fingerprint

@@ -199,8 +199,8 @@ def test_batches_are_halved_until_they_fit_and_it_says_so(tiny: Path, error: Exc
     found = runner.score(rows, SCORED).losses
     assert np.abs(found - TorchRunner(tiny, dtype="float64").score(rows, SCORED).losses).max() < 1e-12
     assert said == [
-        "tiny: no memory for 7 rows of 50 tokens; going on with 3",
-        "tiny: no memory for 3 rows of 50 tokens; going on with 1",
+        "tiny: no memory for 7 rows of 50 tokens; continuing with 3",
+        "tiny: no memory for 3 rows of 50 tokens; continuing with 1",
     ]
     failing_above(runner, 0, error)
     with pytest.raises(ConfigError, match="one row of 50 tokens does not fit into the memory of cpu"):
@@ -215,9 +215,9 @@ def test_a_row_that_does_not_fit_goes_on_in_smaller_chunks_and_it_says_so(tiny: 
     found = runner.score(rows, SCORED).losses
     assert np.abs(found - naive(tiny, rows, SCORED)).max() < 1e-9
     assert said == [
-        "tiny: no memory for 2 rows of 1100 tokens; going on with 1",
-        "tiny: no memory for 1100 tokens in one pass; going on with 550 at a time",
-        "tiny: no memory for 1100 tokens in one pass; going on with 275 at a time",
+        "tiny: no memory for 2 rows of 1100 tokens; continuing with 1",
+        "tiny: no memory for 1100 tokens in one pass; continuing with 550 at a time",
+        "tiny: no memory for 1100 tokens in one pass; continuing with 275 at a time",
     ]
 
 
@@ -322,7 +322,7 @@ def test_a_logit_that_is_no_number_is_named_by_layer_and_position(tiny: Path, pl
 
     modules[place].register_forward_hook(spoil)
     with pytest.raises(
-        CheckpointError, match=f"{place} gives values that are not finite, first at position "
+        CheckpointError, match=f"{place} computes values that are not finite, first at position "
     ) as caught:
         runner.score(rows_of(50), SCORED)
     assert (
@@ -392,21 +392,21 @@ def test_a_missing_library_says_how_to_install_it(tiny: Path, monkeypatch: pytes
 def test_a_device_that_is_not_here_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match=f"{device} was asked for, and torch finds none here") as caught:
+    with pytest.raises(ConfigError, match=f"torch does not find {device} on this machine") as caught:
         TorchRunner(tiny, device=device)
     assert (caught.value.where, caught.value.try_) == ("--device", "--device cpu")
     assert "cpu, float32" in TorchRunner(tiny).description
 
 
 def test_unknown_devices_and_types_are_refused(tiny: Path) -> None:
-    with pytest.raises(ConfigError, match="'gpu' is not a device"):
+    with pytest.raises(ConfigError, match="torch has no device 'gpu'"):
         TorchRunner(tiny, device="gpu")
     with pytest.raises(ConfigError, match="'int8' is not one of auto, float32"):
         TorchRunner(tiny, dtype="int8")
 
 
 def test_unreadable_checkpoints_are_refused(tiny: Path, tmp_path: Path, make_variant: Any) -> None:
-    with pytest.raises(NotACheckpoint, match=r"there is no config\.json"):
+    with pytest.raises(NotACheckpoint, match=r"no config\.json here"):
         TorchRunner(tmp_path)
     bare = make_variant(tiny)
     (bare / "model.safetensors").unlink()
@@ -414,18 +414,18 @@ def test_unreadable_checkpoints_are_refused(tiny: Path, tmp_path: Path, make_var
         TorchRunner(bare)
     mute = make_variant(tiny)
     (mute / "tokenizer.json").unlink()
-    with pytest.raises(CheckpointError, match="transformers cannot load it"):
+    with pytest.raises(CheckpointError, match="transformers cannot load the checkpoint"):
         TorchRunner(mute)
     broken = make_variant(tiny)
     (broken / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match="transformers cannot load it"):
+    with pytest.raises(CheckpointError, match="transformers cannot load the checkpoint"):
         TorchRunner(broken)
     short = make_variant(tiny)
     (short / "model.safetensors").write_bytes((tiny / "model.safetensors").read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match="transformers cannot load it"):
+    with pytest.raises(CheckpointError, match="transformers cannot load the checkpoint"):
         TorchRunner(short).score(rows_of(32), SCORED)
     remote = make_variant(tiny, model_type="mystery", auto_map={"AutoModelForCausalLM": "code.Model"})
-    with pytest.raises(CheckpointError, match="transformers cannot load it"):
+    with pytest.raises(CheckpointError, match="transformers cannot load the checkpoint"):
         TorchRunner(remote).score(rows_of(32), SCORED)
 
 
@@ -434,12 +434,12 @@ def test_missing_weights_are_not_replaced_by_random_ones(tiny: Path, make_varian
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.self_attn.q_proj.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"1 tensors are missing, first model\.layers\.1\.self_attn\.q_proj"):
+    with pytest.raises(CheckpointError, match=r"lack 1 tensors, first model\.layers\.1\.self_attn\.q_proj"):
         TorchRunner(folder).score(rows_of(32), SCORED)
 
 
 def test_a_token_beyond_the_embeddings_is_named(tiny: Path) -> None:
     rows = rows_of(32)
     rows[2][9] = 300
-    with pytest.raises(CheckpointError, match="gives token 300, but the model has embeddings for 300"):
+    with pytest.raises(CheckpointError, match="produces token 300, but the model has only 300 embeddings"):
         TorchRunner(tiny).score(rows, SCORED)

@@ -69,7 +69,7 @@ def test_an_open_run_goes_on_where_it_ended(extended: Path, rows: list[tuple[str
     again = verify(extended, texts=TEXTS[:1], resume=True)
     assert rows[asked:] == []
     assert again.answers.texts == first.answers.texts
-    assert any("rows were kept" in note for note in again.notes)
+    assert any("saved rows" in note for note in again.notes)
     anew = verify(extended, texts=TEXTS[:1])
     assert {name for name, _ in rows[asked:]} == {"out"}
     assert not any("kept" in note for note in anew.notes)
@@ -99,7 +99,7 @@ def test_a_cache_that_cannot_be_written_is_told_once(
     monkeypatch.setenv("ROPETOOL_CACHE", str(tmp_path / "file"))
     found = verify(extended)
     assert found.answers.verdict == bounds.KEEP
-    assert sum("were kept only in memory" in note for note in found.notes) == 1
+    assert sum("they were not saved" in note for note in found.notes) == 1
 
 
 def test_passes_depend_on_the_trained_length_and_the_source(extended: Path, rows: list[tuple[str, int]]) -> None:

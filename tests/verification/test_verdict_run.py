@@ -207,15 +207,15 @@ def test_texts_that_are_recited_are_left_out() -> None:
     run, found, _, _ = run_of(base=0.6)  # nats a token of four bytes: .2 bits a byte
     assert found.verdict == bounds.MEASURED
     assert not found.texts
-    assert "0.21 bits a byte" in run.notes[0]
-    assert "recites" in run.notes[0]
+    assert "0.21 bits per byte" in run.notes[0]
+    assert "memorised" in run.notes[0]
 
 
 def test_memory_that_does_not_suffice_halves_the_length() -> None:
     run, found, _, _ = run_of(length=4 * TRAINED, most=2 * TRAINED)
     assert found.length == 2 * TRAINED
     assert found.verdict == bounds.MEASURED
-    assert f"it is read to {2 * TRAINED} tokens instead" in run.notes[0]
+    assert f"continuing with texts of {2 * TRAINED} tokens" in run.notes[0]
 
 
 # --- time
@@ -393,9 +393,9 @@ def test_both_rows_end_at_the_same_token_and_begin_with_the_prefix() -> None:
 def test_another_tokenizer_is_refused() -> None:
     other = Model(Ticks())
     other.tokenize = lambda text: [1, *Model(Ticks()).tokenize(text)[1:]]  # type: ignore[method-assign]
-    with pytest.raises(ConfigError, match="its tokenizer is not that of target"):
+    with pytest.raises(ConfigError, match="the tokenizer does not match target"):
         next(iter(places(target=Model(Ticks()), baseline=other)))
-    with pytest.raises(ConfigError, match="special tokens in front"):
+    with pytest.raises(ConfigError, match="the leading special tokens"):
         places(target=Model(Ticks()), baseline=Model(Ticks(), prefix=(5,)))
 
 

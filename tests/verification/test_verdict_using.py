@@ -129,7 +129,7 @@ def test_what_runs_over_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     planted.takes = lambda: setattr(run.target.reader.ticks, "now", 60 * 121.0)
     planted.put(monkeypatch)
     use = using.measured_use(run, *rest)
-    assert use.notes[0] == "far was not measured: the time was up"
+    assert use.notes[0] == "far was not measured: the time ended"
     assert (use.checks, planted.ran) == ([], [("far", TARGET)])
 
 
@@ -148,7 +148,7 @@ def test_texts_of_few_authors_leave_the_questions(monkeypatch: pytest.MonkeyPatc
     run, runners, places, seed = kept_run()
     use = using.measured_use(run, runners, places[:3], seed)
     assert {name for name, _ in planted.ran} == {"retrieval"}
-    assert "far was not measured: it takes texts of 4 authors" in use.notes
+    assert "far was not measured: it needs texts of 4 authors" in use.notes
 
 
 def test_places_of_one_author_are_one_document() -> None:

@@ -141,7 +141,7 @@ def test_probabilities_that_do_not_add_up_are_not_believed(
 ) -> None:
     monkeypatch.setattr(stand_in, "offset", -0.5)
     theirs = VllmRunner(tiny, Engine(), dtype="float32", reach=60)
-    with pytest.raises(ServerError, match="probabilities that sum to more than 1"):
+    with pytest.raises(ServerError, match="probabilities with a sum above 1"):
         theirs.score(rows_of(tiny, 60, 1), 5)
     theirs.close()
 
@@ -158,19 +158,19 @@ def output(logprobs: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("parts", "scores", "sentence"),
     [
-        ({}, False, "its answer has no outputs.0.logprobs.0"),
-        ({"outputs": []}, False, "its answer has no outputs.0.logprobs.0"),
-        (output(None), False, "its answer has no outputs.0.logprobs.0"),
-        (output([]), False, "its answer has no outputs.0.logprobs.0"),
-        (output([None]), False, "its answer has no log probabilities"),
-        (output([{3: None}]), False, "its answer has no 3.logprob"),
-        (output([{"three": SimpleNamespace(logprob=-1.0)}]), False, "its answer has no three.logprob"),
-        ({}, True, "its answer has no prompt_logprobs"),
-        ({"prompt_logprobs": None}, True, "its answer has not one score for each of 3 tokens"),
-        ({"prompt_logprobs": 7}, True, "its answer has not one score for each of 3 tokens"),
-        ({"prompt_logprobs": [None, None, None]}, True, "its answer has no 4.logprob"),
-        ({"prompt_logprobs": [None, {}, {}]}, True, "its answer has no 4.logprob"),
-        ({"prompt_logprobs": [None, *[{t: SimpleNamespace(logprob=-1.0)} for t in (4, 5)]]}, True, "its answer has no 4.rank"),
+        ({}, False, "the answer does not contain outputs.0.logprobs.0"),
+        ({"outputs": []}, False, "the answer does not contain outputs.0.logprobs.0"),
+        (output(None), False, "the answer does not contain outputs.0.logprobs.0"),
+        (output([]), False, "the answer does not contain outputs.0.logprobs.0"),
+        (output([None]), False, "the answer contains no log probabilities"),
+        (output([{3: None}]), False, "the answer does not contain 3.logprob"),
+        (output([{"three": SimpleNamespace(logprob=-1.0)}]), False, "the answer does not contain three.logprob"),
+        ({}, True, "the answer does not contain prompt_logprobs"),
+        ({"prompt_logprobs": None}, True, "the answer must contain one score for each of 3 tokens"),
+        ({"prompt_logprobs": 7}, True, "the answer must contain one score for each of 3 tokens"),
+        ({"prompt_logprobs": [None, None, None]}, True, "the answer does not contain 4.logprob"),
+        ({"prompt_logprobs": [None, {}, {}]}, True, "the answer does not contain 4.logprob"),
+        ({"prompt_logprobs": [None, *[{t: SimpleNamespace(logprob=-1.0)} for t in (4, 5)]]}, True, "the answer does not contain 4.rank"),
     ],
 )  # fmt: skip
 def test_an_answer_of_another_shape_is_a_sentence(
@@ -198,9 +198,7 @@ def test_a_token_beyond_the_vocabulary_is_refused(
 
     monkeypatch.setattr(stand_in, "generate", generate)
     monkeypatch.setattr(server_runner, "check_raw", lambda *_: None)
-    with pytest.raises(
-        ServerError, match="it answers with token 1000000, and the checkpoint's vocabulary has"
-    ) as refused:
+    with pytest.raises(ServerError, match="the answer contains token 1000000, but the checkpoint has") as refused:
         measured(extended, Engine())
     assert refused.value.where == "--runner vllm"
 
@@ -212,7 +210,7 @@ def test_what_vllm_refuses_is_a_sentence(tiny: Path, stand_in: type[StandIn], mo
     assert no.value.where == "--runner vllm"
     theirs.close()
     monkeypatch.setattr(stand_in, "__init__", lambda self, **options: 1 / 0)
-    with pytest.raises(CheckpointError, match="vLLM cannot load it: division by zero"):
+    with pytest.raises(CheckpointError, match="vLLM cannot load the checkpoint: division by zero"):
         VllmRunner(tiny, Engine(), dtype="float32", reach=30).score(rows_of(tiny, 30, 1), 5)
     with pytest.raises(ConfigError, match="'float64' is not one of"):
         VllmRunner(tiny, Engine(), dtype="float64", reach=30)
@@ -271,7 +269,9 @@ def test_a_baseline_that_ends_before_the_trained_length_is_refused(
         with pytest.raises(ConfigError) as refused:
             measured(extended, Engine(), baseline=short, measures=measures, terms=Terms(trained_length=256))
         assert refused.value.where == "--baseline"
-        assert "it states 128 tokens, and its table ends there: vLLM is not asked for the 256" in str(refused.value)
+        assert "the baseline ends at its context length of 128 tokens, and vLLM would have to read 256" in str(
+            refused.value
+        )
     assert not stand_in.loaded
 
 
@@ -282,7 +282,7 @@ def test_figures_of_another_vllm_or_reach_are_not_gone_on_with(
 
     def resumed(**options: Any) -> bool:
         result = measured(extended, Engine(score_prompts=True), resume=True, **options)
-        return any("rows were kept" in note for note in result.notes)
+        return any("saved rows" in note for note in result.notes)
 
     def begun(**options: Any) -> None:
         with monkeypatch.context() as patch:
@@ -300,14 +300,16 @@ def test_figures_of_another_vllm_or_reach_are_not_gone_on_with(
 
 
 def test_what_is_refused(extended: Path, stand_in: type[StandIn], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="it states 512 tokens, and its table ends there: vLLM is not asked for 600"):
+    with pytest.raises(
+        ConfigError, match="the target ends at its context length of 512 tokens, and vLLM would have to read 600"
+    ):
         measured(extended, Engine(), lengths=[256, 600])
-    with pytest.raises(ConfigError, match="the full suite asks for all logits"):
+    with pytest.raises(ConfigError, match="the full suite needs all logits"):
         measured(extended, Engine(), suite="full", measures=[])
-    with pytest.raises(ConfigError, match="many-shot: vLLM in process does not tell what it takes"):
+    with pytest.raises(ConfigError, match="vLLM in process does not return the logits for many-shot"):
         measured(extended, Engine(), measures=["many-shot"])
     ropetool.export(extended, tmp_path / "x.gguf", check=False, allow_unverified=True)
-    with pytest.raises(ConfigError, match="vLLM runs directories here, and this is a file"):
+    with pytest.raises(ConfigError, match="vLLM needs a directory here, and"):
         measured(tmp_path / "x.gguf", Engine())
 
 
@@ -330,8 +332,8 @@ def test_a_python_without_vllm(extended: Path) -> None:
     done = run("verify", extended, "--runner", "vllm")
     assert (done.code, done.out) == (1, "")
     assert done.err.splitlines() == [
-        "Error: --runner vllm needs vLLM in the Python that runs ropetool, which has none",
-        "Try: run ropetool with the Python of vLLM's environment, or vllm serve MODEL and --server http://localhost:8000",
+        "Error: --runner vllm needs vLLM, which is not installed in the Python of ropetool",
+        "Try: run ropetool with the Python of the environment of vLLM, or vllm serve MODEL and --server http://localhost:8000",
     ]
     with pytest.raises(MissingDependency):
         vllm_engine.version()

@@ -47,19 +47,19 @@ def test_defaults_of_every_yardstick_are_its_own_parameters() -> None:
     ("spec", "words"),
     [
         ("reropee", "did you mean rerope"),
-        ("", "is no yardstick"),
-        ("rerope(", "is no yardstick"),
-        ("rerope+ntk", "'ntk' is no yardstick"),
-        ("rerope(0)", "it takes window, whole numbers of at least 1"),
-        ("rerope(1.5)", "it takes window"),
-        ("rerope(128,4)", "it takes window"),
-        ("leaky-rerope(128)", "it takes window and factor"),
-        ("dual-chunk", "'dual-chunk' is no yardstick"),
-        ("log-n", "'log-n' is no yardstick"),
-        ("dynamic-ntk(4)", "it takes no parameters"),
-        ("dynamic-ntk+log-n", "log-n is for yardsticks of distances"),
-        ("rerope(257)", "distances up to 257 would be kept, and the model was trained on 256 tokens"),
-        ("self-extend(65,64)", "no wider than the window"),
+        ("", "unknown attention variant"),
+        ("rerope(", "unknown attention variant"),
+        ("rerope+ntk", "unknown attention variant 'ntk'"),
+        ("rerope(0)", "needs window, whole numbers of at least 1"),
+        ("rerope(1.5)", "needs window"),
+        ("rerope(128,4)", "needs window"),
+        ("leaky-rerope(128)", "needs window and factor"),
+        ("dual-chunk", "unknown attention variant 'dual-chunk'"),
+        ("log-n", "unknown attention variant 'log-n'"),
+        ("dynamic-ntk(4)", "accepts no parameters"),
+        ("dynamic-ntk+log-n", "log-n works only with variants that change distances"),
+        ("rerope(257)", "the window of 257 tokens must not exceed the trained length of 256"),
+        ("self-extend(65,64)", "must not be larger than the window"),
     ],
 )
 def test_what_is_no_yardstick_is_said_in_a_sentence(spec: str, words: str) -> None:
@@ -73,5 +73,5 @@ def test_a_window_of_the_trained_length_is_no_wider_than_it() -> None:
 
 
 def test_who_else_runs_one_is_said_with_its_flags() -> None:
-    assert "llama-completion --grp-attn-n 8 --grp-attn-w 64;" in parse("self-extend(8,70)", 256, 4096).served
+    assert "llama-completion --grp-attn-n 8 --grp-attn-w 64 " in parse("self-extend(8,70)", 256, 4096).served
     assert [name for name in KINDS if parse(name, 256, 4096).served] == ["self-extend"]

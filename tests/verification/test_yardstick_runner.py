@@ -237,25 +237,27 @@ def test_tables_that_follow_the_length_are_those_of_transformers(
 @pytest.mark.parametrize(
     ("family", "words"),
     [
-        ("deepseek_v3", "changed between their rotation and their product"),
-        ("falcon", "does not go through transformers' attention interface"),
-        ("hunyuan_v1_dense", "changed between their rotation and their product"),
+        ("deepseek_v3", "changes queries or keys between their rotation"),
+        ("falcon", "does not use transformers' attention interface"),
+        ("hunyuan_v1_dense", "changes queries or keys between their rotation"),
         ("gemma4_text", "one by one"),
-        ("ministral3", "grow with the position already"),
-        ("ministral", "every layer has a window of its own"),
+        ("ministral3", "already grow with the position"),
+        ("ministral", "every layer has a window"),
     ],
 )
 def test_models_that_do_not_let_it_be_done_are_refused_in_a_sentence(
     family: str, words: str, sources: Callable[[str], Path]
 ) -> None:
     runner = TorchRunner(sources(family))
-    with pytest.raises(ConfigError, match="yardsticks fit models that rotate whole heads") as caught:
+    with pytest.raises(
+        ConfigError, match="reference attention variants work with models that rotate whole heads"
+    ) as caught:
         measured_by("rerope", runner)
     assert words in str(caught.value)
 
 
 def test_a_table_that_follows_the_length_is_refused(dynamic: Path) -> None:
-    with pytest.raises(ConfigError, match="its own table follows the length"):
+    with pytest.raises(ConfigError, match="its own table depends on the text length"):
         measured_by("rerope", TorchRunner(dynamic), 64)
 
 

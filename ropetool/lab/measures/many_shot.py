@@ -15,6 +15,7 @@ import numpy as np
 from ropetool.lab.measures.ruler import ASKED, PAIR, single_tokens
 from ropetool.rope.tables import Array
 from ropetool.sections import NONE, Cell, Section, Table, change, row, with_interval
+from ropetool.verification.gate import NOTHING_BEYOND
 from ropetool.verification.measure import TONES, Grading, Measure, Setting
 from ropetool.verification.measures.fillers import text_of_others
 from ropetool.verification.results import BETTER, NOT_ASKED, UNDECIDED, WORSE, Check, Estimate, VerifyResult
@@ -126,10 +127,10 @@ class ManyShot:
         note = ""
         if wilson(hits, int(seen.sum()))[0] <= 1 / LABELS:
             note = (
-                f"within {self.trained_length} tokens {hits} of {int(seen.sum())} labels are right whose word was shown"
+                f"only {hits} of {int(seen.sum())} labels of shown words are right within {self.trained_length} tokens"
             )
         elif not any(length > self.trained_length for length in compared):
-            note = "no length beyond the trained one was measured"
+            note = NOTHING_BEYOND
         gains = {} if note else {n: paired_difference(own[0], target[n][0], trials) for n in compared}
         better = rejected([chance_of_less(gain, 0.0) for gain in gains.values()])
         worse = rejected([chance_of_more(gain, 0.0) for gain in gains.values()])
@@ -175,7 +176,7 @@ def prepare_many_shot(
     size = len(tokenize(PAIR.format("it", "it")))
     shots = int(min(MOST_WORDS / SEEN, trained_length / (size * (1 + TEXT)), (len(tokens) - LABELS) / SEEN))
     if shots * SEEN < FEWEST_WORDS or not wanted:
-        few = f"{SEEN * max(0, shots)} words of one token have room, and {FEWEST_WORDS} are needed"
+        few = f"only {SEEN * max(0, shots)} words of one token fit, and {FEWEST_WORDS} are needed"
         return ManyShot((), (), corpus.prefix, trained_length, 1, few)
     step = trained_length // shots
     lessons = tuple(
@@ -221,7 +222,7 @@ def many_shot_check(found: ManyShotResult) -> Check:
     if last is None or last.gain is None:
         return Check(name, None, None, NOT_ASKED, found.note)
     told = (
-        f"95 % lower bound of the gain of {last.shots} shots over those that the trained length holds, nats a label; "
+        f"95 % lower bound of the gain from {last.shots} shots over the shots of the trained length, nats per label; "
         f"the mean is {last.gain.mean:.2f}"
     )
     return Check(name, lower_bound(last.gain), 0.0, NOT_ASKED, told)
@@ -239,15 +240,20 @@ def many_shot_section(found: ManyShotResult, trained_length: int) -> Section:
     legend = [
         (
             "shots",
-            "words with one of four arbitrary labels, other text between them; the last one's label is asked for",
+            "words with one of four arbitrary labels, with text between them; the question is the label of the last word",
         ),
-        ("shown", "the share of trials whose word is among the shots: what can be known"),
-        ("right", "how often the right label was the likeliest of the four"),
-        ("loss", "nats of the right label among the four (95 % interval over trials); a guess costs 1.386"),
-        ("gain", f"over the shots of the trained length of {trained_length} tokens, paired, ± its 95 % interval"),
+        ("shown", "share of trials whose word is among the shots, so that the label can be known"),
+        ("right", "trials in which the right label was the likeliest of the four"),
+        ("loss", "loss of the right label among the four, in nats (95 % interval over trials); guessing costs 1.386"),
+        (
+            "gain",
+            f"loss with the shots of the trained length ({trained_length} tokens) minus loss, paired, ± 95 % interval",
+        ),
     ]
     if found.own is not None:
-        legend.append(("own", f"{with_interval(found.own)} behind those, the baseline's where there is one"))
+        legend.append(
+            ("own", f"{with_interval(found.own)} after the shots of the trained length, of the baseline if present")
+        )
     notes = (found.note,) if found.note else ()
     head = ("length", "shots", "shown", "right", "loss", "gain", "verdict")
     title = "Many-shot learning: do more examples help?"

@@ -13,13 +13,14 @@ from itertools import islice
 
 import numpy as np
 
-from ropetool.errors import ConfigError, UnknownName
+from ropetool.errors import UnknownName
 from ropetool.rope.tables import Array
 from ropetool.sections import Section, Table, change, optional, perplexity, row
 from ropetool.verification.measure import Measure, Setting
 from ropetool.verification.results import Estimate
 from ropetool.verification.scoring import Corpus, Done, Measurement, Runner
 from ropetool.verification.statistics import clustered_sums
+from ropetool.verification.texts import too_short
 
 YARN, LLAMA_CPP = "yarn", "llama.cpp"
 PROTOCOLS = (YARN, LLAMA_CPP)
@@ -27,9 +28,9 @@ YARN_STRIDE = 256  # of the original, and of its tables
 MAX_WINDOWS = 8
 CALL_IDS = 2**20  # ids handed to a runner at a time; as Python's integers they take 36 MB
 NOTES = {
-    YARN: f"windows {YARN_STRIDE} tokens apart, each behind the prefix; the original takes the mean of the windows' means",
-    LLAMA_CPP: "disjoint windows, the prefix in place of the first token of each, the second half scored but for its "
-    "first token; the original asks for text of two windows",
+    YARN: f"windows every {YARN_STRIDE} tokens, each after the prefix; the original averages the means of the windows",
+    LLAMA_CPP: "disjoint windows, with the prefix instead of their first token; the second half is scored, without its "
+    "first token; the original needs text for two windows",
 }
 
 
@@ -147,7 +148,7 @@ def prepare(
     if protocol not in PROTOCOLS:
         raise UnknownName(f"{protocol!r} is not one of {', '.join(PROTOCOLS)}", where="protocol")
     windows = {length: _windows(protocol, corpus, length, max_windows) for length in sorted(lengths)}
-    note = f"{NOTES[protocol]}; at most the first {max_windows} windows of a document; mean over tokens"
+    note = f"{NOTES[protocol]}; at most {max_windows} windows per document; mean over tokens"
     return ProtocolMeasurement(protocol, corpus, windows, note)
 
 
@@ -165,12 +166,7 @@ def _windows(protocol: str, corpus: Corpus, length: int, most: int) -> tuple[Win
             windows = _sliding(document, size, length, prefix)
         found += islice((window for window in windows if window.scored > 0), most)
     if not found:
-        raise ConfigError(
-            f"the texts are too short: a window of {length} needs a document of {length - prefix} tokens, "
-            f"and the longest has {max(map(len, corpus.tokens), default=0)}",
-            where="--text",
-            try_="longer texts, or shorter --lengths",
-        )
+        raise too_short(length, length - prefix, max(map(len, corpus.tokens), default=0))
     return tuple(found)
 
 
@@ -222,8 +218,8 @@ def _protocols(found: Sequence[ProtocolResult]) -> Section:
     )
     legend = (
         *((protocol.protocol, protocol.note) for protocol in found if protocol.note),
-        ("window", "in tokens; every scored token counts alike, in whatever window it lies"),
-        ("change", "nats a token, target minus baseline, paired, ± its 95 % interval"),
+        ("window", "in tokens; all scored tokens have the same weight"),
+        ("change", "target minus baseline, nats per token, paired, ± 95 % interval"),
     )
     head = ("protocol", "window", "tokens", "ppl baseline", "ppl target", "change", "bits baseline", "bits target")
     return Section("protocols", "Perplexity by published protocols", Table(head, rows, words=(0,)), legend)

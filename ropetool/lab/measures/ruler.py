@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ropetool.sections import NONE, Cell, Section, Table, number, row
+from ropetool.verification.gate import NOTHING_BEYOND
 from ropetool.verification.measure import TONES, Grading, Measure, Setting
 from ropetool.verification.measures.fillers import text_of_others
 from ropetool.verification.measures.retrieval import MOST_OF_CONTEXT, WORDS, Context, woven
@@ -245,8 +246,8 @@ class EffectiveLength:
     def _weakness(self, score: float, lengths: Collection[int]) -> str:
         """Return why there is nothing to judge; empty where there is."""
         if score < WEAK:
-            return f"the score within {self.trained_length} tokens is {score:.2f}; below {WEAK:g} nothing is judged"
-        return "" if any(n > self.trained_length for n in lengths) else "no length beyond the trained one was measured"
+            return f"the score within {self.trained_length} tokens is {score:.2f}; a verdict needs at least {WEAK:g}"
+        return "" if any(n > self.trained_length for n in lengths) else NOTHING_BEYOND
 
     def _lengths(self, role: str) -> list[int]:
         return [length for length in self.contexts if role == TARGET or length == self.trained_length]
@@ -325,7 +326,7 @@ def prepare_effective_length(
                 _context(trial, corpus, tokenize, words, length, random.Random(each))
                 for trial, each in zip(drawn, seeds, strict=True)
             )
-    note = f"left out, for want of room or of words of one token: {', '.join(left_out)}" if left_out else ""
+    note = f"left out, because room or words of one token are missing: {', '.join(left_out)}" if left_out else ""
     return EffectiveLength({length: tasks for length, tasks in made.items() if tasks}, trained_length, note)
 
 
@@ -380,7 +381,7 @@ def effective_length_check(found: EffectiveLengthResult, context_length: int) ->
         _at_most(n, found.steps[0].length) for n in (found.longest, found.surely, found.possibly)
     )
     more = " or more" if found.possibly == reached else ""
-    told = f"tokens up to which {found.kept:g} of a score of {found.own:.2f} is kept: {longest}; bounds {surely} to {possibly}{more}"
+    told = f"tokens up to which the score stays above {found.kept:g} x {found.own:.2f}: {longest}; bounds {surely} to {possibly}{more}"
     return Check(name, float(found.longest), float(context_length), NOT_ASKED, told)
 
 
@@ -388,7 +389,7 @@ def _at_most(length: int | None, first: int) -> str:
     return str(length) if length else f"less than {first}"
 
 
-TOO_LONG = "if the true ratio is on the limit, they call a length no worse in 4 to 8 % of simulated runs, with one task in up to 13 %"
+TOO_LONG = 'for a true ratio at the limit, 4 to 8 % of simulated runs give "no worse", with one task up to 13 %'
 
 
 def effective_length_section(found: EffectiveLengthResult, trained_length: int) -> Section:
@@ -409,13 +410,13 @@ def effective_length_section(found: EffectiveLengthResult, trained_length: int) 
             row("verdict", NONE, NONE, *(NONE if s is None else Cell(s.verdict, TONES[s.verdict]) for s in compared)),
         ]
     legend = (
-        ("task", f"right answers of {found.trials} trials by length in tokens; the same trials at every length"),
-        ("chance", "the share that a blind guesser has right"),
-        ("own", f"those at the trained length of {trained_length} tokens, the baseline's where there is one"),
-        ("score", "the share of right answers over all tasks, 0 for a guesser and 1 for all"),
+        ("task", f"right answers in {found.trials} trials, by length in tokens; the same trials at every length"),
+        ("chance", "share of right answers by guessing"),
+        ("own", f"right answers at the trained length of {trained_length} tokens, of the baseline if present"),
+        ("score", "share of right answers over all tasks, scaled so that guessing gives 0"),
         (
             "ratio",
-            f"to the score at the trained length; no worse: lower bound {found.kept:g} or more; worse: significantly less",
+            f"score / score at the trained length; no worse: lower bound of at least {found.kept:g}; worse: significantly less",
         ),
         ("bounds", TOO_LONG),
     )

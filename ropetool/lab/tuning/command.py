@@ -99,16 +99,8 @@ def tune_command(
             found = tune(path, target_length, progress=progress, say=say, **options)
     except KeyboardInterrupt as error:
         rows, unkept = getattr(error, "rows", 0), getattr(error, "unkept", "")
-        again = f"{rows} rows are kept; the same command with --resume goes on"
-        notes(
-            [
-                f"what was measured is not kept: {unkept}"
-                if unkept
-                else again
-                if rows
-                else "nothing was measured that could be kept"
-            ]
-        )
+        again = f"{rows} rows are saved; repeat the command with --resume to continue"
+        notes([f"the results are not saved: {unkept}" if unkept else again if rows else "no results to save yet"])
         raise
     write_new(PLAN_OUT, place, json.dumps(found.plan.to_json(), indent=2) + "\n")
     if report is not None:

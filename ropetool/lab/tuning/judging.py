@@ -120,9 +120,9 @@ def _reason(
     if worse:
         return f"it is worse on unseen {', '.join(worse)}"
     if not any(part.better for part in parts):
-        return f"the difference on unseen text is within chance or under {LEAST:g} nats"
+        return f"the difference on unseen text is not significant, or below {LEAST:g} nats"
     if not costs.mean <= limit:  # not a number is no proof either
-        return "on unseen text it costs more within the trained length than is allowed"
+        return "on unseen text, its cost within the trained length is above the limit"
     if shares is not None and shares[1] < shares[0] - lost:
-        return "on unseen text it finds fewer answers"
+        return "on unseen text, it finds fewer answers"
     return ""

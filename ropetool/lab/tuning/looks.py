@@ -37,8 +37,8 @@ def error_of(model: str, documents: Sequence[bytes], judged: str, notes: list[st
                 file.write(" ".join([mine, *sorted(read)]) + "\n")
     except OSError as error:
         notes.append(
-            f"earlier judgements on these documents are not counted, and this one is not recorded: {place} cannot be "
-            f"written ({error.strerror})"
+            f"ropetool cannot record this evaluation or count earlier ones on these documents: cannot write to {place} "
+            f"({error.strerror})"
         )
         return ERROR
     before = lines[: known.index(mine)] if mine in known else lines
@@ -47,8 +47,8 @@ def error_of(model: str, documents: Sequence[bytes], judged: str, notes: list[st
     if earlier:
         times = "1 earlier plan was" if earlier == 1 else f"{earlier} earlier plans were"
         notes.append(
-            f"{times} judged on the same documents, so this judgement allows an error of {100 * found:.2g} % instead of "
-            f"{100 * ERROR:g} %; other documents, with --text, give {100 * ERROR:g} % again"
+            f"{times} evaluated on the same documents, so the error rate of this evaluation is {100 * found:.2g} % instead of "
+            f"{100 * ERROR:g} %; pass other documents with --text for {100 * ERROR:g} %"
         )
     return found
 

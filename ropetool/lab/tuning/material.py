@@ -121,8 +121,8 @@ def split(corpus: Corpus, longest: int, seed: int) -> tuple[Corpus, Corpus]:
     fewest = FEWEST_SEARCHED + MIN_DOCUMENTS
     if len(fitting) < fewest:
         raise ConfigError(
-            f"{len(fitting)} of the texts have {needed} tokens, and {fewest} are needed: {FEWEST_SEARCHED} to search on, and "
-            f"{MIN_DOCUMENTS} others to judge on; the longest has {max(map(len, corpus.tokens), default=0)}",
+            f"tune needs {fewest} texts of at least {needed} tokens, {FEWEST_SEARCHED} for the search and {MIN_DOCUMENTS} for the "
+            f"evaluation, but finds {len(fitting)}; the longest has {max(map(len, corpus.tokens), default=0)} tokens",
             where="--text", try_="longer texts, more of them, or a shorter --target-length",
         )  # fmt: skip
     random.Random(f"{seed} split").shuffle(fitting)

@@ -11,6 +11,7 @@ from typing import TypedDict
 from ropetool.errors import ConfigError
 from ropetool.lab.tuning.material import SEARCHED, UNSEEN, Amounts
 from ropetool.lab.tuning.planning import DEFAULT
+from ropetool.verification.options import not_minutes
 
 MINUTES = 10.0  # of a search and its judgement without a budget
 
@@ -68,15 +69,17 @@ class TuneOptions:
     def __post_init__(self) -> None:
         budget, regression = self.budget, self.max_regression
         if budget is not None and not (math.isfinite(budget) and budget > 0):
-            raise ConfigError(f"{budget} is not a number of minutes above 0", where="--budget")
+            raise ConfigError(not_minutes(budget), where="--budget")
         if regression is not None and not (math.isfinite(regression) and regression >= 1):
             raise ConfigError(
-                f"{regression} is not a ratio of perplexities of at least 1",
+                f"the ratio of perplexities must be at least 1, not {regression}",
                 where="--max-regression",
                 try_="--max-regression 1.1",
             )
         if self.generations is not None and self.generations < 1:
-            raise ConfigError(f"{self.generations} is not a number of generations above 0", where="generations")
+            raise ConfigError(
+                f"the number of generations must be at least 1, not {self.generations}", where="generations"
+            )
 
     @property
     def minutes(self) -> float:

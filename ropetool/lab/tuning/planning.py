@@ -49,7 +49,7 @@ class Planner:
     @cached_property
     def default(self) -> Plan:
         """The plan of what `extend --method yarn` writes. Raises: as `make_plan`."""
-        return self._plan(Point("yarn, as it is"))
+        return self._plan(Point("yarn, unchanged"))
 
     def ground(self, space: Space) -> Ground:
         """Return what a space starts from. Raises: LossyExport where it is of heads that weights have no place for."""
@@ -107,8 +107,8 @@ class Planner:
         known = [each.name for each in SPACES.values() if each is not space and self._held(each)[0] is not None]
         whom = f" for {', '.join(self.runtimes)}" if self.runtimes else ""
         raise LossyExport(
-            f"no file holds a point of space {space.name}{whom}: {why}", where="--space",
-            try_=f"--space {known[0]}; there are {', '.join(known)}" if known else "another --for",
+            f"no file can store a point of space {space.name}{whom}: {why}", where="--space",
+            try_=f"--space {known[0]}; possible are {', '.join(known)}" if known else "another --for",
         )  # fmt: skip
 
     def _held(self, space: Space) -> tuple[Ground | None, str]:
@@ -129,8 +129,8 @@ class Planner:
         if not math.isclose(plan.softmax_multiplier, self.default.softmax_multiplier, rel_tol=1e-6):
             # What is varied is the table, and a point without the default's scale would be worse for that alone.
             raise LossyExport(
-                f"YaRN multiplies this model's softmax scale by {self.default.softmax_multiplier:.4g}, which lists do not "
-                "carry", where="--space",
+                f"YaRN multiplies the softmax scale of this model by {self.default.softmax_multiplier:.4g}, and lists cannot "
+                "store that", where="--space",
             )  # fmt: skip
         return plan
 
@@ -152,6 +152,6 @@ class Planner:
 def identity(plan: Plan) -> str:
     """Return a digest of what a plan computes: two plans of one source that compute the same have the same."""
     if plan.target is None:
-        raise ConfigError("the plan does not say what it computes", where="plan")
+        raise ConfigError("the plan does not contain its tables", where="plan")
     data = [plan.tables, plan.softmax_multiplier, [edit.to_json() for edit in plan.tensors]]
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:32]

@@ -27,12 +27,12 @@ SCHEMA = 1
 
 def tune_text(found: TuneResult, source: str, plan: Path, width: int | None = None) -> str:
     """Return what `ropetool tune` prints. plan: where the recommended one was written."""
-    text = f"{escaped(found.source)}: {found.target_length} tokens, {_times(found)} times the {found.trained_length} of training\n"
+    text = f"{escaped(found.source)}: {found.target_length} tokens, {_times(found)} times the trained {found.trained_length}\n"
     text += columns(_searched(found), width=width)
     if found.judgement is not None:
         unseen, segments = len(found.unseen), found.segments[1]
-        text += f"\njudged once, on {segments} segments of {unseen} documents that the search did not read\n"
-        head = ("nats a token", "default", "tuned", "difference", "95 % interval", "")
+        text += f"\nevaluated once, on {segments} segments of {unseen} documents that the search did not use\n"
+        head = ("nats per token", "default", "tuned", "difference", "95 % interval", "")
         lines = [head, *_rows(found.judgement)]
         text += columns([_aligned(lines, line) for line in lines])
         text += columns(_bounds(found, found.judgement), width=width)
@@ -50,7 +50,7 @@ def _searched(found: TuneResult) -> list[tuple[str, str]]:
     best = (
         f"{found.winner}; {gain:.4f} nats below the default in the search"
         if found.winner
-        else "none before the default"
+        else "none better than the default"
     )
     return [
         ("space", f"{found.space}: {spaces.get(found.space).summary}"),
@@ -67,7 +67,7 @@ def _rows(judgement: Judgement) -> list[tuple[str, str, str, str, str, str]]:
     """Return a line for each part that is judged, those of single lengths below text."""
     found = []
     for part in judgement.parts:
-        said = "better" if part.better else "worse" if part.worse else "within chance"
+        said = "better" if part.better else "worse" if part.worse else "not significant"
         found.append((part.name, *_figures(part.default, part.tuned, part.difference), said))
         if part.name == "text" and len(judgement.lengths) > 1:
             found += [
@@ -93,13 +93,13 @@ def _bounds(found: TuneResult, judgement: Judgement) -> list[tuple[str, str]]:
     lines = [
         (
             f"within {found.trained_length} tokens",
-            f"{ratio(judgement.regression.mean):.3f} times the source's perplexity ({low:.3f} to {high:.3f}), the default "
-            f"{ratio(judgement.default_regression.mean):.3f}; {ratio(judgement.limit):.3f} is allowed",
+            f"{ratio(judgement.regression.mean):.3f} times the source's perplexity ({low:.3f} to {high:.3f}); the default has "
+            f"{ratio(judgement.default_regression.mean):.3f}, the limit is {ratio(judgement.limit):.3f}",
         )
     ]
     if judgement.retrieved is not None:
         default, tuned = judgement.retrieved
-        lines.append(("retrieval", f"{tuned:.2f} of the answers are chosen, by the default {default:.2f}"))
+        lines.append(("retrieval", f"{tuned:.2f} of the answers are right; with the default {default:.2f}"))
     return lines
 
 
@@ -151,7 +151,7 @@ def _page(found: TuneResult, plan: Path, line: str) -> Page:
     return Page(
         "tune", f"{found.source}, {found.target_length} tokens", "better" if found.is_better else "no gain",
         GOOD if found.is_better else WARN, found.verdict.partition(": ")[2] or found.verdict,
-        f"On {len(found.unseen)} documents that the search did not read, with the arithmetic of this run.", facts,
+        f"On {len(found.unseen)} documents that the search did not use, with the arithmetic of this run.", facts,
         [*([] if judgement is None else [_judged(judgement), _bounded(found, judgement)]), _search(found)],
         charts=_charts(found), notes=found.notes, documents=found.unseen, fingerprint=found.text_fingerprint,
     )  # fmt: skip
@@ -161,15 +161,15 @@ def _judged(judgement: Judgement) -> Section:
     tones = {"better": GOOD, "worse": BAD}
     rows = tuple(row(*cells[:-1], Cell(cells[-1], tones.get(cells[-1], ""))) for cells in _rows(judgement))
     head = ("", "default", "tuned", "difference", "95 % interval", "verdict")
-    counted = "" if judgement.error == ERROR else f"; better at {100 * judgement.error:.2g} %"
+    counted = "" if judgement.error == ERROR else f", and {100 * judgement.error:.2g} % for better"
     legend = (
-        ("difference", "in nats a token; below 0 the tuned table is better"),
+        ("difference", "nats per token; below 0, the tuned table is better"),
         (
             "verdict",
-            f"worse, or better by more than {LEAST:g} nats, by Holm's rule at {100 * ERROR:g} % over all parts{counted}",
+            f"better (by more than {LEAST:g} nats) or worse, by Holm's rule over all parts, with an error of {100 * ERROR:g} %{counted}",
         ),
     )
-    return Section("judgement", "Judged once on unseen text", Table(head, rows, words=(0, 5)), legend=legend)
+    return Section("judgement", "Evaluated once on unseen text", Table(head, rows, words=(0, 5)), legend=legend)
 
 
 def _bounded(found: TuneResult, judgement: Judgement) -> Section:
@@ -179,9 +179,12 @@ def _bounded(found: TuneResult, judgement: Judgement) -> Section:
         ratios = (f"{ratio(loss - at.cut):.3f}" for loss in (at.default, at.tuned))
         rows.append(row(f"perplexity at {at.length} tokens", *ratios, ""))
     if judgement.retrieved is not None:
-        rows.append(row("answers chosen", *(f"{share:.2f}" for share in judgement.retrieved), ""))
-    same = "as a multiple of the source's on the same tokens, of longer text with what is in front cut to the trained length"
-    legend = (("perplexity", same), ("answers chosen", "the share of trials whose answer is the likeliest of its kind"))
+        rows.append(row("right answers", *(f"{share:.2f}" for share in judgement.retrieved), ""))
+    same = "perplexity / perplexity of the source on the same tokens; the source reads at most its trained length"
+    legend = (
+        ("perplexity", same),
+        ("right answers", "share of trials in which the right answer is the likeliest candidate"),
+    )
     return Section(
         "bounds", "Bounds", Table(("", "default", "tuned", "allowed"), tuple(rows), words=(0,)), legend=legend
     )
@@ -189,7 +192,12 @@ def _bounded(found: TuneResult, judgement: Judgement) -> Section:
 
 def _search(found: TuneResult) -> Section:
     rows = tuple(row(str(i), str(step.points), f"{step.gain:.4f}") for i, step in enumerate(found.steps, start=1))
-    legend = (("below the default", "of the best point so far, in nats a token, on all the text of the search"),)
+    legend = (
+        (
+            "below the default",
+            "difference from the default to the best point so far, nats per token, on all text of the search",
+        ),
+    )
     return Section("search", "Search", Table(("generation", "points so far", "below the default"), rows), legend=legend)
 
 
@@ -207,8 +215,8 @@ def _charts(found: TuneResult) -> Iterator[Chart]:
     for (name, table), look in zip(tables.items(), (drawing.BASELINE, drawing.TARGET), strict=True):
         turning = np.flatnonzero((found.inv_freq > 0) & (table > 0))
         axes.plot(turning, found.inv_freq[turning] / table[turning], **{**look, "label": name, "markersize": 4})
-    axes.set_xlabel("rotary pair, the fastest first")
+    axes.set_xlabel("rotary pair, fastest first")
     axes.set_ylabel("divided by")
     drawing.key(figure)
-    caption = "By what the frequency of each rotary pair is divided: 1 leaves it as it was trained, the factor of the target interpolates."
+    caption = "Divisor of the frequency of each rotary pair. 1 keeps the trained frequency. The extension factor interpolates fully."
     yield Chart("divisors", "search", "Divisors of the pairs, default and best", caption, figure)

@@ -53,11 +53,11 @@ class TuneResult(Shown):
     def verdict(self) -> str:
         """The judgement in a sentence."""
         if self.judgement is None:
-            return "no gain: nothing in the search came before the default, which is recommended"
+            return "no gain: the search found nothing better than the default; use the default"
         if self.is_better:
             parts = ", ".join(part.name for part in self.judgement.parts if part.better)
-            return f"better than the default on unseen {parts}; recommended"
-        return f"no gain: {self.judgement.reason}; the default is recommended"
+            return f"better than the default on unseen {parts}; use the tuned plan"
+        return f"no gain: {self.judgement.reason}; use the default"
 
     @property
     def plan(self) -> Plan:

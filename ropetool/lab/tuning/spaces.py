@@ -43,7 +43,7 @@ def get(name: str) -> Space:
     """Return the space of this name. Raises: UnknownName with the known ones."""
     if name not in SPACES:
         raise UnknownName(
-            f"no space is called {name!r}{did_you_mean(name, SPACES)}; known: {', '.join(SPACES)}", where="--space"
+            f"unknown search space {name!r}{did_you_mean(name, SPACES)}; known are {', '.join(SPACES)}", where="--space"
         )
     return SPACES[name]
 
@@ -160,7 +160,7 @@ def _pair_gain(ground: Ground, vector: Array) -> Point:
 
 def _head_gains(ground: Ground, vector: Array, bands: int) -> Point:
     if not ground.heads:
-        raise ConfigError("the weights of this model cannot take gains of heads", where="--space")
+        raise ConfigError("the weights of this model cannot store gains of heads", where="--space")
     gains, found, at = _gain(0.25 + vector / 2), [], 0
     for heads in ground.heads:
         layer = gains[at : at + heads * bands].reshape(heads, bands)
@@ -183,7 +183,7 @@ SPACES = {
         ),
         Space("ramp", "a ramp over the pairs: both ends and its shape", lambda ground: 3, _ramp_starts, _ramp),
         Space(
-            "pairs", "a divisor for each pair, none below the one before, as LongRoPE searches",
+            "pairs", "a divisor for each pair, increasing, as LongRoPE searches",
             lambda ground: ground.pairs, _pairs_starts, _pairs, smooth=True,
         ),
         Space(

@@ -95,7 +95,7 @@ def tune_source(
         with task.journal() as journal:
             count = options.generations or _generations(journal, runner, searched, unseen, options.minutes)
             if say is not None:
-                say(f"{count * DRAWS} points of space {options.space}, {DRAWS} a generation, and the judgement")
+                say(f"{count * DRAWS} points of space {options.space}, {DRAWS} per generation, then the evaluation")
             run = _Run(task, runner, journal, tell, count)
             winner = run.search(searched, options.seed)
             tuned = task.plan(winner)
@@ -108,8 +108,8 @@ def _opened(source: str | Path | Checkpoint) -> HfCheckpoint:
     checkpoint = open_source(source)
     if not isinstance(checkpoint, HfCheckpoint):
         raise ConfigError(
-            "is a GGUF file, and llama.cpp has no way to turn a loaded model by another table", where=str(checkpoint.path),
-            try_=f"{command('ropetool', 'import', checkpoint.path, '-o', 'DIR')}, and tune DIR",
+            "is a GGUF file; llama.cpp cannot change the RoPE table of a loaded model", where=str(checkpoint.path),
+            try_=f"{command('ropetool', 'import', checkpoint.path, '-o', 'DIR')}, then tune DIR",
         )  # fmt: skip
     return checkpoint
 
@@ -258,7 +258,7 @@ class _Run:
         def done(tokens: int) -> None:
             nonlocal finished
             finished += tokens
-            self.tell("the judgement", finished, total)
+            self.tell("the evaluation", finished, total)
 
         source = material.within(self._journaled(self.runner, "source"), 1.0, done)
         default, best = (self._figures(material, plan, 1.0, done) for plan in (self.task.planner.default, tuned))
@@ -289,7 +289,7 @@ def _generations(journal: Journal, runner: TorchRunner, search_on: Material, jud
     if count < 1:
         needed = estimate.in_words(fixed + one)
         raise ConfigError(
-            f"{minutes:g} minutes do not pay for one generation of {DRAWS} points and the judgement, which take about {needed} here",
+            f"{minutes:g} minutes are too short for one generation of {DRAWS} points and the evaluation, which need about {needed} here",
             where="--budget", try_=f"--budget {math.ceil(SPARE * (fixed + one) / 60)}",
         )  # fmt: skip
     journal.put([SCHEDULE], np.array([[float(count)]]))

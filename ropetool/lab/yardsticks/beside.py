@@ -27,12 +27,12 @@ def yardsticks_beside(specs: str, checkpoint: Checkpoint, rope: RopeSet | None, 
     yardsticks = yardsticks_named(specs, trained, longest)
     if not isinstance(checkpoint, HfCheckpoint):
         raise ConfigError(
-            f"yardsticks are put into a model that transformers runs, and {checkpoint.path.name} is a GGUF file", where=OPTION,
-            try_=f"{command('ropetool', 'import', checkpoint.path, '-o', 'DIR')}, and the directory as --baseline",
+            f"reference attention variants work only with transformers, and {checkpoint.path.name} is a GGUF file", where=OPTION,
+            try_=f"{command('ropetool', 'import', checkpoint.path, '-o', 'DIR')}, then pass DIR as --baseline",
         )  # fmt: skip
     if rope is None:
         raise ConfigError(
-            f"what {checkpoint.path.name} rotates by is not known", where=OPTION, try_=f"without {OPTION}"
+            f"the RoPE settings of {checkpoint.path.name} cannot be decoded", where=OPTION, try_=f"without {OPTION}"
         )
     layers_of(rope, str(checkpoint.path))
     nested = checkpoint.family.nested

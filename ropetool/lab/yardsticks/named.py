@@ -64,7 +64,7 @@ def _by_llama_cpp(group: int, window: int) -> str:
     """Say how llama.cpp runs Self-Extend: common/arg.cpp and tools/completion/completion.cpp of llama-cpp-python 0.3.36."""
     width = max(1, window // group) * group  # it takes multiples of the group alone
     flags = f"--grp-attn-n {group} --grp-attn-w {width}"
-    return f"llama.cpp has a form of it that moves its cache by blocks: llama-completion {flags}; llama-server has none"
+    return f"llama-completion {flags} computes a similar variant that moves its cache by blocks; llama-server does not have it"
 
 
 def _plain() -> Pairs:
@@ -103,13 +103,13 @@ def parse(spec: str, trained: int, longest: int) -> Yardstick:
     if found is None or name not in KINDS or (plus and more.strip() != LOG_N):
         unknown = more.strip() if name in KINDS and plus else name
         raise ConfigError(
-            f"{unknown!r} is no yardstick{did_you_mean(unknown, KINDS)}; there are {', '.join(KINDS)}, and +{LOG_N} behind one",
+            f"unknown attention variant {unknown!r}{did_you_mean(unknown, KINDS)}; known are {', '.join(KINDS)}, with or without +{LOG_N}",
             where=OPTION,
             try_=f"{OPTION} rerope or {OPTION} 'leaky-rerope({trained // 2},16)'",
         )
     kind = KINDS[name]
     if plus and kind.table:
-        raise ConfigError(f"{LOG_N} is for yardsticks of distances, and {name} is none", where=OPTION)
+        raise ConfigError(f"+{LOG_N} works only with variants that change distances, not with {name}", where=OPTION)
     numbers = kind.defaults(trained, longest) if found[2] is None else _numbers(spec, found[2], kind)
     _check(spec, name, dict(zip(kind.parameters, numbers, strict=True)), trained)
     full = f"{name}({','.join(map(str, numbers))})" if numbers else name
@@ -128,9 +128,9 @@ def _numbers(spec: str, inside: str, kind: Kind) -> tuple[int, ...]:
     if len(given) != len(kind.parameters) or not all(
         part.isascii() and part.isdecimal() and int(part) for part in given
     ):
-        takes = " and ".join(kind.parameters) if kind.parameters else "no parameters"
+        needed = f"needs {' and '.join(kind.parameters)}, whole numbers of at least 1"
         raise ConfigError(
-            f"{spec.strip()!r}: it takes {takes}{', whole numbers of at least 1' if kind.parameters else ''}",
+            f"{spec.strip()!r} {needed if kind.parameters else 'accepts no parameters'}",
             where=OPTION,
         )
     return tuple(map(int, given))
@@ -141,9 +141,9 @@ def _check(spec: str, name: str, given: dict[str, int], trained: int) -> None:
     window = given.get("window", 0)
     if window > trained:
         raise ConfigError(
-            f"{spec.strip()!r}: distances up to {window} would be kept, and the model was trained on {trained} tokens",
+            f"{spec.strip()!r}: the window of {window} tokens must not exceed the trained length of {trained}",
             where=OPTION,
             try_=f"{OPTION} {name}",
         )
     if name == "self-extend" and given["group"] > window:
-        raise ConfigError(f"{spec.strip()!r}: a group has to be no wider than the window", where=OPTION)
+        raise ConfigError(f"{spec.strip()!r}: the group must not be larger than the window", where=OPTION)

@@ -33,8 +33,8 @@ PROBE = 24  # tokens, of which a model has to compute the same by the blocks as 
 APART = {"float64": 1e-4, "float32": 1e-3}  # of the largest logit; tables are float32 in either
 APART_ROUNDED = 0.1  # where states are bfloat16 or float16
 FITS = (
-    "yardsticks fit models that rotate whole heads, or their first channels, just before the scores, and see the whole text: "
-    "Llama, Qwen, Gemma, Phi, GLM, OLMo and their like"
+    "reference attention variants work with models that rotate whole heads or their first channels just before the scores, "
+    "and that see the whole text, such as Llama, Qwen, Gemma, Phi, GLM and OLMo"
 )
 
 
@@ -61,11 +61,11 @@ def layers_of(rope: RopeSet, where: str) -> frozenset[int]:
     """
     chosen = [e for e in rope.entries.values() if e.table is not None and e.sliding_window is None and not e.chunked]
     if not chosen:
-        raise _unfit("every layer has a window of its own or does not rotate", where)
+        raise _unfit("every layer has a window or does not rotate", where)
     if not all(entry.table and entry.table.is_fixed for entry in chosen):
-        raise _unfit("its own table follows the length of a text", where)
+        raise _unfit("its own table depends on the text length", where)
     if any(entry.temperature is not None for entry in chosen):
-        raise _unfit("its own scores grow with the position already", where)
+        raise _unfit("its own scores already grow with the position", where)
     return frozenset(layer for entry in chosen for layer in entry.layers)
 
 
@@ -94,7 +94,7 @@ class YardstickRunner(Wrapped):
 
     def generated(self, ids: Sequence[int], count: int, done: Done = ignore) -> Generated:
         """Raise ConfigError: a yardstick reads whole rows."""
-        raise ConfigError("a yardstick reads whole texts, without a cache", where=OPTION)
+        raise ConfigError("a reference attention variant reads whole texts, without a cache", where=OPTION)
 
     def close(self) -> None:
         """Leave the model to its owner."""
@@ -121,10 +121,12 @@ def _check_fit(runner: TorchRunner, layers: frozenset[int], trained: int) -> Non
         with runner.model.attending(layers, attention(plain, trained)) as reached:
             found = np.concatenate([piece.copy() for _, piece in runner.logits(ids)])
         if missing := layers - reached:
-            raise Unfit(f"layer {min(missing)} computes its scores elsewhere")
+            raise Unfit(f"layer {min(missing)} computes its scores in code that ropetool cannot replace")
         apart = float(np.abs(found - own).max() / np.abs(own).max())
         if not apart <= APART.get(runner.model.dtype, APART_ROUNDED):
-            raise Unfit(f"its logits change by {apart:.2g} of the largest where nothing should")
+            raise Unfit(
+                f"with plain attention its logits change by {apart:.2g} of the largest logit, but must stay equal"
+            )
     except Unfit as error:
         raise _unfit(str(error), str(runner.path)) from None
 

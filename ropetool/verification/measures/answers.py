@@ -61,7 +61,7 @@ class NeedleAnswers:
         note = (
             ""
             if count >= FEWEST
-            else f"{count} needle answers beyond the reach of {self.trained_length} tokens; {FEWEST} are needed"
+            else f"only {count} needle answers beyond {self.trained_length} tokens; {FEWEST} are needed"
         )
         if count < 2:
             return KeyTokenResult(self.length, count, count, count, count, None, None, None, note)
@@ -93,14 +93,14 @@ def needle_answers(tasks: Sequence[Retrieval], prefix: tuple[int, ...], trained_
 def _needle_answers(found: KeyTokenResult, trained: int) -> Section:
     cells = [NONE if value is None else with_interval(value) for value in (found.truncated, found.loss)]
     legend = (
-        ("answers", f"of the trials of retrieval whose sentence stands more than {trained} tokens before the question"),
-        ("truncated", f"nats an answer behind the last {trained} tokens; long: behind {found.length}"),
-        ("gain", "truncated minus long, paired by trial, ± its 95 % interval; above 0: far text is read"),
+        ("answers", f"retrieval trials whose sentence is more than {trained} tokens before the question"),
+        ("truncated", f"nats per answer after the last {trained} tokens; long: after {found.length} tokens"),
+        ("gain", "truncated minus long, paired by trial, ± 95 % interval; above 0, the model uses distant text"),
     )
     notes = (found.note,) if found.note else ()
     head = ("answers", "truncated", "long", "gain")
     rows = (row(str(found.tokens), *cells, change(found.gain)),)
-    return Section("needle-answers", "Needle answers: as key tokens, without a judge", Table(head, rows), legend, notes)
+    return Section("needle-answers", "Needle answers: key tokens without a judge", Table(head, rows), legend, notes)
 
 
 def _prepare(setting: Setting, made: Sequence[Measurement]) -> NeedleAnswers | None:

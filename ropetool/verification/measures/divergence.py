@@ -16,8 +16,9 @@ import numpy.typing as npt
 from ropetool.errors import CheckpointError, ConfigError
 from ropetool.rope.tables import Array
 from ropetool.verification.results import DivergenceResult, DivergenceSpan
-from ropetool.verification.scoring import Corpus, Done, Logits, Runner, ignore
+from ropetool.verification.scoring import WIDER, Corpus, Done, Logits, Runner, ignore
 from ropetool.verification.statistics import clustered
+from ropetool.verification.texts import too_short
 
 BLOCK_LOGITS = 2**18  # entries compared at a time: 2 MB in float64; with 2**21 it takes 2.4 times as long
 NEVER = -1e30  # a logit below it is of a token that a class leaves out, as chameleon does those of images
@@ -30,7 +31,7 @@ RARE_ROWS = 2
 FEWEST_RARE = 64  # tokens of such a row; where fewer are left out by the texts, they come again
 
 
-_NOTE = "vocabularies of {} and {}: the first {} are compared, the rest is padding"
+_NOTE = "the vocabularies have {} and {} tokens; the first {} are compared, because the rest is padding"
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,7 @@ def divergence_rows(corpus: Corpus, length: int, count: int, seed: int) -> tuple
     need = length - len(corpus.prefix)
     fitting = [document for document, tokens in enumerate(corpus.tokens) if len(tokens) >= need]
     if not fitting:
-        raise ConfigError(
-            f"the texts are too short: a row of {length} needs a document of {need} tokens, "
-            f"and the longest has {max(map(len, corpus.tokens), default=0)}",
-            where="--text",
-            try_="longer texts, or shorter --lengths",
-        )
+        raise too_short(length, need, max(map(len, corpus.tokens), default=0))
     rng = random.Random(seed)
     documents = sorted(rng.sample(fitting, min(count, len(fitting))))
     rows = []
@@ -162,9 +158,9 @@ def _aligned(reference: Runner, target: Runner, row: Sequence[int], index: int) 
 def _refuse_not_finite(logits: Logits, runner: Runner, role: str, index: int, start: int) -> None:
     for offset, token in np.argwhere(~np.isfinite(logits))[:1].tolist():
         raise CheckpointError(
-            f"a logit of the {role} is {logits[offset, token]} at position {start + offset} of row {index}, token {token}",
+            f"the {role} computes the logit {logits[offset, token]} at position {start + offset} of row {index}, token {token}",
             where=runner.description,
-            try_="--dtype float32, if the checkpoint was loaded in a narrower type",
+            try_=WIDER,
         )
 
 
@@ -176,8 +172,8 @@ def _refuse_other_vocabularies(ours: Logits, theirs: Logits) -> None:
     share = _share_beyond(min(sizes), ours if sizes[0] > sizes[1] else theirs)
     if share > MAX_PADDING:
         raise ConfigError(
-            f"the reference has {sizes[0]} tokens in its vocabulary and the target {sizes[1]}, and what only one has gets "
-            f"{share:.1%} of the probability; padding gets at most {MAX_PADDING:.0%}",
+            f"the reference has {sizes[0]} tokens in its vocabulary and the target {sizes[1]}; the additional tokens get "
+            f"{share:.1%} of the probability, but padding gets at most {MAX_PADDING:.0%}",
             where="--against",
             try_="a file with the same tokenizer",
         )

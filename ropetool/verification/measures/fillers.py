@@ -41,7 +41,7 @@ def passages(corpus: Corpus, size: int, filler: int, count: int, seed: int) -> t
     """
     if sum(len(tokens) > 0 for tokens in corpus.tokens) < 2:
         raise ConfigError(
-            "filler comes from other documents, and there is only one", where="--text", try_="two texts or more"
+            "filler needs a second document, and the texts are only one", where="--text", try_="two texts or more"
         )
     chosen = choose_segments([len(ids) for ids in corpus.tokens], [size], size, count, seed)[size]
     found = []
@@ -102,5 +102,5 @@ def filler_of_others(
         if len(found) < count:
             found += piece[~np.isin(piece, list(without))][: count - len(found)].tolist()
     if count and not found:
-        raise ConfigError("the texts leave nothing to fill a context with", where="--text", try_="longer texts")
+        raise ConfigError("the texts contain no filler for the context", where="--text", try_="longer texts")
     return tuple(np.resize(found, count).tolist()), next(iter(chosen), None)

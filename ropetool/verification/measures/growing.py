@@ -137,13 +137,13 @@ def cache_check(found: CacheResult) -> Check:
     """
     limit = ROUNDING.get(found.rounding, COARSE)
     worst = max(found.lengths, key=lambda entry: entry.mean)
-    told = f"KL, nats a token, from a whole pass to generation behind {worst.prompt} tokens, the largest"
+    told = f"largest KL between a whole pass and generation, nats per token, after {worst.prompt} tokens"
     if worst.mean <= limit:
         return Check("cache", worst.mean, limit, PASS, told)
     if found.moving:
         return Check(
             "cache", worst.mean, limit, NOT_ASKED,
-            f"{told}; the table follows the length, and keys in the cache stay rotated by that of their time",
+            f"{told}; the table depends on the text length, and cached keys keep earlier tables",
         )  # fmt: skip
     return Check("cache", worst.mean, limit, FAIL, told)
 
@@ -158,17 +158,17 @@ def cache_section(found: CacheResult) -> Section:
         for entry in found.lengths
     )  # fmt: skip
     legend = (
-        ("positions", "of the tokens generated one after the other, behind a prompt of all before them"),
-        ("KL", f"KL(whole pass || generation), nats a token, computed in {found.rounding}"),
-        ("same", "how often both have the same likeliest token"),
+        ("positions", "the tokens that are generated one by one, after a prompt of all tokens before them"),
+        ("KL", f"KL(whole pass || generation), nats per token, computed in {found.rounding}"),
+        ("same", "share of tokens for which both have the same likeliest token"),
     )
     moving = (
-        "the table follows the length: the whole pass rotates all keys by the table of its length, a cache keeps those of "
-        "earlier ones, so generation is not what losses are measured of"
+        "the table depends on the text length: a whole pass rotates all keys by one table, but a cache keeps keys of "
+        "earlier tables, so the measured losses do not apply to generation"
     )
     head = ("positions", "", "tokens", "mean KL", "maximum", "same")
     notes = (moving,) if found.moving else ()
-    title = "Cached generation: does a growing cache give what a whole pass gives?"
+    title = "Cached generation: does it equal a whole pass?"
     return Section("cache", title, Table(head, rows, words=(0, 1)), legend, notes)
 
 
@@ -183,8 +183,8 @@ def _checks(generated: CacheResult, grading: Grading) -> list[Check]:
 SENTENCES = {
     "cache": {
         FAIL: Words(
-            "generating token by token, it predicts otherwise than when it reads the text at once",
-            "another version of the program that runs it",
+            "it predicts differently when it generates token by token than when it reads the whole text",
+            "another version of the runtime",
         ),
     },
 }

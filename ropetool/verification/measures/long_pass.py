@@ -146,7 +146,7 @@ class LongPass:
         chosen = key_tokens(judge[LONG], judge[SHORT])
         counts, documents = chosen.sum(axis=1), [place.document for place in self.places]
         used = np.flatnonzero(counts)
-        note = "" if counts.sum() >= FEWEST else f"{counts.sum()} key tokens; {FEWEST} are needed"
+        note = "" if counts.sum() >= FEWEST else f"only {counts.sum()} key tokens; {FEWEST} are needed"
         gain = loss = truncated = None
         if len(used):
             of_documents = [documents[i] for i in used]
@@ -183,7 +183,7 @@ def of_copies(far: FarResult | None, trained_length: int) -> KeyTokenResult | No
         return None
     last = max(beyond, key=lambda entry: entry.distance)
     tokens = far.passages * far.scored
-    note = far.note or ("" if tokens >= FEWEST else f"{tokens} tokens of copies; {FEWEST} are needed")
+    note = far.note or ("" if tokens >= FEWEST else f"only {tokens} tokens of copies; {FEWEST} are needed")
     return KeyTokenResult(
         last.distance + far.passage, tokens, tokens, far.passages, far.documents, None, None, last.nats, note
     )
@@ -206,7 +206,7 @@ def key_tokens_check(found: KeyTokenResult, name: str = "key tokens") -> Check:
     if found.note or found.gain is None:
         return Check(name, None, None, NOT_ASKED, found.note)
     told = (
-        f"95 % lower bound of the gain over truncation on {found.tokens} of {found.scored} tokens, nats a token; "
+        f"95 % lower bound of the gain over truncation on {found.tokens} of {found.scored} tokens, nats per token; "
         f"the mean is {found.gain.mean:.2f}"
     )
     return Check(name, lower_bound(found.gain), 0.0, NOT_ASKED, told)
@@ -234,12 +234,12 @@ def _long_pass(found: LongPassResult) -> Section:
         for span in found.spans
     )
     legend = (
-        ("position", f"of the tokens in rows of {found.length}"),
+        ("position", f"position of the tokens in rows of {found.length} tokens"),
         (
             "truncated",
-            "nats a token, of the baseline behind text of its trained length; loss: of the target in one pass",
+            "nats per token, baseline after text of its trained length; loss: target in one pass",
         ),
-        ("difference", "loss minus truncated, same tokens, ± its 95 % interval; above 0: the pass does harm there"),
+        ("difference", "loss minus truncated, same tokens, ± 95 % interval; above 0, the longer context does harm"),
     )
     notes = (found.note,) if found.note else ()
     head = ("position", "truncated", "loss", "difference")
@@ -251,18 +251,18 @@ def _key_tokens(found: KeyTokenResult, judge: str | None) -> Section:
     values = (found.truncated, found.loss)
     cells = [NONE if value is None else with_interval(value) for value in values]
     rows = (cells_of(f"{found.tokens} of {found.scored}", *cells, change(found.gain)),)
-    by = f"chosen by {judge}" if judge else "of the farthest copies, without a judge"
+    by = f"chosen by {judge}" if judge else "tokens of the farthest copies, without a judge"
     legend = (
         ("tokens", f"{by}, in {found.places} places of {found.documents} documents"),
-        ("truncated", f"nats a token behind the text that fits the trained length; long: behind {found.length} tokens"),
+        ("truncated", f"nats per token after text of the trained length; long: after {found.length} tokens"),
         (
             "gain",
-            "truncated minus long, or what the copy gives, paired, ± its 95 % interval; above 0: far text is read",
+            "truncated minus long, or the gain from the copy, paired, ± 95 % interval; above 0, the model uses distant text",
         ),
     )
     notes = (found.note,) if found.note else ()
     head = ("tokens", "truncated", "long", "gain")
-    return Section("key-tokens", "Key tokens: those that far text alone tells", Table(head, rows), legend, notes)
+    return Section("key-tokens", "Key tokens: predictable only from distant text", Table(head, rows), legend, notes)
 
 
 def _prepare(setting: Setting, made: Sequence[Measurement]) -> LongPass | None:

@@ -145,7 +145,7 @@ class LastSegment:
     def _note(self, length: int, documents: Sequence[int]) -> str:
         notes = []
         if self.context_length is not None and length > self.context_length:
-            notes.append(f"beyond the {self.context_length} tokens that the file states")
+            notes.append(f"beyond the context length of {self.context_length} tokens")
         if missing := lacking(documents):
             notes.append(f"partial: {missing}")
         return "; ".join(notes)
@@ -237,17 +237,16 @@ def _loss(result: VerifyResult) -> Section:
         for entry in result.lengths
     )
     legend = (
-        ("length", "tokens of model input, always ending on the same tokens"),
+        ("length", "tokens of input; the last tokens are always the same"),
         (
             "verdict",
-            f"better: the ratio is surely below 1; within {limit}: surely not above it, which the grade "
-            "allows; worse: surely above it; undecided: "
-            "too little text to tell; -: none is given",
+            f"better: significantly below 1; within {limit}: significantly not above {limit}, the limit of the grade; "
+            "worse: significantly above it; undecided: too little text; -: not judged",
         ),
-        ("ratio", f"ppl of the target over that of the baseline at min(length, {trained})"),
-        ("at most", "what the true ratio is below, with 95 % confidence"),
+        ("ratio", f"perplexity of the target / perplexity of the baseline at min(length, {trained})"),
+        ("at most", "upper bound of the true ratio, with 95 % confidence"),
         ("ppl", "exp(loss) of the scored tokens (95 % interval over documents; none for a single document)"),
-        ("segments", f"places of {result.scored} scored tokens, and in how many texts they lie; ! too few"),
+        ("segments", f"places with {result.scored} scored tokens each, and the number of texts; ! means too few"),
         ("bits", "per byte of the scored text: loss x tokens / (ln 2 x bytes)"),
     )
     head = (
@@ -280,19 +279,17 @@ def _worth(result: VerifyResult) -> Section:
     legend = (
         (
             "gain",
-            f"nats a token saved on the baseline that reads only the last min(length, {trained}) tokens (± 95 %, paired)",
+            f"loss of the baseline on the last min(length, {trained}) tokens minus loss of the target, nats per token (± 95 %, paired)",
         ),
-        ("useful", "the verdict is better: the gain is surely above 0 over all lengths together"),
-        ("doubling", "nats a token that the target saves on itself at the length before"),
+        ("useful", "the verdict is better: the gain is significantly above 0, over all lengths together"),
+        ("doubling", "loss of the target at the previous length minus its loss at this length, in nats per token"),
         (
             "regression",
-            f"short-context regression: nats a token that the target costs more than the baseline at the same length, up to {trained}",
+            f"loss minus the baseline's loss at the same length, up to {trained} tokens, in nats per token",
         ),
     )
     head = ("length", "gain over truncation", "useful", "gain of doubling", "regression")
-    return Section(
-        "worth", "Last segment: does the longer context help, and what does it cost?", Table(head, rows), legend
-    )
+    return Section("worth", "Last segment: does the longer context help?", Table(head, rows), legend)
 
 
 def _kinds(result: VerifyResult) -> Section:
@@ -310,9 +307,9 @@ def _kinds(result: VerifyResult) -> Section:
         for length, entry in shown.items()
         for of in entry.kinds
     )
-    legend = (("change", "nats a token, target minus baseline, as for the ratio above, paired, ± its 95 % interval"),)
-    head = ("length", "kind of text", "documents", "ratio", "change")
-    return Section("kinds", "Last segment: by kind of text", Table(head, rows, words=(1,)), legend)
+    legend = (("change", "target minus baseline, as for the ratio above, in nats per token, paired, ± 95 % interval"),)
+    head = ("length", "type of text", "documents", "ratio", "change")
+    return Section("kinds", "Last segment: by type of text", Table(head, rows, words=(1,)), legend)
 
 
 def texts_of(entry: LengthResult) -> str:

@@ -34,7 +34,7 @@ def logit_parity(source: Path, exported: Path, passage: Document, tokens: int) -
     ):
         ids = [*runner.prefix, *runner.tokenize(passage.text)][:tokens]
         if len(ids) < tokens:
-            raise ConfigError(f"it has {len(ids)} tokens; {tokens} are asked for", where=passage.name)
+            raise ConfigError(f"the passage has {len(ids)} tokens, and the check needs {tokens}", where=passage.name)
         largest, apart = 0.0, 0.0
         for (_, wanted), (_, found) in zip(runner.logits(ids), other.logits(ids), strict=True):
             largest = max(largest, float(np.abs(wanted).max()))

@@ -160,11 +160,11 @@ def position_check(found: PositionResult, grade: Grade) -> Check:
     places: Sequence[int] = [i for i, sure in enumerate(surely) if sure] or range(len(judged))
     at = max(places, key=lambda i: judged[i][1].mean if any(surely) else uppers[i])
     entry, difference = judged[at]
-    where = f"nats a token behind {entry.filler} tokens of other text, minus the baseline's within its trained length"
+    where = f"loss after {entry.filler} tokens of other text, minus the baseline's loss within its trained length, nats per token"
     if any(surely):
         return Check(POSITION, lower_bound(difference), grade.margin, NOT_ASKED, f"95 % lower bound: {where}")
     verdict = PASS if uppers[at] <= grade.margin else NOT_ASKED
-    return Check(POSITION, uppers[at], grade.margin, verdict, f"95 % upper bound, the largest: {where}")
+    return Check(POSITION, uppers[at], grade.margin, verdict, f"largest 95 % upper bound: {where}")
 
 
 def _position(found: PositionResult) -> Section:
@@ -175,17 +175,20 @@ def _position(found: PositionResult) -> Section:
     if found.baseline is not None:
         rows = (*rows, row("baseline", with_interval(found.baseline), NONE, NONE))
     legend = [
-        ("filler", "tokens of other documents in front of the passage"),
-        ("loss", f"nats a token of the last {found.scored} of {found.passage} tokens (95 % interval over documents)"),
-        ("change", "from no filler, paired, ± its 95 % interval; above 0: the position alone does harm"),
+        ("filler", "tokens of other documents before the passage"),
+        (
+            "loss",
+            f"nats per token, over the last {found.scored} of {found.passage} tokens (95 % interval over documents)",
+        ),
+        ("change", "loss minus the loss without filler, paired, ± 95 % interval; above 0, a later position does harm"),
     ]
     if any(entry.difference for entry in found.offsets):
         legend.append(
-            ("difference", "from the baseline's behind the part of the filler that fits its trained length, paired")
+            ("difference", "loss minus the baseline's loss after the filler that fits its trained length, paired")
         )
     if found.baseline is not None:
         legend.append(("baseline", "without filler"))
-    title = f"Position probe: {found.passages} passages of {found.documents} documents behind filler"
+    title = f"Position probe: {found.passages} passages of {found.documents} documents after filler"
     notes = (found.note,) if found.note else ()
     return Section("position", title, Table(("filler", "loss", "change", "difference"), rows), tuple(legend), notes)
 
@@ -199,7 +202,7 @@ def _checks(probed: PositionResult, grading: Grading) -> list[Check]:
     return [position_check(probed, grading.limits.asked)]
 
 
-SENTENCES = {POSITION: {NOT_RUN: Words("what a far position costs was not measured ({detail})", "{larger}")}}
+SENTENCES = {POSITION: {NOT_RUN: Words("the cost of late positions was not measured ({detail})", "{larger}")}}
 
 
 MEASURES = (

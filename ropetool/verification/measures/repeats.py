@@ -164,7 +164,8 @@ def prepare_far(
         distances = sorted({distances[0], distances[-1]}) if ends else distances
     if min(distances) < size:
         raise ConfigError(
-            f"a copy {min(distances)} tokens before a passage of {size} would overlap it", where="distances"
+            f"a copy {min(distances)} tokens before a passage of {size} tokens would overlap the passage",
+            where="distances",
         )
     within = max((distance for distance in distances if distance + size <= trained_length), default=0)
     chosen = passages(corpus, size, max(distances) - size, count, seed)
@@ -185,15 +186,15 @@ def copies_check(found: FarResult, grade: Grade) -> Check:
         entry = min(worse, key=lambda each: each.gain.mean)
         change = entry.change or change
     told = (
-        f"gain from a copy {entry.distance} tokens before, {own:.2f} at {found.within}: difference {change.mean:+.2f}, "
+        f"gain from a copy {entry.distance} tokens before; at {found.within} tokens {own:.2f}: difference {change.mean:+.2f}, "
         f"95 % bounds {lower_bound(change):+.2f} and {upper_bound(change):+.2f}"
     )
     if worse:
-        return Check(COPIES, entry.gain.mean, limit, FAIL, f"{told}; surely worse")
+        return Check(COPIES, entry.gain.mean, limit, FAIL, f"{told}; significantly worse")
     if not grade.reads_far:
-        return Check(COPIES, entry.gain.mean, limit, PASS, f"{told}; not surely worse")
+        return Check(COPIES, entry.gain.mean, limit, PASS, f"{told}; not significantly worse")
     if lower_bound(entry.gain) <= 0:
-        return Check(COPIES, entry.gain.mean, limit, UNDECIDED, f"{told}; not shown to be above 0")
+        return Check(COPIES, entry.gain.mean, limit, UNDECIDED, f"{told}; not significantly above 0")
     return Check(COPIES, entry.gain.mean, limit, PASS if lower_bound(change) >= -grade.max_lost else UNDECIDED, told)
 
 
@@ -210,13 +211,13 @@ def _far(found: FarResult) -> Section:
     )
     legend = (
         ("distance", "tokens from a token to its copy"),
-        ("gain", "repeated minus unrelated, paired, ± its 95 % interval; above 0: it is read from that far"),
-        ("change", "the gain minus the baseline's within its trained length, paired"),
+        ("gain", "repeated minus unrelated, paired, ± 95 % interval; above 0, the model uses text at this distance"),
+        ("change", "the gain minus the baseline's gain within its trained length, paired"),
         (
             "repeated",
-            f"share of the last {found.scored} tokens of {found.passage} predicted behind their own copy",
+            f"share of the last {found.scored} of {found.passage} tokens that are predicted after their own copy",
         ),
-        ("unrelated", "the same behind another text (95 % intervals over documents)"),
+        ("unrelated", "the same after another text (95 % intervals over documents)"),
     )
     head = ("distance", "gain", "change", "repeated", "unrelated")
     title = f"Far dependence: {found.passages} passages of {found.documents} documents"
@@ -251,12 +252,14 @@ def _checks(far: FarResult, grading: Grading) -> list[Check]:
 
 SENTENCES = {
     COPIES: {
-        FAIL: Words("a passage read before surely helps it less from afar than within {trained} tokens", "{milder}"),
+        FAIL: Words(
+            "distant copies of a passage help it significantly less than copies within {trained} tokens", "{milder}"
+        ),
         UNDECIDED: Words(
-            "too few passages tell whether one read before helps it as much from afar as within {trained} tokens",
+            "these passages are too few to show that distant copies help as much as copies within {trained} tokens",
             "{larger}",
         ),
-        NOT_RUN: Words("whether it finds copies from afar was not measured ({detail})", "{larger}"),
+        NOT_RUN: Words("its use of distant copies was not measured ({detail})", "{larger}"),
     },
 }
 

@@ -315,8 +315,8 @@ def _pair(
 def _note(task: Task, words: int, left_out: Sequence[str]) -> str:
     """Return why lengths are missing, if some are."""
     if left_out and words < FEWEST * task.words:
-        return f"the vocabulary has {words} common words as one token, and {FEWEST * task.words} are needed"
-    return f"{', '.join(left_out)} tokens do not hold the sentences" if left_out else ""
+        return f"the vocabulary has only {words} common words as single tokens, and {FEWEST * task.words} are needed"
+    return f"the sentences do not fit into {', '.join(left_out)} tokens" if left_out else ""
 
 
 class _Maker:
@@ -398,7 +398,7 @@ def _answers(grid: RetrievalResult, grade: Grade, trained_length: int, copies: b
     name = f"retrieval, {grid.task}{', written' if generated else ''}"
     pairs = [pair for pair in grid.pairs if pair.generated == generated]
     beyond = [pair for pair in pairs if pair.length > trained_length and pair.depth is None]
-    stand_in = (NOT_ASKED, "; copies stand in") if copies else (NOT_RUN, "")
+    stand_in = (NOT_ASKED, "; the check of copies replaces this one") if copies else (NOT_RUN, "")
     if not beyond and grid.note:
         return Check(name, None, None, stand_in[0], f"{grid.note}{stand_in[1]}")
     if not beyond:
@@ -406,7 +406,7 @@ def _answers(grid: RetrievalResult, grade: Grade, trained_length: int, copies: b
     last = max(beyond, key=lambda pair: pair.length)
     own = last.own / last.trials
     if own < max(2 * grid.chance, grid.chance + 2 * grade.max_lost):
-        told = f"within {trained_length} tokens {last.own} of {last.trials} are right, a blind guess {grid.chance:.2f}"
+        told = f"only {last.own} of {last.trials} answers are right within {trained_length} tokens; guessing gives {grid.chance:.2f}"
         return Check(name, None, None, stand_in[0], f"{told}{stand_in[1]}")
     limit = own - grade.max_lost
     lost = rejected([chance_of_so_few(pair.gained, pair.lost, pair.trials, -grade.max_lost) for pair in pairs])
@@ -414,17 +414,21 @@ def _answers(grid: RetrievalResult, grade: Grade, trained_length: int, copies: b
     if worse:
         first = min(worse, key=lambda pair: (pair.depth is not None, pair.upper))
         limit = first.own / first.trials - grade.max_lost
-        return Check(name, first.hits / first.trials, limit, FAIL, f"{_beside(first, trained_length)}; surely worse")
+        return Check(
+            name, first.hits / first.trials, limit, FAIL, f"{_beside(first, trained_length)}; significantly worse"
+        )
     if not grade.reads_far:
-        return Check(name, last.hits / last.trials, limit, PASS, f"{_beside(last, trained_length)}; not surely worse")
+        return Check(
+            name, last.hits / last.trials, limit, PASS, f"{_beside(last, trained_length)}; not significantly worse"
+        )
     told = _beside(last, trained_length)
     dark = [
         f"{p.depth:.2f}" for p in pairs if p.length == last.length and p.depth is not None and _may_be_dead(p, grid)
     ]
     if last.lower >= -grade.max_lost and not dark:
         return Check(name, last.hits / last.trials, limit, PASS, told)
-    dark_told = f"; not shown to be read at depth {', '.join(dark)}" if dark else ""
-    told = f"{told}{dark_told}; --trials with more of them decides"
+    dark_told = f"; not better than guessing at depth {', '.join(dark)}" if dark else ""
+    told = f"{told}{dark_told}; more --trials can decide"
     return Check(name, last.hits / last.trials, limit, UNDECIDED, told)
 
 
@@ -437,15 +441,15 @@ def _may_be_dead(pair: RetrievalPair, grid: RetrievalResult) -> bool:
 def _beside(pair: RetrievalPair, trained_length: int) -> str:
     depth = "" if pair.depth is None else f", depth {pair.depth:.2f}"
     return (
-        f"{pair.hits} of {pair.trials} right at {pair.length} tokens{depth}, {pair.own} of the same at {trained_length}: "
+        f"{pair.hits} of {pair.trials} right at {pair.length} tokens{depth}, {pair.own} at {trained_length}: "
         f"difference {pair.difference:+.2f}, 95 % bounds {pair.lower:+.2f} and {pair.upper:+.2f}"
     )
 
 
 EXPLAINED = (
-    ("depth", "where the key stands, 0.00 at the front and 1.00 at the end; columns: tokens of context"),
-    ("cells", "how often the right value was the likeliest of the candidates, of how many trials"),
-    ("written", "how often it was the likeliest token of all, which greedy generation writes; all depths"),
+    ("depth", "position of the key, from 0.00 at the start to 1.00 at the end; columns: context in tokens"),
+    ("cells", "trials in which the right value was the likeliest candidate / all trials"),
+    ("written", "trials in which it was the likeliest of all tokens, so that greedy generation writes it; all depths"),
 )
 
 
@@ -468,13 +472,13 @@ def retrieval_section(grid: RetrievalResult, trained_length: int, *, explained: 
     legend = [*(EXPLAINED if explained else ()), *([("95 %", _wilson(grid))] if grid.cells else [])]
     if grid.baseline:
         within = [cell for cell in grid.baseline if cell.length <= trained_length]
-        legend.append(("baseline", f"all depths; within its trained length of {trained_length} tokens {share(within)}"))
+        legend.append(("baseline", f"all depths; {share(within)} within its trained length of {trained_length} tokens"))
     legend += [
-        ("difference", "right answers at that length minus those of the same keys and values within the trained length, "
-         "as a part of all, and the 95 % bounds of its true value"),
+        ("difference", "share of right answers minus the share for the same keys and values within the trained length, "
+         "and 95 % bounds of the true difference"),
     ] if grid.pairs else []  # fmt: skip
-    legend.append(("chance", f"a blind guess is right in {number(grid.chance)} of the trials"))
-    title = f"Retrieval, {grid.task}: {grid.keys} in the context, one asked for"
+    legend.append(("chance", f"share of right answers by guessing: {number(grid.chance)}"))
+    title = f"Retrieval, {grid.task}: {grid.keys} keys in the context, one in the question"
     table = Table(("depth", *map(str, lengths)), tuple(rows))
     notes = (grid.note,) if grid.note else ()
     return Section(f"retrieval-{grid.task}", title, table, tuple(legend), notes, (_every_cell(grid),))
@@ -500,7 +504,7 @@ def _wilson(grid: RetrievalResult) -> str:
     shown = dict.fromkeys(
         f"{c.hits}/{c.trials} is {c.low:.2f}-{c.high:.2f}" for c in (cells[0], cells[len(cells) // 2], cells[-1])
     )
-    return f"Wilson's interval of {', of '.join(shown)}"
+    return f"Wilson interval of {', of '.join(shown)}"
 
 
 def _every_cell(grid: RetrievalResult) -> Table:
@@ -545,12 +549,14 @@ def _checks(grid: RetrievalResult, grading: Grading) -> list[Check]:
 
 SENTENCES = {
     "retrieval": {
-        FAIL: Words("it surely answers fewer questions from long text than from {trained} tokens", "{milder}"),
+        FAIL: Words(
+            "it answers significantly fewer questions about long texts than about texts of {trained} tokens", "{milder}"
+        ),
         UNDECIDED: Words(
-            "too few trials tell whether it answers as well from long text as from {trained} tokens",
+            "these trials are too few to show that it answers as well from long texts as from {trained} tokens",
             "--trials {trials}",
         ),
-        NOT_RUN: Words("whether it finds answers in long text was not measured ({detail})"),
+        NOT_RUN: Words("its answers from long texts were not measured ({detail})"),
     },
 }
 

@@ -47,7 +47,7 @@ def _by_llama_cpp(target: GgufCheckpoint) -> Check:
     if probed.difference is None:
         return Check(ROTATION, None, None, NOT_ASKED, probed.detail)
     verdict = PASS if probed.difference <= llama_probe.TOLERANCE else FAIL
-    found = "agrees with our table" if verdict == PASS else "rotates otherwise than our table"
+    found = "same rotation as in ropetool's table" if verdict == PASS else "rotation differs from ropetool's table"
     figure = probed.difference if math.isfinite(probed.difference) else None
     return Check(ROTATION, figure, llama_probe.TOLERANCE, verdict, f"{probed.detail}, {found}")
 
@@ -58,21 +58,21 @@ def _by_transformers(checkpoint: HfCheckpoint) -> Check:
     reading = next(iter(inspection.inspect_checkpoint(checkpoint).readings), None)
     if reading is None:
         return Check(
-            ROTATION, None, None, NOT_ASKED, "ropetool does not know this family, so it has no table of its own"
+            ROTATION, None, None, NOT_ASKED, "ropetool does not know this family, so it has no table to compare"
         )
     try:
         with quiet(transformers):
             model = skeleton(torch, transformers, target)
             if reading.rope is None:
                 return _failed(
-                    f"transformers {transformers.__version__} builds it, ropetool has it as: {reading.refuses}"
+                    f"transformers {transformers.__version__} builds the model, but ropetool refuses it: {reading.refuses}"
                 )
             figure, place = largest_difference(torch, model, reading.rope)
     except _BUILD_ERRORS as error:
         sentence = " ".join(str(error).split()).replace(os.path.abspath(target), target.name) or type(error).__name__
-        return _failed(f"transformers {transformers.__version__} cannot build it: {sentence:.300}")
+        return _failed(f"transformers {transformers.__version__} cannot build the model: {sentence:.300}")
     verdict = PASS if figure <= TORCH_TOLERANCE else FAIL
-    detail = f"transformers {transformers.__version__} rotates by our table" if verdict == PASS else place
+    detail = f"transformers {transformers.__version__} rotates by ropetool's table" if verdict == PASS else place
     return Check(ROTATION, figure if math.isfinite(figure) else None, TORCH_TOLERANCE, verdict, detail)
 
 
@@ -108,7 +108,9 @@ def largest_difference(torch: Any, model: Any, rope: RopeSet) -> tuple[float, st
         for layer_type, entry in rope.entries.items():
             for length, regime in _cases(entry, rope.max_position_embeddings):
                 figure = _module_difference(torch, make(config=config), layer_type, length, regime)
-                worst = max(worst, (figure, f"{layer_type} at {length} tokens: {make.__name__} rotates otherwise"))
+                worst = max(
+                    worst, (figure, f"{layer_type} at {length} tokens: the rotation of {make.__name__} differs")
+                )
     return worst
 
 
@@ -167,4 +169,4 @@ def _softmax_difference(model: Any, rope: RopeSet) -> tuple[float, str]:
         if hasattr(module, "qk_nope_head_dim") and hasattr(module, "scaling"):
             channels = module.qk_nope_head_dim + module.qk_rope_head_dim
             found = max(found, abs(module.scaling * math.sqrt(channels) / wanted - 1))
-    return found, "the softmax scale is another"
+    return found, "the softmax scale differs"

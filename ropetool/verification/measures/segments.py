@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from ropetool.errors import ConfigError
 from ropetool.verification.statistics import effective_documents
+from ropetool.verification.texts import too_short
 
 MIN_SEGMENTS = 8
 MIN_DOCUMENTS = 4  # effective ones: so many of equal size, below which an interval is hardly more than a guess
@@ -46,9 +46,9 @@ def lacking(documents: Sequence[int], parts: str = "segments") -> str:
     count, effective = len(documents), effective_documents(documents)
     if count >= MIN_SEGMENTS and effective >= MIN_DOCUMENTS:
         return ""
-    equal = f", which tell as much as {effective:.1f} of equal share" if effective < MIN_DOCUMENTS else ""
+    equal = f", as good as {effective:.1f} documents with equal shares" if effective < MIN_DOCUMENTS else ""
     found = f"{count} {parts} of {len(set(documents))} documents{equal}"
-    return f"only {found}; a verdict needs {MIN_SEGMENTS} of {MIN_DOCUMENTS}"
+    return f"only {found}; a verdict needs {MIN_SEGMENTS} {parts} of {MIN_DOCUMENTS} documents"
 
 
 def _spread(segments: Sequence[Segment]) -> bool:
@@ -77,12 +77,7 @@ def choose_segments(
         if not enough(pool):
             pool = _extended(pool, grids, length - prefix, count, rng)
         if not pool:
-            raise ConfigError(
-                f"the texts are too short: a length of {length} needs a document of {length - prefix} tokens, "
-                f"and the longest has {max(document_tokens, default=0)}",
-                where="--text",
-                try_="longer texts, or shorter --lengths",
-            )
+            raise too_short(length, length - prefix, max(document_tokens, default=0))
         chosen[length] = tuple(pool)
     return chosen
 

@@ -64,7 +64,7 @@ def _file_difference(found: Path | None, source: Path, edits: Sequence[Edit]) ->
     try:
         wanted = apply_edits(read_object(source)[0], edits, str(source), limits_of(source.name))
     except PlanMismatch:
-        return ": the plan's edits do not fit the file that it is compared with"
+        return ": the plan's edits do not fit the source's file"
     apart = difference(parse_object(wanted, str(source), limits_of(source.name)), read_object(found)[1], "")
     return f": {apart}" if apart else ""
 

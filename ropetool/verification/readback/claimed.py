@@ -22,11 +22,12 @@ from ropetool.rope.tables import TABLE_TOLERANCE, RopeSet
 from ropetool.runtimes.decoded import decoded
 from ropetool.verification.readback import keys
 from ropetool.verification.readback.table_parity import compare_tables
-from ropetool.verification.readback.terms import DRESS, FILES, TABLES, WEIGHTS, Terms
+from ropetool.verification.readback.terms import DRESS, FILES, LOGITS_DECIDE, NO_WEIGHTS, TABLES, WEIGHTS, Terms
 from ropetool.verification.readback.weights import compare_weights
 from ropetool.verification.results import FAIL, NOT_ASKED, NOT_RUN, PASS, Check
 
-UNTABLED = "no table says what llama.cpp's converter makes of this family"
+TENSORS_EQUAL = "tensors equal the baseline"
+UNTABLED = "ropetool does not know how llama.cpp's converter exports this family"
 
 
 def read_back_claim(target: Checkpoint, source: Checkpoint, terms: Terms) -> list[Check]:
@@ -57,7 +58,7 @@ def read_back_rest(
     """Return the checks of weights, files and dress. expected: the source after the extension that `plan` makes."""
     weights = _weights(target, source, plan, terms)
     if is_untabled(target, source):
-        return [weights, Check(FILES, None, None, NOT_RUN, f"its keys were not made again: {UNTABLED}")]
+        return [weights, Check(FILES, None, None, NOT_RUN, f"the keys could not be rebuilt: {UNTABLED}")]
     said = _said(target, source, expected)
     return [weights, _files(said), *_dress(said, terms)]
 
@@ -78,23 +79,23 @@ def _tables(target: Checkpoint, claim: Claim, terms: Terms) -> Check:
     figure, reason = compare_tables(wanted, reading, same_layout=alike)
     if reason:
         by = "; ".join(_keys_apart(target, claim.expected)) if alike else ""
-        reason = f"not what {claim.words} gives: {reason}{f', by {by}' if by else ''}"
+        reason = f"differs from {claim.words}: {reason}{f', by {by}' if by else ''}"
     elif reading.max_position_embeddings not in claim.contexts:
         told = " or ".join(map(str, dict.fromkeys(claim.contexts)))
-        reason = f"a context of {reading.max_position_embeddings} is stated, and {claim.words} goes with {told}"
+        reason = f"the context length is {reading.max_position_embeddings}, but {claim.words} gives {told}"
     elif _only_says_more(reading, claim, terms):
         reason = (
-            f"a context of {reading.max_position_embeddings} is stated, and nothing was done for it: the tables are the "
-            f"baseline's; --finetuned says that it was trained, --trained-length N that the baseline was"
+            f"the context length is {reading.max_position_embeddings}, but the tables equal the baseline; pass --finetuned "
+            "if this model was trained at that length, or --trained-length N if the baseline was"
         )
     shown_figure = figure if math.isfinite(figure) else None
     if reason:
         return Check(TABLES, shown_figure, TABLE_TOLERANCE, FAIL, reason)
     if claim.taken:
         keys_taken = " ".join(f"--stated {key} {AS_IS}" for key in claim.taken)
-        why = f"{claim.words}: no formula gives its lists, so they cannot be made again; {keys_taken} says that they are meant"
+        why = f"{claim.words}: its lists follow no formula, so they cannot be rebuilt; pass {keys_taken} to accept them"
         return Check(TABLES, None, TABLE_TOLERANCE, NOT_RUN, why)
-    words = f"what {claim.words} gives of the baseline" if claim.edits else f"the baseline's: {claim.words}"
+    words = f"equal to the baseline after {claim.words}" if claim.edits else f"equal to the baseline: {claim.words}"
     return Check(TABLES, shown_figure, TABLE_TOLERANCE, PASS, words)
 
 
@@ -153,16 +154,14 @@ def _weights(target: Checkpoint, source: Checkpoint, plan: Plan | None, terms: T
     except RopetoolError as error:
         return Check(WEIGHTS, None, None, FAIL, error.without_folders())
     if not found.total:
-        return Check(WEIGHTS, None, None, NOT_ASKED, "neither has any weights")
+        return Check(WEIGHTS, None, None, NOT_ASKED, NO_WEIGHTS)
     if not found.differences:
-        return Check(WEIGHTS, 0.0, 0.0, PASS, found.sentence("tensors equal the baseline's"))
+        return Check(WEIGHTS, 0.0, 0.0, PASS, found.sentence(TENSORS_EQUAL))
     verdict = NOT_ASKED if terms.finetuned else FAIL
-    meant = "" if terms.finetuned else "; --finetuned says that they were trained"
+    meant = "" if terms.finetuned else "; pass --finetuned if they were trained"
     if is_untabled(target, source):  # what the converter computed, and what is wrong, look alike
-        verdict, meant = NOT_RUN, f"; {UNTABLED}: its logits say whether it is the same model"
-    return Check(
-        WEIGHTS, float(len(found.differences)), 0.0, verdict, found.sentence("tensors equal the baseline's") + meant
-    )
+        verdict, meant = NOT_RUN, f"; {UNTABLED}, and {LOGITS_DECIDE}"
+    return Check(WEIGHTS, float(len(found.differences)), 0.0, verdict, found.sentence(TENSORS_EQUAL) + meant)
 
 
 def _said(target: Checkpoint, source: Checkpoint, expected: Checkpoint) -> keys.Said | RopetoolError:
@@ -187,7 +186,7 @@ def _files(said: keys.Said | RopetoolError) -> Check:
     if isinstance(said, RopetoolError):
         return Check(FILES, None, None, FAIL, said.without_folders())
     found = Compared(said.count, said.wrong)
-    things = "settings and files say what the baseline's do"
+    things = "settings and files equal the baseline"
     return Check(FILES, float(len(said.wrong)), 0.0, FAIL if said.wrong else PASS, found.sentence(things))
 
 
@@ -196,5 +195,5 @@ def _dress(said: keys.Said | RopetoolError, terms: Terms) -> list[Check]:
     if isinstance(said, RopetoolError) or not said.dress:
         return []
     verdict = FAIL if terms.strict else NOT_ASKED
-    meant = "" if terms.strict else "; --strict judges it too"
+    meant = "" if terms.strict else "; pass --strict to fail on this"
     return [Check(DRESS, float(len(said.dress)), 0.0, verdict, "; ".join(said.dress) + meant)]

@@ -33,14 +33,14 @@ from ropetool.verification.readback.carried_files import (
     compare_keys,
 )
 from ropetool.verification.readback.table_parity import compare_tables
-from ropetool.verification.readback.terms import FILES, TABLES, WEIGHTS, Terms
+from ropetool.verification.readback.terms import COPY, FILES, LOGITS_DECIDE, NO_WEIGHTS, TABLES, WEIGHTS, Terms
 from ropetool.verification.readback.weights import Named
 from ropetool.verification.results import FAIL, INEXACT, NOT_ASKED, NOT_RUN, PASS, Check
 
 T = TypeVar("T")
 Open = Callable[["Path | Checkpoint"], Checkpoint]
 SAME_TABLES = certificate.SAME_TABLES
-NO_RECORD = f"no {names.PROVENANCE_JSON} says how it was made"
+NO_RECORD = f"no {names.PROVENANCE_JSON} describes how it was made"
 
 
 @dataclass(frozen=True)
@@ -131,15 +131,15 @@ def same_tables(target: Path | Checkpoint, other: Path | Checkpoint, *, windows:
         )
     figure, reason = compare_tables(wanted, found, same_layout=alike)
     if reason and any(_bakes(side.path) for side in sides) and _holds_the_rest(wanted, found, same_layout=alike):
-        detail = f"{reason} by the keys, for weights hold the rest; the logits say whether it is the same model"
+        detail = f"{reason} in the keys, because the weights contain the rest; {LOGITS_DECIDE}"
         return Check(SAME_TABLES, None, TABLE_TOLERANCE, NOT_ASKED, detail)
     contexts = {rope.max_position_embeddings for rope in (found, wanted)}
-    context = f"context {contexts.pop()}" if len(contexts) == 1 else "of different contexts"
+    context = f"context {contexts.pop()}" if len(contexts) == 1 else "with different context lengths"
     accepted = reason and _inexact(sides, found, wanted, same_layout=alike)
     if accepted:
         return Check(SAME_TABLES, figure if math.isfinite(figure) else None, TABLE_TOLERANCE, INEXACT, accepted)
     agreed = " and ".join(dict.fromkeys(reading.name for reading in readings))
-    return _table_check(SAME_TABLES, figure, reason, f"{agreed} compute the same, {context}")
+    return _table_check(SAME_TABLES, figure, reason, f"{agreed} compute the same table, {context}")
 
 
 def _holds_the_rest(wanted: RopeSet, found: RopeSet, *, same_layout: bool) -> bool:
@@ -210,18 +210,18 @@ def _origin(
 ) -> Origin:
     alike = baseline if baseline is not None and _alike(target, baseline, opened) else None
     if made is None:
-        return Origin(None, None, f"{NO_RECORD}, nor is there a baseline that it can be made of")
+        return Origin(None, None, f"{NO_RECORD}, and there is no baseline for comparison")
     source = Path(made.source)
     state = provenance.source_problem(made)
     if made.kind == EXPORT:
-        words = "exported from another format: the logits of the two files say whether it is the same model"
+        words = f"exported from a different format; {LOGITS_DECIDE}"
         return Origin(None if state else source, None, words)
     if not state:
-        return Origin(source, source, "the source's")
+        return Origin(source, source, "the source")
     gone = f"the source {hub.name_of(source)} {state}"
     if provenance.is_of_itself(_path(target, opened), made):
-        gone = f"{provenance.EDITED}{'' if alike else ': --baseline names a copy of the file as it was before'}"
-    words = f"those of the baseline, for {gone}" if alike else gone
+        gone = f"{provenance.EDITED}{'' if alike else f'; {COPY}'}"
+    words = f"the baseline, because {gone}" if alike else gone
     return Origin(None, alike, words)
 
 
@@ -244,7 +244,7 @@ def _tables(target: Checkpoint, made: Provenance | None, plan: Plan | None, orig
             dataclasses.replace(same_tables(target, exported_from), name=TABLES), target, exported_from
         )
     if plan is None:
-        reason = "exported from a checkpoint that is gone or has changed, and without a plan"
+        reason = "exported without a plan, from a checkpoint that is missing or has changed"
         return Check(TABLES, None, TABLE_TOLERANCE, NOT_ASKED, reason)
     readings = inspection.inspect_checkpoint(target).readings
     wanted = plan.runtimes if made.kind != EXPORT else readings.names[:1]
@@ -283,8 +283,8 @@ def _agreed(plan: Plan, origin: Origin) -> str:
     if plan.tables:
         return "the plan's tables"
     if origin.source is not None:
-        return "the rule that the plan's edits make of the source"
-    return "a rule that follows the length, as planned; without the source its numbers were not compared"
+        return "the rule of the source with the plan's edits"
+    return "a rule that depends on the text length, as planned; its numbers need the source for comparison"
 
 
 def _against_plan(plan: Plan, reading: Decoded | None, source: Checkpoint | None) -> tuple[float, str]:
@@ -293,7 +293,7 @@ def _against_plan(plan: Plan, reading: Decoded | None, source: Checkpoint | None
     The plan states tables and lengths; what else a layer computes must be what the source with the plan's edits has.
     """
     if reading is None or reading.rope is None:
-        return math.inf, reading.refuses if reading is not None else "it does not read this model"
+        return math.inf, reading.refuses if reading is not None else "it does not support this model"
     found = reading.rope
     expected = decoded(reading.name, source.edited(plan.edits)).rope if source is not None else None
     fixed = {t for t, entry in found.entries.items() if entry.table is not None and entry.table.rule is None}
@@ -322,7 +322,7 @@ def _first_reading(checkpoint: Checkpoint) -> Decoded:
     if found.readings:
         return found.readings[0]
     what = f"a {found.model_type}" if found.model_type else "a model without model_type"
-    return Decoded(checkpoint.path.name, None, f"how {what} rotates is not known", known=False)
+    return Decoded(checkpoint.path.name, None, f"the RoPE settings of {what} cannot be decoded", known=False)
 
 
 def _table_check(name: str, figure: float, reason: str, agreed: str) -> Check:
@@ -340,8 +340,8 @@ def _weights(target: Checkpoint, plan: Plan | None, origin: Origin, opened: Open
     source = opened(origin.same_format)
     found = compare_tensors(target.stored, source.stored, {} if plan is None else Named(plan, source))
     if not found.total:
-        return Check(WEIGHTS, None, None, NOT_ASKED, "neither has any weights")
-    baked = ", with what the plan bakes" if plan is not None and plan.tensors else ""
+        return Check(WEIGHTS, None, None, NOT_ASKED, NO_WEIGHTS)
+    baked = ", with the plan's changes" if plan is not None and plan.tensors else ""
     return _compared(WEIGHTS, found, f"tensors equal {origin.words}{baked}")
 
 
@@ -355,7 +355,7 @@ def _files(target: Checkpoint, plan: Plan | None, origin: Origin, opened: Open) 
         assert isinstance(target, GgufCheckpoint)
         assert isinstance(source, GgufCheckpoint)
         things, found = "keys equal", compare_keys(target, source, edits)
-    but = ", but for the plan's edits" if edits else ""
+    but = ", except for the plan's edits" if edits else ""
     return _compared(FILES, found, f"{things} {origin.words}{but}")
 
 

@@ -84,7 +84,7 @@ def of_directories(target: HfCheckpoint, expected: HfCheckpoint) -> Said:
     dress: list[str] = []
     found = chain(
         _config(target, expected),
-        ((f"{name} is additional: weights that not every program leaves out", True) for name in unread),
+        ((f"{name} is additional, and some programs would load its weights", True) for name in unread),
         *(_file(name, ours.get(name), theirs.get(name), theirs.get(names.TOKENIZER_CONFIG_JSON)) for name in others),
     )
     for text, matters in found:
@@ -164,12 +164,10 @@ def _config(target: HfCheckpoint, expected: HfCheckpoint) -> Iterator[tuple[str,
             continue
         fills = class_defaults(str(target.config.get(names.MODEL_TYPE)))
         if fills is None:
-            yield f"{text}; what the class fills in is not known without transformers", False
+            yield f"{text}; without transformers, the default of the class is unknown", False
         elif key in _JUDGED or (key in fills and fills[key] != (other if one is None else one)):
             filled = (
-                f", for which {target.config.get(names.MODEL_TYPE)} fills in {shown(fills[key])}"
-                if key in fills
-                else ""
+                f"; the default of {target.config.get(names.MODEL_TYPE)} is {shown(fills[key])}" if key in fills else ""
             )
             yield text + filled, True
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from ropetool.errors import ConfigError
 from ropetool.rope.tables import MAX_LENGTH
 
+LOGITS_DECIDE = "only the logits show whether it is the same model"
+NO_WEIGHTS = "neither checkpoint contains weights"
+COPY = "pass a copy of the original file as --baseline"
 TABLES, WEIGHTS, FILES, DRESS = "tables", "weights", "files", "dress"
 
 
@@ -30,6 +33,6 @@ class Terms:
         length = self.trained_length
         if length is not None and not 2 <= length <= MAX_LENGTH:
             raise ConfigError(
-                f"{length} is not a length; it is a whole number of tokens from 2 to {MAX_LENGTH}",
+                f"must be a whole number of tokens from 2 to {MAX_LENGTH}, not {length}",
                 where="--trained-length",
             )

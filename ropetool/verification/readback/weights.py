@@ -42,7 +42,7 @@ class Named(Mapping[str, bytes]):
             return self._vectors[name].astype("<f4").tobytes()
         change = self._changes[name]
         if name not in self._stored:
-            raise PlanMismatch("the plan bakes into it, and the source does not have it", where=name)
+            raise PlanMismatch("the plan changes this tensor, but the source does not contain it", where=name)
         from ropetool.weights.writing import baked_bytes  # for plans that bake alone
 
         return baked_bytes(name, self._stored[name], change, self._bake_dtype)
@@ -114,7 +114,7 @@ def _rounding(found: StoredTensor, wanted: StoredTensor) -> str:
     ours, theirs = Matrix((found,)), Matrix((wanted,))
     types = f"{found.dtype} instead of {wanted.dtype}"
     if not (ours.is_readable and theirs.is_readable):
-        return f"is {types}, of which one is not decoded, so its numbers were not compared"
+        return f"is {types}; ropetool cannot decode both, so their numbers were not compared"
     squares = size = 0.0
     for part in theirs.chunks():
         a, b = theirs.read(*part), ours.read(*part)
@@ -130,7 +130,7 @@ def _beyond_rounding(error: float, found: str, wanted: str) -> str:
     return (
         ""
         if error <= limit
-        else f"is {found} instead of {wanted}, and {error:.2g} apart, where the types allow {limit:.2g}"
+        else f"is {found} instead of {wanted}, with an error of {error:.2g}; these types allow {limit:.2g}"
     )
 
 

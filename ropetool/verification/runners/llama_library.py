@@ -31,7 +31,7 @@ def library() -> Any:
         return import_module("llama_cpp")
     except ImportError as error:
         raise MissingDependency(
-            f"to run a GGUF, llama-cpp-python is needed: {error}", try_=install_line("llama")
+            f"running a GGUF file needs llama-cpp-python: {error}", try_=install_line("llama")
         ) from error
 
 
@@ -100,7 +100,7 @@ class LlamaModel:
             self._context = lib.llama_init_from_model(self._model, settings)
         if not self._context:
             raise NoMemory(
-                f"no context of {length} tokens: {last_words(said)}",
+                f"llama.cpp cannot create a context of {length} tokens: {last_words(said)}",
                 where=str(self._path),
                 try_="shorter --lengths, or another --cache-type",
             )
@@ -163,7 +163,7 @@ class LlamaModel:
             code = lib.llama_decode(self._context, batch)
         if code != 0:
             raise CheckpointError(
-                f"llama.cpp stops at tokens {start} to {start + count - 1}: {last_words(said) or f'code {code}'}",
+                f"llama.cpp fails at tokens {start} to {start + count - 1}: {last_words(said) or f'code {code}'}",
                 where=str(self._path),
             )
 
@@ -183,8 +183,13 @@ def load(lib: Any, path: Path, *, gpu: bool, vocabulary_only: bool = False) -> A
     with listening(lib) as said:
         model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
-        raise CheckpointError(f"llama.cpp does not load it: {last_words(said)}", where=str(path))
+        raise CheckpointError(not_loaded(last_words(said)), where=str(path))
     return model
+
+
+def not_loaded(reason: object) -> str:
+    """Return the message for a file that llama.cpp refuses."""
+    return f"llama.cpp cannot load the file: {reason}"
 
 
 def free(lib: Any, model: Any) -> None:

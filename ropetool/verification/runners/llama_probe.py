@@ -56,7 +56,7 @@ def probe(target: Path) -> Probed:
     view = GgufCheckpoint.open(target)
     arch = view.name
     if arch not in ARCHITECTURES:
-        return Probed(None, f"there is no probe for {arch}, only for {', '.join(ARCHITECTURES)}")
+        return Probed(None, f"ropetool has no probe for {arch}, only for {', '.join(ARCHITECTURES)}")
     found = decoded(view.runtime, view).understood(view.where, "file")
     entry, span = found.entries[names.FULL_ATTENTION], found.max_position_embeddings
     try:
@@ -64,8 +64,8 @@ def probe(target: Path) -> Probed:
             path = write_probe(view, arch, entry, Path(folder) / "probe.gguf")
             figure = largest_difference(lib, path, arch, entry, span)
     except CheckpointError as error:
-        raise CheckpointError(f"a probe with its rope keys: {error.message}", where=view.where) from None
-    return Probed(figure, f"llama-cpp-python {lib.__version__} on a probe with these keys, up to position {span - 1}")
+        raise CheckpointError(f"the probe with the RoPE keys of this file: {error.message}", where=view.where) from None
+    return Probed(figure, f"llama-cpp-python {lib.__version__} with a probe of these keys, up to position {span - 1}")
 
 
 def largest_difference(lib: Any, path: Path, arch: str, entry: LayerRope, span: int) -> float:
@@ -115,7 +115,7 @@ def _opened(lib: Any, path: Path, context: int) -> Iterator[Any]:
         opened = lib.llama_init_from_model(model, settings)
     try:
         if not opened:
-            raise CheckpointError(f"llama.cpp makes no context of it: {last_words(said)}", where=str(path))
+            raise CheckpointError(f"llama.cpp cannot create a context: {last_words(said)}", where=str(path))
         yield opened
     finally:
         with listening(lib):
@@ -147,6 +147,6 @@ def _decode(lib: Any, opened: Any, positions: Tokens, indices: range) -> Array:
         code = lib.llama_decode(opened, batch)
     lib.llama_batch_free(batch)
     if code != 0:
-        raise CheckpointError(f"llama.cpp stops at a probe of its rotation: {last_words(said) or f'code {code}'}")
+        raise CheckpointError(f"llama.cpp fails at a probe of the rotation: {last_words(said) or f'code {code}'}")
     raw = lib.llama_get_logits(opened)
     return np.ctypeslib.as_array(raw, (len(indices), VOCABULARY)).astype(np.float64)

@@ -27,6 +27,7 @@ from ropetool.verification.runners.llama_library import (  # fmt: skip
     free,
     library,
     load,
+    not_loaded,
     piece_of,
     tokens_of,
 )
@@ -102,7 +103,7 @@ class LlamaRunner:
     def description(self) -> str:
         """The library, device, weight type and cache type, for the record."""
         device = "GPU" if self._gpu else "cpu"
-        attention = {True: ", flash attention", False: "", None: ", attention as llama.cpp chooses"}[
+        attention = {True: ", flash attention", False: "", None: ", attention chosen by llama.cpp"}[
             self._flash_attention
         ]
         cache = f"{self._cache.upper()} cache{f' not rotated ({UNROTATED})' if self._in_blocks and unrotated() else ''}"
@@ -121,7 +122,7 @@ class LlamaRunner:
         Raises: CheckpointError if the file has no vocabulary.
         """
         if self._library.llama_vocab_type(self._vocabulary) == self._library.LLAMA_VOCAB_TYPE_NONE:
-            raise CheckpointError("it has no vocabulary, so no text can be read", where=str(self.path))
+            raise CheckpointError("the file has no vocabulary, so ropetool cannot tokenize text", where=str(self.path))
         return tokens_of(self._library, self._vocabulary, text)
 
     def detokenize(self, ids: Sequence[int]) -> str:
@@ -223,17 +224,17 @@ class LlamaRunner:
     def _refuse_looking_ahead(self) -> None:
         if self._looks_ahead:
             raise CheckpointError(
-                "each of its tokens attends to all others, so that none is predicted from those before it: there is no loss "
-                "of a next token", where=str(self.path),
+                "each token attends to all others, so this model does not predict the next token; verify cannot measure it",
+                where=str(self.path),
             )  # fmt: skip
 
     def _refuse_not_finite(self, logits: Logits, positions: Tokens, length: int) -> None:
         bad = np.flatnonzero(~np.isfinite(logits).all(axis=1))
         if bad.size:
             raise CheckpointError(
-                f"llama.cpp gives logits that are not finite, first at position {positions[bad[0]]} of {length}",
+                f"llama.cpp computes logits that are not finite, first at position {positions[bad[0]]} of {length}",
                 where=str(self.path),
-                try_="--dtype float32, or --cache-type f32, if the cache was narrower",
+                try_="--dtype float32 or --cache-type f32, if the cache was narrower",
             )
 
     def _open(self, ids: Tokens, outputs: int) -> LlamaModel:
@@ -244,7 +245,8 @@ class LlamaRunner:
             )
         if ids.max() >= self._model.vocabulary_size:
             raise CheckpointError(
-                f"there is no token {ids.max()}; the vocabulary has {self._model.vocabulary_size}", where=str(self.path)
+                f"token {ids.max()} does not exist; the vocabulary has {self._model.vocabulary_size} tokens",
+                where=str(self.path),
             )
         # llama.cpp pads a context to 256 tokens, and aborts where a batch is not allowed even one token per sequence.
         self._model.open(max(self._context_length or 0, ids.shape[1], 256), outputs)
@@ -262,7 +264,7 @@ def _checked(path: Path) -> tuple[GgufHeader, ...]:
     except NotKnown:
         pass  # a newer llama.cpp may well run it
     except Refuses as refusal:
-        raise CheckpointError(f"llama.cpp does not load it: {refusal}", where=str(path)) from None
+        raise CheckpointError(not_loaded(refusal), where=str(path)) from None
     return headers
 
 
@@ -288,7 +290,7 @@ def _is_gpu(lib: Any, device: str) -> bool:
     offloads = bool(lib.llama_supports_gpu_offload())
     if device != "auto" and not offloads:
         raise ConfigError(
-            f"{device} was asked for, and this llama.cpp is built only for the CPU", where="--device",
+            f"this llama.cpp is built only for the CPU, not for {device}", where="--device",
             try_="--device cpu",
         )  # fmt: skip
     return offloads

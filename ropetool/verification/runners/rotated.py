@@ -29,7 +29,7 @@ class RotatedRunner(Wrapped):
         self._torch_runner, self._rope, self._nested = runner, rope, nested
         fixed = meant.disagreement(_but_for_tables(rope, meant))
         if fixed:
-            raise ConfigError(f"a loaded model cannot be turned so: {fixed}", where=str(runner.path))
+            raise ConfigError(f"the rotation of a loaded model cannot change this: {fixed}", where=str(runner.path))
         self._scores = softmax_ratios(rope, meant)
 
     def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
@@ -62,8 +62,8 @@ class RotatedRunner(Wrapped):
         """Return if the model, which is loaded for it, can be turned so. Raises: ConfigError."""
         if not self._torch_runner.model.scalable >= self._scores.keys():
             raise ConfigError(
-                "the rotation scales the whole score, which this class of transformers has no number for",
-                where=str(self._torch_runner.path), try_="ropetool extend, then ropetool verify the output",
+                "the plan scales the whole attention score, which this transformers class does not support",
+                where=str(self._torch_runner.path), try_="ropetool extend, then ropetool verify OUTPUT",
             )  # fmt: skip
 
     def _turn(self, length: int) -> AbstractContextManager[None]:

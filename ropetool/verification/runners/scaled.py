@@ -76,8 +76,8 @@ class ScaledRunner(Wrapped):
         found = [known for known in parameters if known.endswith(tail)]
         if LAYERS not in name or len(found) != 1:
             raise ConfigError(
-                f"the loaded model has no {name} as the file has it, so a change of it cannot be tried",
-                where=str(self._loaded.path), try_="ropetool bake, then ropetool verify the output",
+                f"the loaded model does not contain the tensor {name} of the file, so its change cannot be measured",
+                where=str(self._loaded.path), try_="ropetool bake, then ropetool verify OUTPUT",
             )  # fmt: skip
         return found[0]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ropetool.errors import ConfigError, ServerError
 from ropetool.rope.tables import Array
-from ropetool.servers.base import Answer, Limits, Score, Server, check_raw
+from ropetool.servers.base import Answer, Limits, Score, Server, check_raw, not_in_vocabulary
 from ropetool.servers.http import OPTION
 from ropetool.verification.scoring import Done, Generated, Logits, Predictions, Scores, Tokenizes, ignore
 
@@ -23,6 +23,7 @@ Place = TypeVar("Place")
 Found = TypeVar("Found")
 
 PROBED = 24  # tokens of the prompt that shows what kind of probabilities a server tells
+NO_LOGITS = "a server does not return all logits"
 STABLE = 1e-3  # nats by which two scores of the same prompt may differ: batches are rounded differently
 PROBE = (
     "The rotation of a pair of channels grows with the position.\n\n"
@@ -106,7 +107,7 @@ class ServerRunner:
         ours = self._reader.tokenize(PROBE)
         if theirs is None:
             self.notes = (
-                f"{self._server.program} has no interface for its tokenizer: that it is the checkpoint's own is taken for granted",
+                f"{self._server.program} does not offer its tokenizer, so ropetool cannot compare it with the checkpoint's tokenizer",
             )
         if theirs is not None and theirs != ours:
             at = next(
@@ -114,7 +115,7 @@ class ServerRunner:
                 min(len(ours), len(theirs)),
             )
             raise ConfigError(
-                f"{self._server.program} serves a model with another tokenizer: it reads a text differently from token {at} on",
+                f"the tokenizer of {self._server.program} differs from the checkpoint: their tokens of a text differ from token {at} on",
                 where=self._where, try_="the checkpoint that is served, or --tokenizer DIR",
             )  # fmt: skip
 
@@ -168,11 +169,11 @@ class ServerRunner:
 
     def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
         """Raise ConfigError: no server gives all logits."""
-        raise ConfigError("no server gives all logits", where=self._where)
+        raise ConfigError(NO_LOGITS, where=self._where)
 
     def generated(self, ids: Sequence[int], count: int, done: Done = ignore) -> Generated:
         """Raise ConfigError: no server gives all logits."""
-        raise ConfigError("no server gives all logits", where=self._where)
+        raise ConfigError(NO_LOGITS, where=self._where)
 
     def _asked(self, ask: Callable[[Place], Found], places: Iterable[Place]) -> Iterator[Found]:
         """Yield what the server answers for each place, in their order, some asked at once."""
@@ -187,7 +188,7 @@ class ServerRunner:
         strange = max(answer.shown, default=0)
         if self._vocabulary is not None and strange >= self._vocabulary:
             raise ServerError(
-                f"it answers with token {strange}, and the checkpoint's vocabulary has {self._vocabulary}: another model",
+                not_in_vocabulary(strange, self._vocabulary),
                 where=self._where,
             )
         return answer
@@ -210,7 +211,7 @@ class ServerRunner:
             apart = max(abs(one[0] - other[0]) for one, other in zip(found, again, strict=True))
             if apart > STABLE:
                 raise ServerError(
-                    f"two scores of one prompt differ by {apart:.2g} nats: a cache answers, or it serves several models",
+                    f"two scores of one prompt differ by {apart:.2g} nats; a cache may answer, or several models are served",
                     where=self._where, try_="without --score-prompts",
                 )  # fmt: skip
             self._was_stable = True
@@ -225,7 +226,9 @@ class ServerRunner:
             scores = self._server.scores([int(token) for token in row[:end]], last)
             if scores is None:
                 raise ConfigError(
-                    f"{self._server.program} does not score prompts", where="--score-prompts", try_="without it"
+                    f"{self._server.program} does not score prompts",
+                    where="--score-prompts",
+                    try_="without --score-prompts",
                 )
             found += scores
         return found
@@ -234,7 +237,7 @@ class ServerRunner:
         longest = self._server.limits.prompt
         if longest is not None and prompt > longest:
             raise ConfigError(
-                f"a prompt of {prompt} tokens, and {self._server.program} takes {longest}", where=self._where
+                f"a prompt has {prompt} tokens, and {self._server.program} accepts {longest}", where=self._where
             )
 
 

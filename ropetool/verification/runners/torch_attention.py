@@ -83,7 +83,7 @@ class _Tables:
                 found = module.forward(**named)
                 self._known.append((cos, key, found))
                 return found
-        raise Unfit("its rotation is not told apart by position")
+        raise Unfit("its rotation does not depend on position ids")
 
 
 class _Rotation:
@@ -143,7 +143,7 @@ class _Seam:
             if self._layer not in self._layers:
                 return rotate(*given, **named)
             if len(names) != 2 or not {"cos", "sin"} <= signature.parameters.keys() or self._pending is not None:
-                raise Unfit("it rotates queries and keys one by one, or as complex numbers")
+                raise Unfit("it rotates queries and keys separately, or as complex numbers")
             self._pending = _Rotation(rotate, signature.bind(*given, **named), names, self.tables)
             return tuple(self._pending.given)
 
@@ -158,7 +158,7 @@ class _Seam:
                 return compute(module, query, key, value, mask, *given, **named)
             call, self._pending = self._pending, None
             if not call.is_of(query, key):
-                raise Unfit("queries or keys are changed between their rotation and their product")
+                raise Unfit("it changes queries or keys between their rotation and their product")
             self.reached.add(module.layer_idx)
             found = self._attend(Unrotated(call, (query, key, value), named))
             return found.transpose(1, 2).contiguous(), None
@@ -176,9 +176,9 @@ def attending(model: Any, layers: frozenset[int], attend: Attend) -> Iterator[se
     modules = [module for module in model.modules() if isinstance(getattr(module, "layer_idx", None), int)]
     interfaces = _interfaces(modules)
     if not found:
-        raise Unfit("where it rotates queries and keys is not known")
+        raise Unfit("ropetool cannot find its rotation of queries and keys")
     if not interfaces:
-        raise Unfit("its attention does not go through transformers' attention interface")
+        raise Unfit("it does not use transformers' attention interface")
     seam = _Seam(layers, attend)
     with ExitStack() as stack:
         for module in model.modules():

@@ -36,7 +36,7 @@ def without_class(checkpoint: HfCheckpoint) -> str:
     family = families.find(str(checkpoint.config.get(names.MODEL_TYPE)))
     if family is None or not family.remote or records.is_registered(family.name):
         return ""
-    return f"only remote code has a class for {family.name}, and ropetool never runs it"
+    return f"{family.name} needs remote code, which ropetool never runs"
 
 
 @contextmanager
@@ -69,14 +69,14 @@ def torch_device(torch: Any, name: str) -> Any:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"{name!r} is not a device of torch's", where="--device", try_="--device auto") from error
+        raise ConfigError(f"torch has no device {name!r}", where="--device", try_="--device auto") from error
     present = {
         "cpu": True,
         "cuda": torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count(),
         "mps": torch.backends.mps.is_available(),
     }
     if not present.get(device.type, False):
-        raise ConfigError(f"{name} was asked for, and torch finds none here", where="--device", try_="--device cpu")
+        raise ConfigError(f"torch does not find {name} on this machine", where="--device", try_="--device cpu")
     return device
 
 

@@ -27,6 +27,7 @@ from ropetool.verification.runners.torch_model import Hidden, TorchModel
 from ropetool.verification.runners.torch_tokenizer import TorchTokenizer, reading
 from ropetool.verification.scoring import (
     PIECE_TOKENS,
+    WIDER,
     Done,
     Generated,
     Logits,
@@ -95,7 +96,7 @@ class TorchRunner:
         """The libraries, device and type, for the record."""
         dtype = str(self._dtype).removeprefix("torch.").replace("auto", "as stored")
         versions = f"torch {self._torch.__version__}, transformers {self._transformers.__version__}"
-        device = "layers over all devices" if self._spread else self._device
+        device = "layers on all devices" if self._spread else self._device
         untested = ", untested on Apple's GPU" if self._device.type == "mps" else ""
         return f"{versions}, {device}, {dtype}{untested}"
 
@@ -233,7 +234,7 @@ class TorchRunner:
         model = self._model()
         if ids.max() >= model.vocabulary:
             raise CheckpointError(
-                f"the tokenizer gives token {ids.max()}, but the model has embeddings for {model.vocabulary}",
+                f"the tokenizer produces token {ids.max()}, but the model has only {model.vocabulary} embeddings",
                 where=str(self.path),
             )
         return model
@@ -284,9 +285,9 @@ class TorchRunner:
         layer, position = model.first_not_finite(self._on_device(batch[row : row + 1]))
         position = first + column if position < 0 else position
         raise CheckpointError(
-            f"{layer} gives values that are not finite, first at position {position} of {batch.shape[1]}",
+            f"{layer} computes values that are not finite, first at position {position} of {batch.shape[1]}",
             where=str(self.path),
-            try_="--dtype float32, if the checkpoint was loaded in a narrower type",
+            try_=WIDER,
         )
 
     def _wide_logits(self, model: TorchModel, hidden: Hidden) -> Iterator[tuple[slice, Any]]:
@@ -315,10 +316,10 @@ class TorchRunner:
         chunk = min(self._chunk_tokens, length) // 2
         if rows > 1:
             self._batch_tokens = rows // 2 * length
-            self._say(f"no memory for {rows} rows of {length} tokens; going on with {rows // 2}")
+            self._say(f"no memory for {rows} rows of {length} tokens; continuing with {rows // 2}")
         elif self._model().fixed_table and chunk >= MIN_CHUNK_TOKENS:
             self._chunk_tokens = chunk
-            self._say(f"no memory for {length} tokens in one pass; going on with {chunk} at a time")
+            self._say(f"no memory for {length} tokens in one pass; continuing with {chunk} at a time")
         else:
             raise self._too_long(length)
         return bool(rows > 1)
@@ -327,7 +328,7 @@ class TorchRunner:
         return NoMemory(
             f"one row of {length} tokens does not fit into the memory of {self._device}",
             where=str(self.path),
-            try_="--dtype bfloat16, another --device, or shorter --lengths",
+            try_="--dtype bfloat16, a different --device, or shorter --lengths",
         )
 
     def _say(self, sentence: str) -> None:
@@ -372,16 +373,16 @@ class TorchRunner:
         if info["missing_keys"]:
             # transformers would go on with random numbers in their place.
             missing = sorted(info["missing_keys"])
-            raise CheckpointError(f"{len(missing)} tensors are missing, first {missing[0]}", where=str(self.path))
+            raise CheckpointError(f"the weights lack {len(missing)} tensors, first {missing[0]}", where=str(self.path))
         return model.eval()
 
 
 def _check_files(path: Path) -> None:
     """Raise unless the path is a directory with a config and safetensors; their contents are checked on loading."""
     if not (path / CONFIG_JSON).is_file():
-        raise NotACheckpoint(f"there is no {CONFIG_JSON}; a checkpoint is a directory that holds one", where=str(path))
+        raise NotACheckpoint(f"no {CONFIG_JSON} here; a checkpoint directory must contain one", where=str(path))
     pickles = sorted(file.name for file in path.iterdir() if file.name.endswith(PICKLE_SUFFIXES))
     if not any(path.glob("*.safetensors")) and pickles:
         raise pickled(str(path), pickles[0])
     if not any(path.glob("*.safetensors")):
-        raise MissingFile("there are no safetensors weights, so nothing can be computed", where=str(path))
+        raise MissingFile("no safetensors weights here; running a model needs them", where=str(path))

@@ -76,4 +76,4 @@ def reading(transformers: Any, path: Path) -> Iterator[None]:
     except Exception as error:  # whatever it is: errors of validators and of libraries below have classes of their own
         who = "tokenizers" if type(error) is Exception else "transformers"  # it raises nothing more special
         sentence = " ".join(str(error).split()) or type(error).__name__
-        raise CheckpointError(f"{who} cannot load it: {sentence:.300}", where=str(path)) from error
+        raise CheckpointError(f"{who} cannot load the checkpoint: {sentence:.300}", where=str(path)) from error

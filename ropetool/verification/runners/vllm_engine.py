@@ -16,12 +16,23 @@ from pathlib import Path
 from typing import Any
 
 from ropetool.errors import CheckpointError, ConfigError, MissingDependency, ServerError
-from ropetool.servers.base import MOST_SHOWN, Answer, Limits, Score, answer_of, log_probability
+from ropetool.servers.base import (
+    MOST_SHOWN,
+    Answer,
+    Limits,
+    Score,
+    answer_of,
+    lacks,
+    left_out,
+    log_probability,
+    not_one_score_each,
+)
 from ropetool.verification.runners.server_runner import ServerRunner
 from ropetool.verification.runners.torch_tokenizer import TorchTokenizer
 from ropetool.verification.scoring import Done, Generated, Logits, Predictions, Scores, ignore
 
 OPTION = "--runner vllm"
+NO_LOGITS = "vLLM does not return all logits"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # What vLLM reads when it is imported: no lines of its own among ours, and a context that has room for the answer.
 _ENVIRONMENT = {
@@ -43,7 +54,8 @@ class Engine:
         for name in ("tensor_parallel_size", "pipeline_parallel_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(
-                    f"{getattr(self, name)} is not a number of devices", where=f"--{name.replace('_', '-')}"
+                    f"the number of devices must be at least 1, not {getattr(self, name)}",
+                    where=f"--{name.replace('_', '-')}",
                 )
 
 
@@ -51,8 +63,8 @@ def version() -> str:
     """Return the version of vLLM. Raises: MissingDependency where this Python has none."""
     if find_spec("vllm") is None:
         raise MissingDependency(
-            f"{OPTION} needs vLLM in the Python that runs ropetool, which has none",
-            try_="run ropetool with the Python of vLLM's environment, or vllm serve MODEL and --server http://localhost:8000",
+            f"{OPTION} needs vLLM, which is not installed in the Python of ropetool",
+            try_="run ropetool with the Python of the environment of vLLM, or vllm serve MODEL and --server http://localhost:8000",
         )
     for name in _DISTRIBUTIONS:
         try:
@@ -77,7 +89,7 @@ class VllmModel:
         told = found if isinstance(found, dict) else {}
         answer = answer_of([(token, _within(told, token, "logprob")) for token in told], self.limits.shown, OPTION)
         if wanted is not None and wanted not in answer.shown:
-            raise ServerError(f"its answer leaves out token {wanted}, which was the only one allowed", where=OPTION)
+            raise ServerError(left_out(wanted), where=OPTION)
         return answer
 
     def tokens_of(self, text: str) -> None:
@@ -87,7 +99,7 @@ class VllmModel:
         """Return what the last tokens are to the model, asked with a salt, so that no cache answers for it."""
         told = _within(self._asked(ids, {"prompt_logprobs": 1}, cache_salt=uuid.uuid4().hex), "prompt_logprobs")
         if not isinstance(told, list) or len(told) != len(ids):
-            raise ServerError(f"its answer has not one score for each of {len(ids)} tokens", where=OPTION)
+            raise ServerError(not_one_score_each(len(ids)), where=OPTION)
         return [
             (log_probability(_within(entry, token, "logprob"), OPTION), _within(entry, token, "rank") == 1)
             for entry, token in zip(told[-last:], map(int, ids[-last:]), strict=True)
@@ -99,7 +111,7 @@ class VllmModel:
         try:
             return self._llm.generate([{"prompt_token_ids": ids, **prompt}], asked, use_tqdm=False)[0]
         except Exception as error:  # of its own classes, which differ by release
-            raise ServerError(f"vLLM refuses: {_sentence(error)}", where=OPTION) from error
+            raise ServerError(f"vLLM refuses the prompt: {_sentence(error)}", where=OPTION) from error
 
 
 def _within(found: Any, *path: str | int) -> Any:
@@ -108,7 +120,7 @@ def _within(found: Any, *path: str | int) -> Any:
         try:
             found = getattr(found, step) if isinstance(step, str) else found[step]
         except (AttributeError, KeyError, IndexError, TypeError):
-            raise ServerError(f"its answer has no {'.'.join(map(str, path))}", where=OPTION) from None
+            raise ServerError(lacks(path), where=OPTION) from None
     return found
 
 
@@ -169,11 +181,11 @@ class VllmRunner:
 
     def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
         """Raise ConfigError: it gives the probabilities of some tokens alone."""
-        raise ConfigError("vLLM gives no whole logits", where=OPTION, try_="without --runner")
+        raise ConfigError(NO_LOGITS, where=OPTION, try_="without --runner")
 
     def generated(self, ids: Sequence[int], count: int, done: Done = ignore) -> Generated:
         """Raise ConfigError: it gives the probabilities of some tokens alone."""
-        raise ConfigError("vLLM gives no whole logits", where=OPTION, try_="without --runner")
+        raise ConfigError(NO_LOGITS, where=OPTION, try_="without --runner")
 
     def close(self) -> None:
         """Free the model and what its processes hold."""
@@ -198,7 +210,9 @@ class VllmRunner:
                     pipeline_parallel_size=self._engine.pipeline_parallel_size,
                 )  # fmt: skip
             except Exception as error:  # of its own classes, of pydantic's, of torch's
-                raise CheckpointError(f"vLLM cannot load it: {_sentence(error)}", where=str(self._path)) from error
+                raise CheckpointError(
+                    f"vLLM cannot load the checkpoint: {_sentence(error)}", where=str(self._path)
+                ) from error
             model = VllmModel(vllm, self._llm, self._program, str(self._path), context)
             self._asking = ServerRunner(
                 model, self._reader, vocabulary=self._vocabulary, score_prompts=self._engine.score_prompts, where=OPTION
@@ -211,7 +225,7 @@ def _imported() -> Any:
     try:
         return import_module("vllm")
     except ImportError as error:
-        raise MissingDependency(f"{OPTION}: vLLM cannot be imported: {_sentence(error)}") from error
+        raise MissingDependency(f"{OPTION} cannot import vLLM: {_sentence(error)}") from error
 
 
 def _sentence(error: Exception) -> str:

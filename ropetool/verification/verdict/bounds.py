@@ -22,6 +22,7 @@ from ropetool.verification.statistics import clustered, t_quantile
 KEEP, WORKS, COSTS, BROKEN, MEASURED = "keep", "works", "costs", "broken", "right as far as measured"
 KEPT, WORKING = 1.10, 1.50  # ratios of perplexities: a model that is kept, and one that works, loses no more
 LOOKS = (3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+FEWEST_TEXTS = f"a verdict needs {LOOKS[0]} texts"
 CHANCE = 0.0232  # of a bound at one text; over all looks together a bound is wrong in 5 %, on either side
 BLOCKS = 8  # parts of the scored tokens of one text, for its own error
 # Broken texts that are enough: 2 of the first 2, 3 of 4, ... If one text in ten is broken, that happens in 2.5 %.

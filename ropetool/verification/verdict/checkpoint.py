@@ -141,11 +141,13 @@ def _answered(
     reached = min(length, room)
     if reached < length:
         session.notes.append(
-            f"the longest text has about {room} tokens, so {length} are not reached; --text takes longer ones"
+            f"the longest text has about {room} tokens, so the run does not reach {length}; pass longer texts with --text"
         )
     if reached < MIN_LENGTH:
         raise ConfigError(
-            f"the texts are too short: the longest has {room} tokens", where="--text", try_="a longer text"
+            f"the texts are too short: the longest has {room} tokens, and the minimum is {MIN_LENGTH}",
+            where="--text",
+            try_="a longer text",
         )
     stages = _Stages(tell)
     models = {role: Timed(reader, clock, journals[role], stages.read) for role, reader in readers.items()}
@@ -233,9 +235,7 @@ def checks_of(answers: Answers) -> list[Check]:
             continue
         told = f"{question.texts} texts of {question.length} tokens"
         if question.upper is None or question.lower is None:
-            checks.append(
-                Check(name, question.ratio, bounds.WORKING, UNDECIDED, f"{told}; a verdict takes {bounds.LOOKS[0]}")
-            )
+            checks.append(Check(name, question.ratio, bounds.WORKING, UNDECIDED, f"{told}; {bounds.FEWEST_TEXTS}"))
         elif question.lower > bounds.WORKING:
             checks.append(Check(name, question.lower, bounds.WORKING, FAIL, f"lower bound of the ratio, {told}"))
         else:
@@ -243,7 +243,7 @@ def checks_of(answers: Answers) -> list[Check]:
             checks.append(Check(name, question.upper, bounds.WORKING, verdict, f"upper bound of the ratio, {told}"))
     broken = [answer.broken for answer in answers.texts]
     if bounds.broken_by_count(broken):
-        told = f"of {len(broken)}; more than one text in ten is read worse than the limit allows"
+        told = f"of {len(broken)} texts have a ratio above the limit"
         checks.append(Check(BROKEN, float(sum(broken)), None, FAIL, told))
     elif answers.length < answers.target_length:
         checks.append(not_reached(answers.length, answers.target_length))

@@ -65,7 +65,7 @@ class Run:
                 if self.answers or self.shape.target <= 2 * self.shape.trained:
                     raise
                 self.shape = replace(self.shape, target=self.shape.target // 2 // STEP * STEP)
-                self.notes.append(f"{error.message}; it is read to {self.shape.target} tokens instead")
+                self.notes.append(f"{error.message}; continuing with texts of {self.shape.target} tokens")
                 continue
             if bounds.is_final(self.verdict):
                 return DECIDED
@@ -130,12 +130,14 @@ class Run:
         half = self.shape.short - self.shape.short // 2
         number = f"text {len(self.answers) + 1}"
         if self.source is not None:
-            timing = "timing the model" if not self.source.pace.is_known else f"{number}: a short prompt, the source"
+            timing = (
+                "timing the model" if not self.source.pace.is_known else f"{number}: the source reads a short prompt"
+            )
             self.stage(timing, len(head))
             short = self.source.last(head, half)
             if self._recites(place, short):
                 return
-        self.stage(f"{number}: {goal} tokens, the extension", goal)
+        self.stage(f"{number}: the target reads {goal} tokens", goal)
         found = Pass(row, self.shape, watched=self.source is not None and not self.reach)
         gaps: Array | None = None
         try:
@@ -198,7 +200,7 @@ class Run:
         """Return the gap of each token at the end of a pass."""
         source = self.source or self.target
         length = self.shape.short if found.cut or self.reach else self.shape.trained
-        self.stage(f"text {len(self.answers) + 1}: the same tokens, the source", length)
+        self.stage(f"text {len(self.answers) + 1}: the source reads the same tokens", length)
         own = source.last(place.row(found.goal, min(length, found.goal)), found.scored)
         return found.losses[found.goal - found.scored : found.goal] - own
 
@@ -233,7 +235,7 @@ class Run:
         bits = float(losses.mean()) / math.log(2) / place.size
         if bits >= SUSPICIOUS_BITS:
             return False
-        self.notes.append(f"{place.name} is left out: {bits:.2f} bits a byte say that the model recites it")
+        self.notes.append(f"{place.name} is left out, because the model has memorised it ({bits:.2f} bits per byte)")
         return True
 
     # --- time

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ropetool.errors import ConfigError
-from ropetool.verification.corpus import refuse_other_ids
+from ropetool.verification.corpus import PREFIX, refuse_other_ids
 from ropetool.verification.scoring import TARGET, Tokenizes
 from ropetool.verification.texts import Document
 
@@ -63,7 +63,7 @@ class Places:
         target = readers[TARGET]
         self.prefix = tuple(target.prefix)
         for role, reader in readers.items():
-            refuse_other_ids("special tokens in front", self.prefix, reader.prefix, paths[TARGET], paths[role])
+            refuse_other_ids(PREFIX, self.prefix, reader.prefix, paths[TARGET], paths[role])
         self._characters = _characters(documents, target)
         self.length = length
         self._order = self._shuffled(seed)
@@ -124,7 +124,7 @@ def authors_of(documents: Sequence[Document]) -> list[int]:
 def longest_row(documents: Sequence[Document], target: Tokenizes) -> int:
     """Return about how many tokens the longest document has. Raises: ConfigError without a document."""
     if not documents:
-        raise ConfigError("there is no text to read", where="--text")
+        raise ConfigError("the texts must contain at least one document", where="--text")
     return int(max(len(document.text) for document in documents) / _characters(documents, target) / SPARE)
 
 

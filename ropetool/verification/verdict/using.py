@@ -109,24 +109,24 @@ def seconds(run: Run, measurement: Measurement) -> float:
 def _result(run: Run, runners: Mapping[str, Runner], measure: Measure, setting: Setting, place: Place) -> Any:
     """Return the result of a measure. Raises: ConfigError if the texts or the memory do not allow it; OutOfTime."""
     if measure.name != "retrieval" and len(setting.corpus.names) < MIN_DOCUMENTS:
-        raise ConfigError(f"it takes texts of {MIN_DOCUMENTS} authors")
+        raise ConfigError(f"it needs texts of {MIN_DOCUMENTS} authors")
     measurement = measure.prepare(setting, ())
     if measurement is None:
-        raise ConfigError("there is nothing to measure")
+        raise ConfigError("these texts do not allow it")
     if not run.target.pace.is_known:  # all rows of the run were kept from another one
         for _ in run.target.read(place.row(run.shape.short, run.shape.short), lambda tokens: tokens < 0):
             pass
     expected = seconds(run, measurement)
     if expected > run.clock.left:
-        raise OutOfTime(f"it takes about {expected / 60:.0f} minutes")
+        raise OutOfTime(f"it needs about {expected / 60:.0f} minutes, more than the time left")
 
     def done(tokens: int) -> None:
         if run.clock.left < 0:
-            raise OutOfTime("the time was up")
+            raise OutOfTime("the time ended")
 
     raw = {}
     for role, runner in runners.items():
-        run.stage(f"is distant text used? {measure.name}, the {role}", 0)
+        run.stage(f"use of distant text: {measure.name}, {role}", 0)
         raw[role] = measurement.run(runner, role, done)
     return measurement.result(raw[TARGET], raw.get(BASELINE))
 
