@@ -346,9 +346,9 @@ def architecture_reach() -> str:
     partly = [arch.name for arch in decoded if arch.fixed_base or arch in still]
     return (
         f"Of {len(decoded) + len(drafts)} architectures that rotate, {len(decoded)} are decoded: {len(decoded) - len(partly)} "
-        f"take another table, {len(partly)} a longer stated context alone ({', '.join(sorted(partly))}); exaone4 has both "
-        f"kinds of files. Not decoded: {', '.join(drafts)}. `tests/oracle/test_running_architectures.py` makes a model of each of the "
-        f"{len(decoded)} in the running library and compares every rotation of its graph with the decoded table.\n"
+        f"accept a different table, {len(partly)} only a longer context length ({', '.join(sorted(partly))}); exaone4 has both "
+        f"types of files. Not decoded: {', '.join(drafts)}. `tests/oracle/test_running_architectures.py` runs a model of each of the "
+        f"{len(decoded)} in the library and compares every rotation of its graph with the decoded table.\n"
     )
 
 
@@ -367,7 +367,7 @@ def architecture_table() -> str:
     for reason in dict.fromkeys(archs.UNDESCRIBED.values()):
         those = sorted(name for name, why in archs.UNDESCRIBED.items() if why == reason)
         rows.append([", ".join(those), f"not decoded: llama.cpp {reason}", "", "", ""])
-    return _table(["architecture", "pairs", "rotating channels", "divisors", "keys of its own"], rows)
+    return _table(["architecture", "pairs", "rotating channels", "divisors", "special keys"], rows)
 
 
 def _pairs(arch: Architecture) -> str:
@@ -376,7 +376,7 @@ def _pairs(arch: Architecture) -> str:
     if arch.name in archs.HALF_WITH_SECTIONS:
         return f"{arch.layout}; half with {_code(archs.DIMENSION_SECTIONS)}"
     if arch.fixed_base:
-        return f"{arch.layout}, by a base of {arch.fixed_base:g} whatever the file says"
+        return f"{arch.layout}, always with the base {arch.fixed_base:g}"
     if arch.layer_count:
         return f"{arch.layout} with {arch.layer_count} layers; does not rotate with any other number"
     return arch.layout
@@ -399,7 +399,7 @@ def _vectors(arch: Architecture) -> str:
         return "-"
     if not arch.vectors:
         return "loaded, not used"
-    where = "; on full layers alone" if arch.name in archs.FREQS_ON_FULL_LAYERS else ""
+    where = "; only in full layers" if arch.name in archs.FREQS_ON_FULL_LAYERS else ""
     if plain == longrope:
         needed = ", required" * (arch.name in archs.FREQS_REQUIRED) + where
         return ("rope_freqs" if plain == (archs.ROPE_FREQS,) else "long and short") + needed
@@ -416,9 +416,9 @@ def _own_keys(arch: Architecture) -> str:
     if arch.norm_after:
         some = archs.NORM_UNLESS_EXPERTS.get(arch.name)
         but = f", but with {some} experts" if some else ""
-        found.append(f"no attention factor: norms come after the rotation{but}")
+        found.append(f"no attention factor: it normalises after the rotation{but}")
     if arch.name in archs.WITHOUT_FACTOR:
-        found.append("no attention factor: its graph takes YaRN's out again")
+        found.append("no attention factor: its graph cancels YaRN's factor")
     return ", ".join(found) or "-"
 
 
@@ -438,7 +438,7 @@ def fold_table() -> str:
         last = steps.k[-1]
         where = f"`{gguf[last]}`"
         if last.when:
-            where += f" where the file has it, else `{gguf[steps.k[0]]}`"
+            where += f" if the file has it, else `{gguf[steps.k[0]]}`"
         if last.rows == "mla_rope_key":
             where += ", its rotating rows"
         if steps.indexer_k:
@@ -468,44 +468,42 @@ def sliding_table() -> str:
 ROTATING = {
     "all": "all",
     "step": "all but the last of each 4",
-    "sliding": "the sliding ones; all where none slides",
-    "sliding step": "all but the first of each 4; all where none slides",
-    "sliding or dense": "the sliding ones, and the leading dense ones",
+    "sliding": "the sliding layers; all if no layer slides",
+    "sliding step": "all but the first of each 4; all if no layer slides",
+    "sliding or dense": "the sliding and the leading dense layers",
 }
 
 
 def _which_slide(rules: Sliding) -> str:
     if rules.uncompressed:
-        which = f"those that {_code(archs.COMPRESS_RATIOS)} gives 0"
+        which = f"layers with 0 in {_code(archs.COMPRESS_RATIOS)}"
     elif rules.pattern is None:
-        which = "those that the file lists"
+        which = "the layers that the file lists"
     elif rules.pattern == 0:
         which = "all"
     else:
         which = f"all but {'the first' if rules.dense_first else 'the last'} of each {rules.pattern}"
-    window = (
-        f"; {'chunks of' if rules.chunked else 'window'} {rules.fixed} whatever the key says" if rules.fixed else ""
-    )
-    window += f"; window {rules.default} where no key says" if rules.default and not rules.fixed else ""
+    window = f"; always {'chunks' if rules.chunked else 'a window'} of {rules.fixed} tokens" if rules.fixed else ""
+    window += f"; default window {rules.default}" if rules.default and not rules.fixed else ""
     window += "; the window's key is required" if rules.required else ""
     return which + window + (f"; only with {rules.layer_count} layers" if rules.layer_count else "")
 
 
 def _base(rules: Sliding) -> str:
     if rules.shares_base:
-        return "that of the others"
+        return "the same base"
     if rules.uncompressed:
-        return f"{_code(archs.FREQ_BASE)}; the others' is {_code(archs.COMPRESS_FREQ_BASE)}"
+        return f"{_code(archs.FREQ_BASE)}; other layers: {_code(archs.COMPRESS_FREQ_BASE)}"
     key = _code(archs.FREQ_BASE_SWA)
     if rules.needs_base:
         return f"{key}, which is required"
-    return f"{key}, else {'10000' if rules.own_base else 'that of the others'}"
+    return f"{key}, else {'10000' if rules.own_base else 'the same base'}"
 
 
 def _scale(rules: Sliding) -> str:
     if rules.plain:
-        return "none, no attention factor either"
-    return "as the others" if rules.scaled else "no factor; YaRN's ramp and the attention factor"
+        return "none, and no attention factor"
+    return "the same" if rules.scaled else "no factor; YaRN's ramp and the attention factor"
 
 
 def _code(name: str) -> str:

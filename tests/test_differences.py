@@ -51,10 +51,10 @@ CHANGES = {
         "attention factor 1.5 instead of 1: scores of the rotated channels times 2.25",
     ),
     "fewer pairs": (
-        {"rotary_dim": 16, "table": RopeTable.fixed(BASE[:8])}, "8 rotary pairs instead of 16: other channels turn",
+        {"rotary_dim": 16, "table": RopeTable.fixed(BASE[:8])}, "8 rotary pairs instead of 16: different channels rotate",
     ),
     "layout": (
-        {"layout": "interleaved"}, "layout interleaved instead of half: other channels are paired, the text is noise",
+        {"layout": "interleaved"}, "layout interleaved instead of half: different channels are paired, so the output is noise",
     ),
     "score": (
         {"softmax_multiplier": 2.0}, "the whole score is multiplied by 2 instead of 1: attention is sharper",
@@ -66,12 +66,13 @@ CHANGES = {
     "window": (
         {"sliding_window": 64}, "a sliding window of 64 tokens instead of none: looks no further back",
     ),
-    "layers": ({"layers": (0,)}, "other layers, 1 instead of 2: they are rotated by another table"),
+    "layers": ({"layers": (0,)}, "other layers, 1 instead of 2: they rotate with a different table"),
     "no rotation": (
-        {"table": None, "rotary_dim": 0}, "one rotates, the other does not: positions are lost or made up",
+        {"table": None, "rotary_dim": 0}, "one rotates, the other does not: positions are lost or added",
     ),
     "by length": (
-        {"table": RULE}, "a table that follows the length instead of one for all: some lengths get another",
+        {"table": RULE}, ("a table that depends on the length instead of one table for all lengths: some lengths get a different "
+"table"),
     ),
 }  # fmt: skip
 
@@ -89,7 +90,7 @@ def test_several_are_said_together() -> None:
     found = differences(rope_set(), rope_set(other, 256))
     assert [text.partition(" ")[0] for text in found] == ["context", "table:", "attention", "layout"]
     assert found[0] == "context 256 instead of 512: stops earlier"
-    assert differences(rope_set(), rope_set(context=1024)) == ["context 1024 instead of 512: takes longer texts"]
+    assert differences(rope_set(), rope_set(context=1024)) == ["context 1024 instead of 512: accepts longer texts"]
 
 
 def test_a_window_that_is_missing() -> None:
@@ -102,12 +103,14 @@ def test_tables_that_follow_the_length() -> None:
         return differences(rope_set(replace(ENTRY, table=one)), rope_set(replace(ENTRY, table=other)))
 
     assert said(LISTS, RopeTable.fixed(BASE / 4)) == [
-        "one table for all lengths instead of one that follows the length: some lengths get another"
+        "one table for all lengths instead of a table that depends on the length: some lengths get a different table"
     ]
-    assert said(LISTS, RULE)[0] == "the table follows the length in another way: some lengths get another"
+    assert (
+        said(LISTS, RULE)[0] == "the table depends on the length in a different way: some lengths get a different table"
+    )
     later = RopeTable((Regime(BASE, 1.0, up_to=256), Regime(BASE / 4, 1.0)))
     assert said(LISTS, later) == ["the table changes at 256 tokens instead of 512"]
-    assert said(RULE, OTHER_RULE) == ["the rule that follows the length differs"]
+    assert said(RULE, OTHER_RULE) == ["the rule that depends on the length differs"]
     short = RopeTable((Regime(BASE * 2, 1.0, up_to=512), Regime(BASE / 4, 1.0)))
     assert said(LISTS, short) == ["the table up to 512 tokens differs"]
     assert said(LISTS, LISTS) == []

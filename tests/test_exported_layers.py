@@ -82,4 +82,4 @@ def test_a_config_in_which_no_layer_rotates_is_refused_by_name(tmp_path: Path) -
     config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     (reading,) = (one for one in inspection.inspect(tmp_path).readings if one.name == "llama.cpp")
-    assert reading.refuses == "no layer of this exaone4 rotates, and exaone4 files state a rotation"
+    assert reading.refuses == "no layer of this exaone4 model rotates, but llama.cpp always rotates exaone4 files"

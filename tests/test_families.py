@@ -41,7 +41,7 @@ def test_the_records_are_of_the_version_that_is_named() -> None:
 
 def test_what_is_recorded_and_not_served_says_why() -> None:
     with pytest.raises(
-        UnknownFamily, match="'recurrent_gemma' is not served: its class takes the unscaled table alone"
+        UnknownFamily, match="'recurrent_gemma' is not supported: its class accepts only the unscaled table"
     ):
         families.get("recurrent_gemma")
 
@@ -52,115 +52,115 @@ def test_a_base_for_each_layer_is_not_read_as_one_for_all(tmp_path: Path) -> Non
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps({**config, "rope_theta": 1e4, **more}))
     assert ropetool.inspect(tmp_path / "one").rope is not None
-    with pytest.raises(InvalidRope, match="layer_rope_theta gives each layer a base of its own"):
+    with pytest.raises(InvalidRope, match="no data on layer_rope_theta, which sets a separate base for each layer"):
         ropetool.plan(tmp_path / "each", "yarn", factor=2)
 
 
 # By the change to llama.json: the place, and the sentence.
 MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {
-    "an unknown key": ({"qk_scale": 1}, ": qk_scale", "'qk_scale' is not a key here; known: model_type, example, architecture"),
-    "a key with a slip": ({"layot": "half"}, ": layot", "'layot' is not a key here (did you mean layout?); known: model_type,"),
+    "an unknown key": ({"qk_scale": 1}, ": qk_scale", "unknown key 'qk_scale'; known: model_type, example, architecture"),
+    "a key with a slip": ({"layot": "half"}, ": layot", "unknown key 'layot' (did you mean layout?); known: model_type,"),
     "a nested key": (
         {"bake": {"q": [{"tensr": "q_proj"}]}}, ": bake.q[0].tensr",
-        "'tensr' is not a key here (did you mean tensor?); known: tensor, rows, norm, offset, when, unless",
+        "unknown key 'tensr' (did you mean tensor?); known: tensor, rows, norm, offset, when, unless",
     ),
     "a key in a list": (
         {"trained_length": [{"trained": 1, "why": ""}]}, ": trained_length[0].why",
-        "'why' is not a key here; known: max_position_embeddings, trained, reason",
+        "unknown key 'why'; known: max_position_embeddings, trained, reason",
     ),
     "a key that is missing": (
-        {"bake": {"q": [{"rows": "heads"}]}}, ": bake.q[0]", "lacks 'tensor', which has no default; tensor must be stated",
+        {"bake": {"q": [{"rows": "heads"}]}}, ": bake.q[0]", "'tensor' is missing; required: tensor",
     ),
-    "a truth in quotes": ({"mla": "true"}, ": mla", '"true" is not true or false'),
-    "a number with a point": ({"pattern": 2.0}, ": pattern", "2.0 is not a whole number"),
-    "no list": ({"layer_types": "full_attention"}, ": layer_types", '"full_attention" is not a list in brackets'),
-    "no object": ({"default_rope_theta": 10000}, ": default_rope_theta", "10000 is not an object in braces"),
-    "no part": ({"bake": []}, ": bake", "[] is not an object in braces; its keys are layers, q, k,"),
-    "a truth for a number": ({"pattern": True}, ": pattern", "true is not a whole number"),
-    "null for a text": ({"head_dim_key": None}, ": head_dim_key", "null is not a text in quotes"),
+    "a truth in quotes": ({"mla": "true"}, ": mla", '"true" must be true or false'),
+    "a number with a point": ({"pattern": 2.0}, ": pattern", "2.0 must be a whole number"),
+    "no list": ({"layer_types": "full_attention"}, ": layer_types", '"full_attention" must be a list in brackets'),
+    "no object": ({"default_rope_theta": 10000}, ": default_rope_theta", "10000 must be an object in braces"),
+    "no part": ({"bake": []}, ": bake", "[] must be an object in braces with the keys layers, q, k,"),
+    "a truth for a number": ({"pattern": True}, ": pattern", "true must be a whole number"),
+    "null for a text": ({"head_dim_key": None}, ": head_dim_key", "null must be a text in quotes"),
     "a word that is not known": (
-        {"layout": "halves"}, ": layout", '"halves" is not known (did you mean half?); known: "half", "interleaved"',
+        {"layout": "halves"}, ": layout", 'unknown value "halves" (did you mean half?); known: "half", "interleaved"',
     ),
     "a row selector": (
         {"bake": {"k": [{"tensor": "k_proj", "rows": "head"}]}}, ": bake.k[0].rows", "'head' is not a selector; known: heads, shared,",
     ),
-    "a base that lacks": ({"default_rope_theta": {}}, ": default_rope_theta", "lacks 'full_attention'"),
+    "a base that lacks": ({"default_rope_theta": {}}, ": default_rope_theta", "does not set 'full_attention'"),
     "a kind of layer": ({"extends": ["sliding"]}, ": extends", "'sliding' is not one of full_attention"),
-    "another name": ({"model_type": "lama"}, ": model_type", "'lama' is not the name of the file without .json"),
-    "what no file says": ({"stated": "x"}, ": stated", "'stated' is not a key here"),
+    "another name": ({"model_type": "lama"}, ": model_type", "'lama' must be the name of the file without .json"),
+    "what no file says": ({"stated": "x"}, ": stated", "unknown key 'stated'"),
     "a group": (
         {"export": {"layer": ["norm"]}}, ": export.layer[0]",
-        '"norm" is not a group of tensors (did you mean norms?); known: norms, post_norms, vector,',
+        'unknown group of tensors "norm" (did you mean norms?); known: norms, post_norms, vector,',
     ),
     "a key of a group": (
         {"export": {"layer": [{"use": "attention", "bais": "always"}]}}, ": export.layer[0].bais",
-        "'bais' is not a key here (did you mean bias?); known: use, bias, output_bias",
+        "unknown key 'bais' (did you mean bias?); known: use, bias, output_bias",
     ),
     "what a group needs": (
         {"export": {"layer": [{"use": "linear", "hf": "a", "gguf": "b"}]}}, ": export.layer[0]",
-        "lacks 'shape', which has no default; hf, gguf, shape must be stated",
+        "'shape' is missing; required: hf, gguf, shape",
     ),
     "a kind in a group": (
         {"export": {"layer": [{"use": "vector", "hf": "a", "gguf": "b", "offset": "1"}]}}, ": export.layer[0].offset",
-        '"1" is not a number',
+        '"1" must be a number',
     ),
     "names of a group": (
-        {"export": {"layer": [{"use": "experts", "names": ["w1"]}]}}, ": export.layer[0]", "experts: names are three, those of the",
+        {"export": {"layer": [{"use": "experts", "names": ["w1"]}]}}, ": export.layer[0]", "experts: names must be three: ",
     ),
     "a row": (
         {"export": {"layer": [{"hf": "a.weight", "name": "b"}]}}, ": export.layer[0].name",
-        "'name' is not a key here; known: hf, gguf, shape, when, order, offset, many, written",
+        "unknown key 'name'; known: hf, gguf, shape, when, order, offset, many, written",
     ),
-    "neither row nor group": ({"export": {"layer": [3]}}, ": export.layer[0]", "3 is neither a tensor, an object with hf,"),
+    "neither row nor group": ({"export": {"layer": [3]}}, ": export.layer[0]", "3 must be a tensor, an object with hf,"),
     "an order": (
         {"export": {"layer": [{"hf": "a", "gguf": "b", "shape": "hidden", "order": "interleave"}]}}, ": export.layer[0].order",
-        '"interleave" is not known (did you mean interleave_pairs?); known: "", "interleave_pairs", "split_qkv",',
+        'unknown value "interleave" (did you mean interleave_pairs?); known: "", "interleave_pairs", "split_qkv",',
     ),
     "a size": (
         {"export": {"layer": [{"hf": "a", "gguf": "b", "shape": "hiden"}]}}, ": export.layer: a",
-        "'hiden' is not a size; known: layers, hidden, heads,",
+        "unknown size 'hiden'; known: layers, hidden, heads,",
     ),
     "a switch": (
         {"export": {"layer": [{"use": "gated", "bias": "mlp_bias"}]}}, ": export.layer: mlp.gate_proj.bias",
-        "'mlp_bias' is not a switch; known: tied, untied, dense, sparse",
+        "unknown switch 'mlp_bias'; known: tied, untied, dense, sparse",
     ),
     "a formula": (
         {"export": {"layer": ["attention"], "derived": {"all": "3 * hiden"}}}, ": export.derived.all",
-        "'3 * hiden' has 'hiden', which is not a size; known: layers,",
+        "'3 * hiden' contains 'hiden', which is not a size; known: layers,",
     ),
     "a formula of a default": (
         {"export": {"layer": ["attention"], "counts": {"value": {"key": "v_head_dim", "formula": "hiden // heads"}}}},
         ": export.counts.value.formula",
-        "'hiden // heads' has 'hiden', which is not a size; known: layers,",
+        "'hiden // heads' contains 'hiden', which is not a size; known: layers,",
     ),
     "another name of no switch": (
         {"export": {"layer": ["attention"], "switch_names": {"bias": "use_bias"}}}, ": export.switch_names.bias",
-        "'bias' is not a switch; known: ",
+        "unknown switch 'bias'; known: ",
     ),
     "a formula with more": (
         {"export": {"layer": ["attention"], "derived": {"all": "hidden / 2"}}}, ": export.derived.all",
-        "'hidden / 2' has 'hidden / 2'; it takes sizes, whole numbers, +, -, * and //",
+        "'hidden / 2' contains 'hidden / 2'; allowed: sizes, whole numbers, +, -, * and //",
     ),
-    "no formula": ({"export": {"layer": [], "derived": {"all": "+"}}}, ": export.derived.all", "'+' is not a formula"),
+    "no formula": ({"export": {"layer": [], "derived": {"all": "+"}}}, ": export.derived.all", "'+' is not a valid formula"),
     "the size of a key": (
         {"export": {"layer": ["attention"], "sizes": {"expert_count": "experts"}}}, ": export.sizes.expert_count",
-        "'experts' is not a size",
+        "unknown size 'experts'",
     ),
     "a key of both": (
         {"export": {"layer": ["attention"], "keys": {"scale": {}}}}, ": export.keys.scale",
-        "states a number, a switch or the entries of a list, one of them",
+        "must set exactly one of number, switch and entries",
     ),
     "the switch of a key": (
-        {"export": {"layer": ["attention"], "keys": {"scale": {"switch": "on"}}}}, ": export.keys.scale", "'on' is not a switch; known: ",
+        {"export": {"layer": ["attention"], "keys": {"scale": {"switch": "on"}}}}, ": export.keys.scale", "unknown switch 'on'; known: ",
     ),
-    "a name without a table": ({"export": None}, ": export", "gguf_architecture and export are stated together, or neither"),
-    "files without fold targets": ({"bake": None}, ": gguf_architectures", "needs export and bake"),
+    "a name without a table": ({"export": None}, ": export", "gguf_architecture and export must be set together"),
+    "files without fold targets": ({"bake": None}, ": gguf_architectures", "requires export and bake"),
     "a fold target of no row": (
         {"bake": {"q": [{"tensor": "q_proj"}], "k": [{"tensor": "key"}]}}, ": bake.k[0].tensor",
-        "'key' is not among the tensors of export.layer",
+        "'key' is not a tensor of export.layer",
     ),
-    "an engine": ({"vllm": {"on_transformers": True}}, ": vllm.on_transformers", "true is not a text in quotes"),
-    "a key of an engine": ({"mlx_lm": {"theta": 1e6}}, ": mlx_lm.theta", "'theta' is not a key here; known: base, needs,"),
+    "an engine": ({"vllm": {"on_transformers": True}}, ": vllm.on_transformers", "true must be a text in quotes"),
+    "a key of an engine": ({"mlx_lm": {"theta": 1e6}}, ": mlx_lm.theta", "unknown key 'theta'; known: base, needs,"),
 }  # fmt: skip
 
 
@@ -180,9 +180,9 @@ def test_a_mistake_in_a_file_is_one_sentence_with_its_place(name: str) -> None:
     ("text", "sentence"),
     [
         ("{", "is not JSON: Expecting property name enclosed in double quotes in line 1"),
-        ("[]", "is not a JSON object: a family's file begins with { and ends with }"),
-        ('{"layout": "half", "layout": "half"}', "states 'layout' twice in one object"),
-        ("{}", "lacks 'model_type', which has no default; model_type, example, architecture, layout must be stated"),
+        ("[]", "must be a JSON object, from { to }"),
+        ('{"layout": "half", "layout": "half"}', "sets 'layout' twice in one object"),
+        ("{}", "'model_type' is missing; required: model_type, example, architecture, layout"),
     ],
 )
 def test_what_is_no_family_at_all(text: str, sentence: str) -> None:
@@ -195,7 +195,7 @@ def test_an_architecture_of_gguf_files_is_of_one_family() -> None:
     assert families.by_gguf_architecture()["deepseek2"] is families.get("deepseek_v3")
     two = families.get("deepseek_v3"), replace(families.get("deepseek_v2"), gguf_architectures=("deepseek2",))
     with pytest.raises(
-        ConfigError, match=r"deepseek_v2.json: gguf_architectures: 'deepseek2' is that of deepseek_v3 already"
+        ConfigError, match=r"deepseek_v2.json: gguf_architectures: deepseek_v3 already lists 'deepseek2'"
     ):
         families._check_claims(two)
 
@@ -276,12 +276,12 @@ def test_the_layer_pattern_is_that_of_transformers() -> None:
 
 def test_an_unknown_family_says_the_near_ones_and_how_to_add_it() -> None:
     with pytest.raises(
-        UnknownFamily, match=r"'lama' is not known \(did you mean llama.*\?\); ropetool families"
+        UnknownFamily, match=r"unknown model family 'lama' \(did you mean llama.*\?\); `ropetool families`"
     ) as refusal:
         families.get("lama", "m/config.json")
     assert refusal.value.where == "m/config.json"
     assert refusal.value.try_ == (
-        "write the model_type that was meant, or add ropetool/families/lama.json after the checklist in docs/contributing.md"
+        "correct the model_type, or add ropetool/families/lama.json with the checklist in docs/contributing.md"
     )
     assert families.find("lama") is None
 

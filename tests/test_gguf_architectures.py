@@ -42,12 +42,12 @@ NO_ROTATION = dict.fromkeys(
     "full-attention layers do not rotate",
 )
 NORM_AFTER = dict.fromkeys(sorted(headers.NORM_BEHIND), "normalises queries and keys after the rotation")
-ONE_FACTOR = "one factor is on cos and sin and on the score"  # src/models/glm-dsa.cpp reads no yarn_log_multiplier
+ONE_FACTOR = "rotation and score share one factor"  # src/models/glm-dsa.cpp reads no yarn_log_multiplier
 LEAKS = dict.fromkeys(  # cparams.yarn_attn_factor reaches every layer; freq_scale does not
     ("gemma-embedding", "gemma3", "gemma3n", "mimo2", "modern-bert", "plamo3"),
-    "its sliding layers rotate by the same factor on cos and sin",
+    "its sliding layers share the factor on cos and sin",
 )
-SAME_BASE = dict.fromkeys(("mellum", "olmo2"), "its sliding layers rotate by the same base")
+SAME_BASE = dict.fromkeys(("mellum", "olmo2"), "its sliding layers share the base")
 # The only graphs that ask for vectors (ggml_rope_ext's c) and whose loader makes them.
 VECTORS = {
     "apertus", "arcee", "deci", "exaone", "exaone4", "gemma4", "granite", "granite_swa", "granitehybrid", "granitemoe",
@@ -57,9 +57,9 @@ READS_NO_VECTORS = {name: "does not read rope_freqs for this architecture" for n
 READS_NO_BETAS = {
     name: "reads neither yarn_beta_fast nor rope_freqs" for name in ROTATING if name not in VECTORS | {"grok"}
 }
-NO_FACTOR = {"deepseek4": "divides YaRN's factor out again"}
-TWO_BASES = {"dots3note": "sliding layers, which have a base of their own, are scaled by the same factors"}
-FIXED = dict.fromkeys(sorted(headers.FIXED), "rotates by a base of 10000, whatever the file says")
+NO_FACTOR = {"deepseek4": "cancels YaRN's factor"}
+TWO_BASES = {"dots3note": "sliding layers have a separate base, but share the scaling factors"}
+FIXED = dict.fromkeys(sorted(headers.FIXED), "always rotates with the base 10000")
 FACTORS = {**NORM_AFTER, **NO_FACTOR, **LEAKS, "glm-dsa": ONE_FACTOR, "gemma4": LEAKS["gemma3"],
            "step35": LEAKS["gemma3"], **TWO_BASES}  # fmt: skip
 # Without a scaling factor there is no ln s by which their multiplier could take the factor off the whole score again.
@@ -286,14 +286,14 @@ def test_layers_that_keep_a_state_have_no_keys_in_the_cache() -> None:
     ("arch", "reason"),
     [
         *((name, "normalises queries and keys after the rotation") for name in sorted(headers.NORM_BEHIND)),
-        ("deepseek4", "divides YaRN's factor out again"), ("cogvlm", "by a base of 10000, whatever the file says"),
-        ("deepseek2-ocr", "by a base of 10000, whatever the file says"), ("graniteswitch", "its adapters add"),
+        ("deepseek4", "cancels YaRN's factor"), ("cogvlm", "always rotates with the base 10000"),
+        ("deepseek2-ocr", "always rotates with the base 10000"), ("graniteswitch", "its adapters add"),
         ("mamba", "nothing rotates"),
     ],
 )  # fmt: skip
 def test_a_bake_that_no_weight_can_carry_says_why(arch: str, reason: str) -> None:
     done = run("bake", headers.write(Path("m.gguf"), arch), "attention-factor", "--dry-run")
-    assert (done.code, f"nothing can be baked into a file of {arch}: " in done.err, reason in done.err) == (
+    assert (done.code, f"cannot bake into {arch} models: " in done.err, reason in done.err) == (
         1,
         True,
         True,

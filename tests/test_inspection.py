@@ -185,9 +185,9 @@ def test_an_unknown_family_is_shown_as_written(tmp_path: Path) -> None:
     }  # fmt: skip
     assert printed["kv_cache_bytes"] == {"per_token": 0, "at_target": None}
     assert printed["notes"] == [
-        "only config.json, no weights",
-        'the family "phi9" is unknown (did you mean phi or phi3?): the keys are shown as written, not as runtimes read them; '
-        "`ropetool families` lists those that are known",
+        "the folder has only config.json: commands that need weights will not work",
+        'the family "phi9" is unknown (did you mean phi or phi3?): the keys are shown as written, not as runtimes read them. '
+        "`ropetool families` lists the known families",
     ]
 
 
@@ -221,7 +221,7 @@ def test_a_runtime_that_stops_is_listed_with_its_reason(tmp_path: Path) -> None:
     found = inspected(tmp_path, "llama", partial_rotary_factor=0.5)
     data = inspection_json(found)
     assert set(data["runtimes"]["transformers"]) == {"context_length", "differs", "layers"}
-    refusal = "RuntimeError: partial_rotary_factor 0.5 narrows the table, llama rotates whole heads"
+    refusal = "RuntimeError: partial_rotary_factor is 0.5, but llama rotates whole heads"
     assert data["runtimes"]["transformers-v4"] == {"refuses": refusal}
 
 
@@ -243,4 +243,4 @@ def test_notes_on_the_weights(tmp_path: Path) -> None:
         shard.unlink()
     (source / "pytorch_model.bin").write_bytes(b"pickle")
     (note,) = ropetool.inspect(source).notes
-    assert note.startswith("the weights are pickles, which ropetool never loads")
+    assert note.startswith("the weights are pickle files, which ropetool never loads")

@@ -345,7 +345,7 @@ def test_yarn_on_mla_obeys_a_stated_attention_factor() -> None:
 def test_ntk_says_how_far_it_reaches() -> None:
     # pair 46 is the first of Llama-2 with under one turn in 4096: 4096 * 8^(92/126) by mpmath
     (note,) = derive("ntk", LLAMA2, 8).notes
-    assert note.startswith("ntk reaches about 18696 tokens, not 32768: beyond that, pair 46 leaves the arc")
+    assert note.startswith("ntk reaches about 18696 tokens, not 32768: beyond that, pair 46 rotates further than")
     assert derive("ntk", LLAMA2, 1).notes == ()
 
 
@@ -407,7 +407,7 @@ def test_goal_from_a_factor_or_a_target() -> None:
 GOALS: list[tuple[dict[str, Any], str]] = [
     ({}, "exactly one of --factor and --target-length"),
     ({"factor": 4, "target_length": 8192}, "exactly one of --factor and --target-length"),
-    ({"factor": 0.5}, "0.5 is not a factor; it is a finite number of at least 1"),
+    ({"factor": 0.5}, "0.5 is not a factor; a factor is a finite number of at least 1"),
     ({"factor": 0}, "0 is not a factor"),
     ({"factor": -4}, "-4 is not a factor"),
     ({"factor": math.nan}, "nan is not a factor"),
@@ -415,12 +415,12 @@ GOALS: list[tuple[dict[str, Any], str]] = [
     ({"factor": 10**400}, "is not a factor"),
     ({"factor": True}, "True is not a factor"),
     ({"factor": "4"}, "4 is not a factor"),
-    ({"factor": 1e9}, "1e+09 times 4096 tokens is beyond 2147483648 positions"),
-    ({"target_length": 4095}, "4095 is below the 4096 tokens that the model was trained on"),
+    ({"factor": 1e9}, "1e+09 times 4096 tokens is above 2147483648"),
+    ({"target_length": 4095}, "4095 is below the 4096 tokens of the trained length"),
     ({"target_length": 0}, "0 is below the 4096 tokens"),
-    ({"target_length": 2**31 + 1}, "2147483649 is beyond 2147483648 positions"),
-    ({"target_length": math.nan}, "nan is not a whole number of tokens"),
-    ({"target_length": 8192.5}, "8192.5 is not a whole number of tokens"),
+    ({"target_length": 2**31 + 1}, "2147483649 tokens is above 2147483648"),
+    ({"target_length": math.nan}, "nan must be a whole number of tokens"),
+    ({"target_length": 8192.5}, "8192.5 must be a whole number of tokens"),
     ({"factor": 4, "attention_factor": -1.0}, "-1.0 multiplies cos and sin and must be a finite number above 0"),
     ({"factor": 4, "attention_factor": 0.0}, "0.0 multiplies cos and sin"),
     ({"factor": 4, "attention_factor": math.nan}, "nan multiplies cos and sin"),
@@ -460,20 +460,20 @@ BAD_VALUES: list[tuple[str, dict[str, Any], str, str]] = [
     ("yarn", {"beta_fast": 1e10}, "must be from 1e-06 to 1e+09", "--beta-fast"),
     ("yarn", {"beta_slow": math.nan}, "beta_slow is nan", "--beta-slow"),
     ("yarn", {"beta_fast": math.inf}, "beta_fast is inf", "--beta-fast"),
-    ("yarn", {"ramp": "cosine"}, "'cosine' is not a ramp; there are dims and turns", "-p ramp"),
+    ("yarn", {"ramp": "cosine"}, "'cosine' is not a ramp; pass dims or turns", "-p ramp"),
     ("llama3", {"low_freq_factor": 4.0, "high_freq_factor": 1.0}, "the low one smaller", "-p low_freq_factor"),
     ("llama3", {"low_freq_factor": 4.0}, "low_freq_factor 4 and high_freq_factor 4", "-p low_freq_factor"),
     ("llama3", {"low_freq_factor": 0.0}, "must be above 0", "-p low_freq_factor"),
     ("llama3", {"high_freq_factor": math.nan}, "high_freq_factor nan", "-p low_freq_factor"),
     ("mixed-ntk", {"exponent": 0.0}, "0.0 is not an exponent", "-p exponent"),
     ("mixed-ntk", {"exponent": math.inf}, "inf is not an exponent", "-p exponent"),
-    ("dynamic", {"freeze": 4095}, "4095 is not between the trained length of 4096", "-p freeze"),
-    ("dynamic", {"freeze": 2**31 + 1}, "and 2147483648 positions", "-p freeze"),
+    ("dynamic", {"freeze": 4095}, "4095 must be from the trained length, 4096,", "-p freeze"),
+    ("dynamic", {"freeze": 2**31 + 1}, "to 2147483648 tokens", "-p freeze"),
     ("abf", {"rope_theta": None}, "abf needs the new base", "--rope-theta"),
-    ("abf", {"rope_theta": 1.0}, "1 is not a base; it is a finite number above 1", "--rope-theta"),
+    ("abf", {"rope_theta": 1.0}, "1 is not a base; a base is a finite number above 1", "--rope-theta"),
     ("abf", {"rope_theta": -1e6}, "-1e+06 is not a base", "--rope-theta"),
     ("abf", {"rope_theta": math.nan}, "nan is not a base", "--rope-theta"),
-    ("longrope", {"long_factor": []}, "longrope needs its divisors", "-p long_factor"),
+    ("longrope", {"long_factor": []}, "longrope needs a list of divisors", "-p long_factor"),
     ("longrope", {"long_factor": [1.0] * 63}, "long_factor has 63 entries; the model has 64", "-p long_factor"),
     ("longrope", {"long_factor": [1.0] * 63 + [0.0]}, "long_factor[63] is 0.0", "-p long_factor"),
     ("longrope", {"long_factor": [1.0, -2.0] * 32}, "long_factor[1] is -2.0", "-p long_factor"),
@@ -528,7 +528,7 @@ def test_params_read_text_and_typed_values_alike() -> None:
 
 @pytest.mark.parametrize("preset", ["", "Yarn", "1.1.1", "-1"])
 def test_unknown_preset_is_refused(preset: str) -> None:
-    text = f"{preset!r} is neither a number nor one of auto, none, yarn, logn"
+    text = f"{preset!r} must be a number or one of auto, none, yarn, logn"
     refuses(InvalidRope, text, lambda: derive("linear", LLAMA2, 4, preset), "--attention-factor")
 
 
@@ -554,7 +554,7 @@ def test_abf_on_a_table_replaces_the_base_that_the_file_states() -> None:
 
 def test_abf_refuses_a_source_without_a_base() -> None:
     method = methods.get("abf")
-    with pytest.raises(InvalidRope, match="names no rope_theta"):
+    with pytest.raises(InvalidRope, match="does not set rope_theta"):
         method.derive(
             Source(arithmetic.base_inv_freq(10000.0, 64), 4096),
             Goal.make(4096, 4.0, None),
@@ -570,4 +570,4 @@ def test_a_base_change_refuses_a_single_pair(name: str) -> None:
 
 @pytest.mark.parametrize("inv_freq", [[1.0, 0.0, 0.0], [0.5]])
 def test_dims_ramp_refuses_a_table_with_one_moving_pair(inv_freq: list[float]) -> None:
-    refuses(InvalidRope, "at least two pairs that turn", lambda: derive("yarn", Source(np.array(inv_freq), 4096), 4))
+    refuses(InvalidRope, "at least two pairs that rotate", lambda: derive("yarn", Source(np.array(inv_freq), 4096), 4))

@@ -368,7 +368,9 @@ def test_longrope_lists_of_the_source_serve_the_original_reading_only(tmp_path: 
     source = scaled(tmp_path, {"rope_type": "longrope", **lists, "original_max_position_embeddings": 512})
     plan = ropetool.plan(source, "longrope", factor=4, reading="original")
     assert plan.params == lists
-    with pytest.raises(InvalidRope, match="longrope needs its divisors"):  # they divide the base, not the present table
+    with pytest.raises(
+        InvalidRope, match="longrope needs a list of divisors"
+    ):  # they divide the base, not the present table
         ropetool.plan(source, "longrope", factor=4, reading="current")
 
 
@@ -523,7 +525,7 @@ BROKEN_PLANS = {
     "no target": (corrupted(target=None), "target is null"),
     "a target without layers": (corrupted(target={"max_position_embeddings": 9}), "layers is absent"),
     "a layer that is none": (corrupted(target={"max_position_embeddings": 9, "layers": {"full_attention": 3}}), "full_attention is 3"),
-    "a layer of another layout": (of_layer(layout="diagonal"), "layout is 'diagonal'; it is half or interleaved"),
+    "a layer of another layout": (of_layer(layout="diagonal"), "layout is 'diagonal'; it must be half or interleaved"),
     "layers without end": (of_layer(layers=[0] * 70_000), "layers is .* at most 65,536 values"),
     "a window below 1": (of_layer(sliding_window=0), "sliding_window is 0"),
     "a temperature that is none": (of_layer(temperature=[1]), "temperature is"),
@@ -627,6 +629,6 @@ def test_parameters_that_the_source_was_trained_with_hold_on(tmp_path: Path) -> 
 def test_a_runtime_that_would_compute_something_else_is_no_unknown_one(tmp_path: Path) -> None:
     source = write_config(tmp_path / "m", {**configs.config("mistral", "v4"), "sliding_window": 128})
     with pytest.raises(
-        InvalidRope, match=r"llama\.cpp would not compute what this config says: llama\.cpp ignores the sl"
+        InvalidRope, match=r"llama\.cpp does not compute the rotation of this config: llama\.cpp ignores the sl"
     ):
         ropetool.plan(source, "yarn", factor=4, for_runtimes=["llama.cpp"])

@@ -68,12 +68,12 @@ def test_programs_that_run_llama_cpp_mean_it(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("vllm@0.99", "vllm 0.99 is not known; known: 0.25, 0.26 to 0.28, 0.29, 0.30, 0.31, 0.32 to 0.33"),
-        ("vllm@0.8", "vllm 0.8 is not known"),
-        ("vllm@", "vllm  is not known"),
-        ("vllm@new", "vllm new is not known"),
-        ("transformers@5", "transformers 5 is not known; known: 5.23.0"),
-        ("ollama@0.29", "ollama 0.29 does not run llama.cpp"),
+        ("vllm@0.99", "vllm 0.99 is an unknown release; known: 0.25, 0.26 to 0.28, 0.29, 0.30, 0.31, 0.32 to 0.33"),
+        ("vllm@0.8", "vllm 0.8 is an unknown release"),
+        ("vllm@", "vllm  is an unknown release"),
+        ("vllm@new", "vllm new is an unknown release"),
+        ("transformers@5", "transformers 5 is an unknown release; known: 5.23.0"),
+        ("ollama@0.29", "ollama 0.29 does not use llama.cpp"),
         ("vllmm@0.25", r"no runtime is called 'vllmm' \(did you mean vllm\?\); known: .*vllm"),
     ],
 )
@@ -107,7 +107,7 @@ def test_all_releases_agree_or_the_whole_program_refuses() -> None:
 def test_a_family_that_was_not_looked_at_is_not_guessed(engine: str) -> None:
     family = Family("other", "", "OtherForCausalLM", "half", default_rope_theta={"full_attention": 1e4})
     for runtime in runtimes.all_of(engine):
-        with pytest.raises(NotKnown, match=r"how .* runs other is not known|has no (model|architecture) of other"):
+        with pytest.raises(NotKnown, match=r"no data on other in|has no (model file|architecture) for other"):
             runtime.decode(HfCheckpoint(configs.config("llama", "v4"), family))
 
 
@@ -119,7 +119,7 @@ def test_kimi_k2_is_loaded_and_run_as_deepseek_v3(engine: str) -> None:
         found = [runtime.decode(HfCheckpoint(one, families.of_config(one))) for one in (data, kimi)]
         assert found[0].disagreement(found[1]) == ""
         other = {**kimi, "architectures": ["KimiLinearForCausalLM"]}
-        with pytest.raises(NotKnown, match="kimi_k2 is not known"):
+        with pytest.raises(NotKnown, match="no data on kimi_k2 in"):
             runtime.decode(HfCheckpoint(other, families.of_config(other)))
 
 
@@ -182,7 +182,7 @@ def test_inspect_says_which_differ_in_what_and_what_it_does(tmp_path: Path) -> N
     assert listed(write_config(tmp_path / "b", data)) == [
         "  as above  transformers, exllamav3, mlx-lm, mlx-vlm, transformers-v4, llama.cpp",
         "  DIFFERS   sglang, vllm",
-        "            - context 8192 instead of 2048: takes longer texts",
+        "            - context 8192 instead of 2048: accepts longer texts",
     ]
     data = {
         **configs.config("llama", "v5"),
@@ -230,7 +230,7 @@ def test_a_runtime_that_is_not_known_is_said_so(tmp_path: Path) -> None:
     found = inspection.inspect(write_config(tmp_path / "a", data))
     text = listed(tmp_path / "a")
     where = text.index("  not known  sglang")
-    assert text[where + 1].startswith("             - positions beyond factor x original length, 2048")
+    assert text[where + 1].startswith("             - releases differ for positions beyond 2048")
     assert "not_known" in inspection_json(found)["runtimes"]["sglang@0.5.15"]
 
 
@@ -282,7 +282,7 @@ def test_the_weights_take_what_one_program_does_not_read(tmp_path: Path) -> None
     )
     assert kept(made) == ["yarn keys without a factor, the rest in the weights"]
     made = plan(tmp_path, "llama", "linear", "transformers", "vllm")
-    assert made.candidates[0].rejected == "vllm@0.25: context 8192 instead of 2048: takes longer texts"
+    assert made.candidates[0].rejected == "vllm@0.25: context 8192 instead of 2048: accepts longer texts"
     assert kept(made) == ["a full table as longrope lists without a factor, the rest in the weights"]
 
 
@@ -361,9 +361,9 @@ def test_the_text_model_inside_a_wrapper_is_run_by_vllm_as_the_class_that_the_wr
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        (image_model(None), "how vLLM runs qwen3_vl"),
-        (image_model("AnotherForConditionalGeneration"), "how vLLM runs qwen3_vl"),
-        (image_model(rope_type="linear", factor=4.0), "positions by mrope_section"),
+        (image_model(None), "no data on qwen3_vl in vLLM"),
+        (image_model("AnotherForConditionalGeneration"), "no data on qwen3_vl in vLLM"),
+        (image_model(rope_type="linear", factor=4.0), "no data on mrope_section in vLLM"),
     ],
 )
 def test_what_vllm_makes_of_other_wrappers_and_tables_is_not_claimed(model: HfCheckpoint, says: str) -> None:

@@ -51,10 +51,10 @@ def test_no_numbers(value: Any) -> None:
 @pytest.mark.parametrize(
     ("inv_freq", "text"),
     [
-        ([], r"at least one entry, not of shape \(0,\)"),
-        ([[1.0, 2.0]], r"not of shape \(1, 2\)"),
-        (1.0, r"not of shape \(\)"),
-        ([1.0, -0.1], r"inv_freq\[1\] is -0.1; an inverse frequency is finite and not negative"),
+        ([], r"the shape \(0,\)"),
+        ([[1.0, 2.0]], r"the shape \(1, 2\)"),
+        (1.0, r"the shape \(\)"),
+        ([1.0, -0.1], r"inv_freq\[1\] is -0.1; it must be finite and not negative"),
         ([1.0, 0.1, math.nan], r"inv_freq\[2\] is nan"),
         ([math.inf], r"inv_freq\[0\] is inf"),
     ],
@@ -84,7 +84,7 @@ def test_data_cannot_be_changed() -> None:
 @pytest.mark.parametrize(
     ("limits", "text"),
     [
-        ([], "the last regime, and only that one, has no upper length"),
+        ([], "only the last regime must have no upper length"),
         ([4096], "the last regime"),
         ([None, None], "the last regime"),
         ([None, 4096], "the last regime"),
@@ -166,7 +166,7 @@ def test_rules_are_compared_by_their_keys() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"layout": "neox"}, "layout is 'neox'; it is half or interleaved"),
+        ({"layout": "neox"}, "layout is 'neox'; it must be half or interleaved"),
         ({"rotary_dim": 6}, "a table of 4 pairs does not fit rotary_dim 6"),
         ({"head_dim": 6}, "rotary_dim 8 is above head_dim 6"),
         ({"softmax_multiplier": 0.0}, "softmax_multiplier is 0.0"),

@@ -20,6 +20,8 @@ from ropetool.families.loading import record, wrong
 from ropetool.families.wrappers import ALIASES, FLAT, PREFIXES, TOLD_APART, UNKNOWN, UNREAD, WRAPPERS, Wrapper
 from ropetool.names import TEXT_CONFIGS
 
+NOT_SUPPORTED = "is not supported"  # in refusals that give the reason for one type
+
 
 @cache
 def _files() -> frozenset[str]:
@@ -76,7 +78,7 @@ def read_live(model_type: str) -> bool:
         found: Family = record(Family, records.described(facts, inner), f"{inner}, read live")
     except (records.Undescribed, ImportError, MemoryError) as reason:
         raise UnknownFamily(
-            f"the model family {model_type!r} is not served: read from the installed transformers, {reason}",
+            f"{not_supported(f'the model family {model_type!r}', reason)} (read from the installed transformers)",
             try_="ropetool families",
         ) from None
     _LIVE[inner] = dataclasses.replace(found, live=True)
@@ -106,7 +108,7 @@ def _check_claims(found: Iterable[Family]) -> None:
     for family in found:
         for architecture in family.gguf_architectures:
             if architecture in claimed:
-                sentence = f"{architecture!r} is that of {claimed[architecture]} already"
+                sentence = f"{claimed[architecture]} already lists {architecture!r}"
                 raise wrong(f"{family.model_type}.json: gguf_architectures", sentence)
             claimed[architecture] = family.model_type
 
@@ -204,14 +206,14 @@ def of_config(config: Mapping[str, Any], where: str = "") -> Family:
     try:
         family = get(text_type(config), where)  # a wrapper inside a wrapper has none
     except UnknownFamily as unknown:
-        raise UnknownFamily(f"in its {wrapper.text}, {unknown.message}", where=where, try_=unknown.try_) from None
+        raise UnknownFamily(f"in its {wrapper.text}: {unknown.message}", where=where, try_=unknown.try_) from None
     inner = wrapper.inner(config)
     missing = next((keys for keys in wrapper.needs if not any(key in inner for key in keys.split())), None)
     if missing and inner:
         key = missing.split()[-1]
         raise InvalidRope(
-            f"is not stated, and a {stated} fills it in with a number of its own",
-            where=f"{where}: {wrapper.text}.{key}", try_=f"state {key} in {wrapper.text} of config.json",
+            f"is not set, so the class of {stated} would use its own default",
+            where=f"{where}: {wrapper.text}.{key}", try_=f"set {key} in {wrapper.text} of config.json",
         )  # fmt: skip
     flat = stated in FLAT and config.get(wrapper.text) is None
     return _inside(family, stated, wrapper, () if flat else wrapper.path)
@@ -272,6 +274,11 @@ def nearest(model_type: str) -> str:
     return did_you_mean(model_type, sorted({*names(), *WRAPPERS, *ALIASES, *filter(wrapper_of, records.names())}))
 
 
+def not_supported(subject: str, reason: object) -> str:
+    """Return the sentence on a family that is known but has no data."""
+    return f"{subject} {NOT_SUPPORTED}: {reason}"
+
+
 def unread(model_type: str) -> str:
     """Return why a type that is known has no family; empty where it has one, or is not known either."""
     return UNREAD.get(model_type) or records.reason(model_type)
@@ -286,25 +293,23 @@ def get(model_type: str, where: str = "") -> Family:
     wrapper = wrapper_of(model_type)
     if wrapper is not None:
         text, default = wrapper.text, wrapper.default
-        stated = f"the model_type in its {text} says which one it follows"
-        stated += f", {default} where it states none" if default else ""
+        inner = f"the model_type in its {text} is the family" + (f", {default} by default" if default else "")
         raise UnknownFamily(
-            f"{model_type} has no family of its own: "
-            + (f"its {text} is that of a {default}, whatever model_type it states" if wrapper.fixed else stated),
+            f"{model_type} is a wrapper: " + (f"its {text} is always a {default}" if wrapper.fixed else inner),
             where=where, try_=command("ropetool", "families", default) if find(default) else "ropetool families",
         )  # fmt: skip
     if family is None:
         shown = model_type if len(model_type) <= 60 else f"{model_type[:57]}..."
         file = f"{model_type}.json" if model_type.isidentifier() and len(model_type) <= 60 else "MODEL_TYPE.json"
         particular, near = unread(model_type), nearest(model_type)
-        meant = "write the model_type that was meant, or " if near else ""
+        meant = "correct the model_type, or " if near else ""
         raise UnknownFamily(
-            f"the model family {shown!r} is not served: {particular}"
+            not_supported(f"the model family {shown!r}", particular)
             if particular
-            else f"the model family {shown!r} is not known{near}; ropetool families lists those that are",
+            else f"unknown model family {shown!r}{near}; `ropetool families` lists the known families",
             where=where,
             try_="ropetool families"
             if particular
-            else f"{meant}add ropetool/families/{file} after the checklist in docs/contributing.md",
+            else f"{meant}add ropetool/families/{file} with the checklist in docs/contributing.md",
         )
     return family

@@ -361,10 +361,10 @@ def at(config: Mapping[str, Any], place: str) -> Any:
 def _faults(family: Family, file: str) -> Iterator[tuple[str, str]]:
     """Yield the inconsistencies between the parts of a family: the path of the field, and a sentence."""
     if f"{family.model_type}.json" != file.removeprefix(REMOTE):
-        yield "model_type", f"{family.model_type!r} is not the name of the file without .json"
+        yield "model_type", f"{family.model_type!r} must be the name of the file without .json"
     for layer_type in family.rope_entries:
         if layer_type not in family.default_rope_theta:
-            yield "default_rope_theta", f"lacks {layer_type!r}"
+            yield "default_rope_theta", f"does not set {layer_type!r}"
     for layer_type in family.extends:
         if layer_type not in family.rope_entries:
             yield "extends", f"{layer_type!r} is not one of {', '.join(family.rope_entries)}"
@@ -373,9 +373,9 @@ def _faults(family: Family, file: str) -> Iterator[tuple[str, str]]:
             if step.rows not in SELECTORS:
                 yield f"bake.{part}[{number}].rows", f"{step.rows!r} is not a selector; known: {', '.join(SELECTORS)}"
     if bool(family.gguf_architecture) != (family.export is not None):
-        yield "export", "gguf_architecture and export are stated together, or neither"
+        yield "export", "gguf_architecture and export must be set together"
     if family.gguf_architectures and (family.export is None or family.bake is None):
-        yield "gguf_architectures", "needs export and bake, which name what such a file holds"
+        yield "gguf_architectures", "requires export and bake, which name the tensors of the file"
     if family.export is not None:
         yield from ((f"export.{place}", sentence) for place, sentence in faults(family.export))
         if family.gguf_architectures:
@@ -383,7 +383,7 @@ def _faults(family: Family, file: str) -> Iterator[tuple[str, str]]:
                 for number, step in enumerate(steps):
                     if part != "k_plain" and not family.gguf_name(step.tensor):
                         place = f"bake.{part}[{number}].tensor"
-                        yield place, f"{step.tensor!r} is not among the tensors of export.layer"
+                        yield place, f"{step.tensor!r} is not a tensor of export.layer"
 
 
 def _steps(bake: FoldSteps | None) -> Iterator[tuple[str, tuple[FoldStep, ...]]]:

@@ -36,7 +36,7 @@ def parsed(text: str, file: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in pairs:
             if key in found:
-                raise wrong(file, f"states {key!r} twice in one object")
+                raise wrong(file, f"sets {key!r} twice in one object")
             found[key] = value
         return found
 
@@ -45,7 +45,7 @@ def parsed(text: str, file: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise wrong(file, f"is not JSON: {error.msg} in line {error.lineno}") from None
     if not isinstance(data, dict):
-        raise wrong(file, "is not a JSON object: a family's file begins with { and ends with }")
+        raise wrong(file, "must be a JSON object, from { to }")
     return data
 
 
@@ -60,7 +60,7 @@ def record(kind: Any, data: Any, where: str) -> Any:
     Raises: ConfigError.
     """
     if not isinstance(data, dict):
-        raise wrong(where, f"{_shown(data)} is not an object in braces; its keys are {', '.join(_fields(kind))}")
+        raise wrong(where, f"{_shown(data)} must be an object in braces with the keys {', '.join(_fields(kind))}")
     hints = _fields(kind)
     _check_keys(data, hints, where)
     lacking = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
@@ -82,13 +82,13 @@ def _check_keys(data: Mapping[str, Any], known: Iterable[str], where: str) -> No
     for key in data:
         if key not in known:
             near = did_you_mean(key, known)
-            raise wrong(_inside(where, key), f"{key!r} is not a key here{near}; known: {', '.join(known)}")
+            raise wrong(_inside(where, key), f"unknown key {key!r}{near}; known: {', '.join(known)}")
 
 
 def _check_stated(data: Mapping[str, Any], wanted: Iterable[str], where: str) -> None:
     for key in wanted:
         if key not in data:
-            raise wrong(where, f"lacks {key!r}, which has no default; {', '.join(wanted)} must be stated")
+            raise wrong(where, f"{key!r} is missing; required: {', '.join(wanted)}")
 
 
 def _read(hint: Any, value: Any, where: str) -> Any:
@@ -101,15 +101,15 @@ def _read(hint: Any, value: Any, where: str) -> Any:
     if origin is typing.Literal:
         if value not in arguments:
             near = did_you_mean(value, filter(None, arguments)) if isinstance(value, str) else ""
-            raise wrong(where, f"{_shown(value)} is not known{near}; known: {', '.join(map(json.dumps, arguments))}")
+            raise wrong(where, f"unknown value {_shown(value)}{near}; known: {', '.join(map(json.dumps, arguments))}")
         return value
     if origin is tuple:
         if not isinstance(value, list):
-            raise wrong(where, f"{_shown(value)} is not a list in brackets")
+            raise wrong(where, f"{_shown(value)} must be a list in brackets")
         return tuple(_read(arguments[0], one, f"{where}[{number}]") for number, one in enumerate(value))
     if origin in (dict, Mapping):
         if not isinstance(value, dict):
-            raise wrong(where, f"{_shown(value)} is not an object in braces")
+            raise wrong(where, f"{_shown(value)} must be an object in braces")
         return {key: _read(arguments[1], one, f"{where}.{key}") for key, one in value.items()}
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
@@ -121,7 +121,7 @@ def _read(hint: Any, value: Any, where: str) -> Any:
     if hint is float and type(value) is int:
         return float(value)
     if type(value) is not hint:
-        raise wrong(where, f"{_shown(value)} is not {_KINDS[hint]}")
+        raise wrong(where, f"{_shown(value)} must be {_KINDS[hint]}")
     return value
 
 
@@ -136,7 +136,7 @@ def _shown(value: Any) -> str:
 def _rows(entries: Any, where: str) -> Rows:
     """Return the rows of a list: a row by itself, the name of a group, or a group with what it takes."""
     if not isinstance(entries, list):
-        raise wrong(where, f"{_shown(entries)} is not a list in brackets")
+        raise wrong(where, f"{_shown(entries)} must be a list in brackets")
     found: list[Row] = []
     for number, entry in enumerate(entries):
         place = f"{where}[{number}]"
@@ -147,7 +147,7 @@ def _rows(entries: Any, where: str) -> Rows:
         elif isinstance(entry, dict):
             found.append(record(Row, entry, place))
         else:
-            raise wrong(place, f"{_shown(entry)} is neither a tensor, an object with hf, gguf and shape, nor a group")
+            raise wrong(place, f"{_shown(entry)} must be a tensor, an object with hf, gguf and shape, or a group")
     return tuple(found)
 
 
@@ -155,7 +155,7 @@ def _group(name: Any, given: Mapping[str, Any], where: str) -> Rows:
     if not isinstance(name, str) or name not in tensors.GROUPS:
         near = did_you_mean(name, tensors.GROUPS) if isinstance(name, str) else ""
         known = ", ".join(tensors.GROUPS)
-        raise wrong(where, f"{_shown(name)} is not a group of tensors{near}; known: {known}")
+        raise wrong(where, f"unknown group of tensors {_shown(name)}{near}; known: {known}")
     hints, needed = _parameters(tensors.GROUPS[name])
     _check_keys(given, (GROUP, *hints), where)
     _check_stated(given, needed, where)

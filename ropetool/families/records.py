@@ -26,23 +26,22 @@ ALIKE = (
 )  # fmt: skip
 # What a record does not tell, for it is read from the class and not from the files that are published.
 ELSEWHERE = {
-    "blt": "several models inside it rotate, each by rope keys of its own",
-    "pi0": "two models rotate in it side by side, and share their positions",
+    "blt": "several models inside it rotate, each with separate rope keys",
+    "pi0": "two models inside it rotate side by side and share their positions",
     "florence2": "its text model is a bart, which has no rotary positions",
     "inkling_mm_model": "its text model is an inkling_text, which has no rotary positions",
-    "vision-encoder-decoder": "its decoder is a checkpoint of its own, joined by cross attention",
+    "vision-encoder-decoder": "its decoder is a separate checkpoint, joined by cross attention",
     "dbrx": (
-        "its published configs state the base in attn_config, where transformers 5 does not look: it rotates by 10000 "
-        "whatever stands there"
+        "its published configs set the base in attn_config, which transformers 5 does not read: it always rotates with base 10000"
     ),
-    "dia": "its encoder of text and its decoder of sound rotate, each by rope keys of its own",
-    "t5gemma": "its encoder and its decoder rotate, each by rope keys of its own",
-    "t5gemma2": "its encoder and its decoder rotate, each by rope keys of its own",
+    "dia": "its text encoder and its audio decoder rotate with separate rope keys",
+    "t5gemma": "its encoder and its decoder rotate with separate rope keys",
+    "t5gemma2": "its encoder and its decoder rotate with separate rope keys",
 }
 # Where there is nothing to extend, and why.
 SETTLED = {
-    "beam": "its full-attention layers do not rotate, and the others look back through their window whatever the context",
-    "recurrent_gemma": "its class takes the unscaled table alone, and its layers look back 2048 tokens whatever the context",
+    "beam": "its full-attention layers do not rotate, and its other layers have a fixed window at any context length",
+    "recurrent_gemma": "its class accepts only the unscaled table, and its layers look back 2048 tokens at any context length",
 }
 WINDOWS = ("never", "always", "alternate", "use_sliding_window")
 
@@ -79,7 +78,7 @@ def facts(model_type: str) -> dict[str, Any]:
         raise Undescribed(known[model_type])
     record = _record(model_type) or _within(model_type)
     if record is None:
-        raise Undescribed("transformers' facts of it are not recorded")
+        raise Undescribed("no data from transformers on it")
     return described(record, model_type)
 
 
@@ -93,7 +92,7 @@ def described(record: Mapping[str, Any], model_type: str) -> dict[str, Any]:
     if record["outcome"] != PROVEN:
         raise Undescribed(record["reason"])
     if record.get("text_type", model_type) != model_type:
-        raise Undescribed(f"it hands over to the {record['text_type']} inside it")
+        raise Undescribed(f"it uses the {record['text_type']} inside it")
     return {**_rotating(record), "model_type": model_type}
 
 
@@ -206,12 +205,12 @@ def _check(record: Mapping[str, Any]) -> None:
         record["head_dim_key"],
         *record.get("head_dim_keys", {}).values(),
     ):
-        raise Undescribed("it has decoupled keys of its own in each kind of layer")
+        raise Undescribed("it has separate decoupled keys for each layer type")
     if record["rope_types"] == ["default"] and not all(table["plain"] for table in record["tables"].values()):
-        raise Undescribed("its class takes the unscaled type alone, and orders the pairs of its table by image axes")
+        raise Undescribed("its class accepts only the unscaled type, and orders the pairs of its table by image axes")
     sized = {"hidden_size", "num_attention_heads"} <= record["default_sizes"].keys()
     if not sized and record["default_head_dim"] is None:
-        raise Undescribed("where the size of its heads is stated is not known")
+        raise Undescribed("no data on the key that sets the size of its heads")
 
 
 def _rotating(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,10 +257,12 @@ def _rotating(record: Mapping[str, Any]) -> dict[str, Any]:
         rotating = any(layer.get("temperature") for layer in attending if layer["rotates"])
         known = "llama_4_scaling_beta"
         if rotating:  # of layers that do not rotate no file of ours says anything
-            found["temperature_key"] = _known(record["temperature_key"], (known,), "a temperature by {}")
+            found["temperature_key"] = _known(
+                record["temperature_key"], (known,), "its temperature key {} is not decoded"
+            )
     vanishing = {layer["factor_vanishes"] for layer in attending if layer["rotates"]}
     if len(vanishing) > 1:
-        raise Undescribed("norms follow the rotation in some of its layers alone")
+        raise Undescribed("norms follow the rotation in only some of its layers")
     return {**found, "norm_after": vanishing.pop()}
 
 
@@ -288,9 +289,9 @@ def _groups(record: Mapping[str, Any], attending: Sequence[Mapping[str, Any]]) -
         for name in layer.get("tables", ()):
             kind = SLIDING if layer.get("window") == "sliding" else FULL
             if found.setdefault(kind, name) != name or name in [other for k, other in found.items() if k != kind]:
-                raise Undescribed(f"its rope groups are {' and '.join(record['layer_types'])}")
+                raise Undescribed(f"its rope groups {' and '.join(record['layer_types'])} do not match its layer types")
     if FULL not in found or set(found.values()) != set(record["layer_types"]):
-        raise Undescribed(f"its rope groups are {' and '.join(record['layer_types'])}")
+        raise Undescribed(f"its rope groups {' and '.join(record['layer_types'])} do not match its layer types")
     return found
 
 
@@ -315,7 +316,7 @@ def _rotates(record: Mapping[str, Any], layers: Sequence[Mapping[str, Any]]) -> 
     if attending and not still and all(layer.get("window") == "sliding" for layer in attending):
         return "sliding"
     if still or any(layer["attends"] and layer.get("window") == "sliding" for _, layer in record["layers"]):
-        raise Undescribed("some of its layers keep a state, and others slide or do not rotate")
+        raise Undescribed("some of its layers keep a state, others have a sliding window or do not rotate")
     return "full"
 
 
@@ -338,7 +339,7 @@ def _kinds(record: Mapping[str, Any], kind_names: Mapping[str, str]) -> dict[str
 
 def _windows(record: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "sliding_window": _known(record["sliding_window"], WINDOWS, "its window is switched by {}")
+        "sliding_window": _known(record["sliding_window"], WINDOWS, "its window depends on {}, which is not decoded")
     }
     if record.get("default_sliding_window") is not None and found["sliding_window"] != "never":
         found["default_sliding_window"] = record["default_sliding_window"]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropetool.errors import ConfigError, UnknownName
+from ropetool.files.hf.jsontext import shown
 
 Q, K = "q", "k"
 
@@ -35,7 +36,8 @@ class Sizes:
         value = self.config.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(
-                f"{key} must be stated as a whole number, to know which rows belong to which head", where="config.json"
+                f"{key} is {shown(value)}; it must be a whole number above 0, which assigns rows to heads",
+                where="config.json",
             )
         return value
 

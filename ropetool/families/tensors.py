@@ -218,7 +218,7 @@ def experts(
 ) -> Rows:  # fmt: skip
     """Return experts, each with matrices of its own; names: those of the gate, of up and of down."""
     if len(names) != 3:
-        raise ValueError("names are three, those of the gate, of up and of down")
+        raise ValueError("names must be three: gate, up and down")
     shapes = (f"{inner} hidden", f"{inner} hidden", f"hidden {inner}")
     return tuple(
         Row(f"{block}.{{x}}.{theirs}.weight", f"ffn_{ours}_exps.weight", shape, when, many="experts")
@@ -356,7 +356,7 @@ def sized(formula: str, counts: Mapping[str, int]) -> int:
     try:
         parsed = ast.parse(formula, mode="eval").body
     except (SyntaxError, RecursionError):
-        raise ValueError("is not a formula") from None
+        raise ValueError("is not a valid formula") from None
     return _value(parsed, counts)
 
 
@@ -366,7 +366,7 @@ def _value(node: ast.expr, counts: Mapping[str, int]) -> int:
             return number
         case ast.Name(id=name):
             if name not in counts:
-                raise ValueError(f"has {name!r}, which is not a size; known: {', '.join(counts)}")
+                raise ValueError(f"contains {name!r}, which is not a size; known: {', '.join(counts)}")
             return counts[name]
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return _value(left, counts) + _value(right, counts)
@@ -376,7 +376,7 @@ def _value(node: ast.expr, counts: Mapping[str, int]) -> int:
             return _value(left, counts) * _value(right, counts)
         case ast.BinOp(left=left, op=ast.FloorDiv(), right=right):
             return _value(left, counts) // max(1, _value(right, counts))
-    raise ValueError(f"has {ast.unparse(node)!r}; it takes sizes, whole numbers, +, -, * and //")
+    raise ValueError(f"contains {ast.unparse(node)!r}; allowed: sizes, whole numbers, +, -, * and //")
 
 
 def derived(formulas: Mapping[str, str], counts: Mapping[str, int]) -> dict[str, int]:
@@ -406,36 +406,36 @@ def faults(export: Export) -> Iterable[tuple[str, str]]:
         for row in rows:
             for size in (*row.shape.split(), *row.written.split(), *row.many.split()):
                 if size not in names:
-                    yield f"{part}: {row.hf}", f"{size!r} is not a size; known: {', '.join(names)}"
+                    yield f"{part}: {row.hf}", f"unknown size {size!r}; known: {', '.join(names)}"
             for switch, _ in conditions(row.when):
                 if switch not in switches:
-                    yield f"{part}: {row.hf}", f"{switch!r} is not a switch; known: {', '.join(switches)}"
+                    yield f"{part}: {row.hf}", f"unknown switch {switch!r}; known: {', '.join(switches)}"
                 if part == "outer" and switch in export.layer_switches:
-                    yield f"{part}: {row.hf}", f"{switch!r} is a switch of layers, and this is none's"
+                    yield f"{part}: {row.hf}", f"{switch!r} is a layer switch, but this tensor is in no layer"
     for name, one in export.counts.items():
         if bool(one.words_key) != (len(one.words) == 2):
-            yield f"counts.{name}", "words are two, that of the first layers and the other, with the key of their list"
+            yield f"counts.{name}", "set words_key together with two words, for the first layers and for the others"
     for name in export.switch_names:
         if name not in export.switches:
-            yield f"switch_names.{name}", f"{name!r} is not a switch; known: {', '.join(export.switches)}"
+            yield f"switch_names.{name}", f"unknown switch {name!r}; known: {', '.join(export.switches)}"
     for name, layers in export.layer_switches.items():
         for size in filter(None, (layers.first, layers.every)):
             if size not in names:
-                yield f"layer_switches.{name}", f"{size!r} is not a size; known: {', '.join(names)}"
+                yield f"layer_switches.{name}", f"unknown size {size!r}; known: {', '.join(names)}"
     for part, sizes in (("sizes", export.sizes), ("equal", export.equal)):
         for key, size in sizes.items():
             if size not in names or (part == "equal" and key not in names):
                 unknown = size if size not in names else key
-                yield f"{part}.{key}", f"{unknown!r} is not a size; known: {', '.join(names)}"
+                yield f"{part}.{key}", f"unknown size {unknown!r}; known: {', '.join(names)}"
     for key, each in export.arrays.items():
         for size in filter(None, (each.size, each.other)):
             if size not in names:
-                yield f"arrays.{key}", f"{size!r} is not a size; known: {', '.join(names)}"
+                yield f"arrays.{key}", f"unknown size {size!r}; known: {', '.join(names)}"
         for switch, _ in (*conditions(each.when), *conditions(each.where)):
             if switch not in switches:
-                yield f"arrays.{key}", f"{switch!r} is not a switch; known: {', '.join(switches)}"
+                yield f"arrays.{key}", f"unknown switch {switch!r}; known: {', '.join(switches)}"
     for key, stated in export.keys.items():
         if sum(map(bool, (stated.number, stated.switch, stated.entries))) != 1:
-            yield f"keys.{key}", "states a number, a switch or the entries of a list, one of them"
+            yield f"keys.{key}", "must set exactly one of number, switch and entries"
         elif stated.switch and stated.switch not in export.switches:
-            yield f"keys.{key}", f"{stated.switch!r} is not a switch; known: {', '.join(export.switches)}"
+            yield f"keys.{key}", f"unknown switch {stated.switch!r}; known: {', '.join(export.switches)}"

@@ -121,11 +121,11 @@ TOLD_APART: dict[str, tuple[str, str]] = {
 # Types that only remote code has, and why it is not read here: what a user can do instead ends each.
 UNREAD: dict[str, str] = {
     "chatglm": (
-        "its remote code has no rope keys but rope_ratio, which multiplies the base in some releases and divides positions "
-        "in others; the same model as a glm (zai-org/glm-4-9b-chat-hf) is extended"
+        "its only rope key is rope_ratio, which multiplies the base in some releases of its remote code and divides positions "
+        "in others; use its glm version (zai-org/glm-4-9b-chat-hf)"
     ),
-    "internlm": "its remote code keeps base and type in an object of its own, rotary; internlm2 and internlm3 are extended",
-    "phi-msft": "its remote code has the base 10000 in its code and reads rotary_dim alone; the same model as a phi is extended",
+    "internlm": "its remote code reads base and type from a separate object, rotary; use internlm2 or internlm3",
+    "phi-msft": "its remote code fixes the base at 10000 and reads only rotary_dim; use its phi version",
 }
 
 # The places that a text model's attention may have inside a wrapper, for names that begin with `model.` on their own.

@@ -48,9 +48,9 @@ __all__ = ["COMPARING_LOGITS", "Exported", "Progress", "check_export", "export_c
 
 # The next step where a refusal names none of its own.
 _NEXT_STEPS: tuple[tuple[type[RopetoolError], str], ...] = (
-    (LossyExport, "serve the checkpoint itself, with transformers or vLLM: llama.cpp would compute something else"),
+    (LossyExport, "run the checkpoint with transformers or vLLM; llama.cpp would compute something else"),
     (UnsupportedDtype, "save its weights in bfloat16 with transformers, then export that"),
-    (CorruptFile, "get the file again, or save the checkpoint anew with transformers"),
+    (CorruptFile, "download the file again, or save the checkpoint again with transformers"),
 )
 
 
@@ -161,7 +161,7 @@ def _ready(
         yield prepare(checkpoint, output, options)
     elif checkpoint.family.export is not None:
         ready = prepare(checkpoint, output, options)
-        unused = f"--converter was not used: ropetool has a table of its own for {checkpoint.name}"
+        unused = f"ropetool ignored --converter, because it has its own tensor table for {checkpoint.name}"
         yield replace(ready, notes=(unused, *ready.notes))
     else:
         with prepared(checkpoint, output, options, asked, progress) as ready:
@@ -221,7 +221,11 @@ def _written(ready: Prepared, choices: Choices, options: ExportOptions, asking: 
     )  # fmt: skip
     lines = companions.serving(written.paths, ready.context_length, written.sidecars)
     unseen = _unseen(ready, written.checks)
-    several = () if len(written.paths) == 1 else (f"split over {len(written.paths)} files, of which this is the first",)
+    several = (
+        ()
+        if len(written.paths) == 1
+        else (f"the model is split into {len(written.paths)} files; load this one, the first",)
+    )
     return Exported(
         written.paths[0], ready.arch, ready.outtype, written.tensors, written.nbytes, ready.encoding.name,
         ready.context_length, (*ready.notes, *matrix_notes, *written.notes, *several, *gate_notes, *unseen), ready.bakes,
@@ -239,23 +243,23 @@ def check_export(source: str | Path, output: str | Path, *, force: bool = False,
 
 
 def _gate(ready: Prepared, asking: _Asking, tell: Progress) -> tuple[str, ...]:
-    """Return notes on what vouches for the source, or why nothing has to. Raises: CheckpointError as `vouched`."""
+    """Return notes on the certificate of a source that ropetool made. Raises: CheckpointError as `vouched`."""
     if ready.source.record is None:
-        return ("no certificate needed: ropetool did not produce this checkpoint",)
+        return ()
     if asking.allow_unverified:
-        return ("exported without asking for a certificate, as --allow-unverified says",)
+        return ("exported without a certificate (--allow-unverified): `ropetool verify` measures the checkpoint",)
     return vouched(ready.source, ready.context_length, asking.require, tell)
 
 
 def _unseen(ready: Prepared, checks: Sequence[Check]) -> tuple[str, ...]:
     """Return a note where nothing has shown that the tensors of a converter's file are the checkpoint's."""
     reasons = [check.detail for check in checks if check.name == KL and check.verdict == NOT_RUN]
-    reason = reasons[0] if reasons else "" if any(check.name in KL_NAMES for check in checks) else "nobody asked for it"
+    reason = reasons[0] if reasons else "" if any(check.name in KL_NAMES for check in checks) else "--no-check"
     if not ready.converter or not reason:
         return ()
     return (
-        f"its logits were not compared with the checkpoint's, for {reason}: that its tensors are the checkpoint's rests on "
-        "llama.cpp's converter alone",
+        f"the logits were not compared with the checkpoint ({reason}), so ropetool relies on llama.cpp's converter for the "
+        "tensors. `ropetool verify FILE --against SOURCE` compares them",
     )
 
 

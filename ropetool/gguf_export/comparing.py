@@ -72,6 +72,6 @@ def _judge(checks: Sequence[Check], file: Path) -> None:
             beyond = check.figure is not None and check.limit is not None and check.figure > check.limit
             figure = f" is {check.figure:.3g}, at most {check.limit:.3g} is allowed" if beyond else " differ"
             raise VerificationFailed(
-                f"it does not compute what the checkpoint does, and was not kept: {check.name}{figure} ({check.detail})",
-                where=str(file), try_="--no-check, which keeps it, then ropetool verify FILE --against SOURCE",
+                f"the file does not compute the same as the checkpoint and was deleted: {check.name}{figure} ({check.detail})",
+                where=str(file), try_="--no-check, which keeps the file, then ropetool verify FILE --against SOURCE",
             )  # fmt: skip

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,9 +26,9 @@ from ropetool.gguf_export import container, kquants
 from ropetool.gguf_export.container import File, Progress
 from ropetool.gguf_export.splitting import split
 from ropetool.gguf_model import mxfp4
-from ropetool.gguf_model.outtypes import BLOCKS, OUTTYPES, dtype_of, is_made_by_libllama
+from ropetool.gguf_model.outtypes import dtype_of, is_made_by_libllama
 from ropetool.gguf_model.sources import Source
-from ropetool.gguf_model.tensors import Layout, Placed
+from ropetool.gguf_model.tensors import Layout, Placed, narrow_note
 from ropetool.plans import gguf_output
 from ropetool.verification.kl_gate import NAMES as KL_NAMES
 from ropetool.verification.results import Check
@@ -74,8 +73,8 @@ def check(target: Path, source: Path, limits: Limits, *, force: bool) -> tuple[s
         check_output(path, source, force=True)
         if not force:
             raise OutputError(
-                "exists already, a part of a model of this name", where=str(path),
-                try_="give another -o, or --force, which replaces parts of the same number",
+                "exists already, as a part of a split model with this name", where=str(path),
+                try_="pass a different -o, or --force, which replaces a model with the same number of parts",
             )  # fmt: skip
     return notes
 
@@ -134,20 +133,16 @@ def _narrow_note(layout: Layout, outtype: str) -> tuple[str, ...]:
         for placed in layout.tensors
         if placed.dtype != mxfp4.DTYPE and dtype_of(placed.info.name, placed.info.shape[::-1], outtype) == "F16"
     ]
-    if not narrow:
-        return ()
-    types = " and ".join(f"{count} in {dtype}" for dtype, count in Counter(one.dtype for one in narrow).most_common())
-    return (
-        f"{len(narrow)} tensors are stored in other types, {types}, {narrow[0].info.name} the first: their rows are not "
-        f"whole {outtype} blocks, of {BLOCKS[OUTTYPES[outtype].dtype]} numbers",
-    )
+    return narrow_note(narrow, outtype)
 
 
 def _leftovers_note(target: Path, paths: Sequence[Path]) -> tuple[str, ...]:
     others = [path.name for path in _parts_of(target) if path not in paths]
     if not others:
         return ()
-    return (f"parts of another number were left beside it: {others[0]}, the first of {len(others)}",)
+    return (
+        f"the folder still contains {len(others)} parts of an older split, the first {others[0]}; delete them if unused",
+    )
 
 
 @contextmanager

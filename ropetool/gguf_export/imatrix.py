@@ -34,13 +34,13 @@ def read_imatrix(path: Path) -> Weights:
     with open_regular(path) as file:
         start, size = file.read(len(MAGIC)), os.fstat(file.fileno()).st_size
     if size > MAX_FILE:
-        raise CorruptFile(f"is {size:,} bytes long; at most {MAX_FILE:,} are read", where=str(path), try_=AGAIN)
+        raise CorruptFile(f"has {size:,} bytes; the maximum is {MAX_FILE:,}", where=str(path), try_=AGAIN)
     weights = _of_gguf(path) if start == MAGIC else _of_legacy(path)
     for name, values in weights.items():
         if not np.isfinite(values).all():
             raise CheckpointError(f"the importance of {name} is not finite", where=str(path))
     if not weights:
-        raise CorruptFile("holds no importance matrix", where=str(path), try_=AGAIN)
+        raise CorruptFile("does not contain an importance matrix", where=str(path), try_=AGAIN)
     return weights
 
 
@@ -51,10 +51,10 @@ def _of_gguf(path: Path) -> Weights:
     with open_regular(path, buffering=0) as file:
         for name in [name.removesuffix(SUMS) for name in infos if name.endswith(SUMS)]:
             if name + COUNTS not in infos:
-                raise CorruptFile(f"has sums of {name} and no counts", where=str(path))
+                raise CorruptFile(f"has sums of {name}, but no counts", where=str(path))
             sums, times = (_values(file, header, infos[name + part]) for part in (SUMS, COUNTS))
             if not times.size or not sums.size or sums.size % times.size:
-                raise CorruptFile(f"has {sums.size} sums of {name}, and {times.size} counts", where=str(path))
+                raise CorruptFile(f"has {sums.size} sums of {name} for {times.size} counts", where=str(path))
             found[name] = _means(sums, np.rint(times))
     return found
 
@@ -74,7 +74,7 @@ def _values(file: BinaryIO, header: GgufHeader, info: TensorInfo) -> Vector:
     file.seek(header.data_start + info.offset)
     raw = file.read(info.nbytes)
     if len(raw) < info.nbytes:
-        raise CorruptFile(f"became shorter and ends inside {info.name}", where=str(header.path))
+        raise CorruptFile(f"shrank while ropetool read it, and ends inside {info.name}", where=str(header.path))
     return np.frombuffer(raw, "<f4")
 
 
@@ -101,5 +101,5 @@ def _of_legacy(path: Path) -> Weights:
 def _whole(raw: bytes, at: int, most: int) -> int:
     value = int.from_bytes(raw[at : at + 4], "little", signed=True)
     if not 1 <= value <= most:
-        raise ValueError(f"{value} stands at byte {at}, where a number from 1 to {most} belongs")
+        raise ValueError(f"the number at byte {at} is {value}; it must be from 1 to {most}")
     return value

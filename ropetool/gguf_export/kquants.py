@@ -26,6 +26,7 @@ from ropetool.gguf_model.tensors import Layout
 from ropetool.machine import install_line, processors
 from ropetool.verification.runners.llama_library import last_words, library, listening
 
+_FOR_THIS_MODEL = "llama-imatrix -m FILE, where FILE is an unquantised export of this model"
 ROWS_HELD = 128 << 20  # bytes of rows that libllama may hold beside the file
 _CHILD = f"""
 import json, sys
@@ -45,7 +46,7 @@ def check(outtype: str, imatrix: Path | None) -> Weights:
     if kind is None or not kind.by_libllama:
         if imatrix is not None:
             raise ConfigError(
-                f"{outtype} has no use for an importance matrix; K-quants and IQ types have",
+                f"{outtype} does not use an importance matrix; K-quants and IQ types do",
                 where="--imatrix", try_="--outtype q4_k_m",
             )  # fmt: skip
         return {}
@@ -54,7 +55,7 @@ def check(outtype: str, imatrix: Path | None) -> Weights:
         return read_imatrix(imatrix)
     if kind.weighted:
         raise ConfigError(
-            f"llama.cpp makes {outtype} only with an importance matrix",
+            f"llama.cpp quantises to {outtype} only with an importance matrix",
             where="--imatrix", try_="llama-imatrix -m MODEL.gguf -f TEXT -o FILE, then --imatrix FILE",
         )  # fmt: skip
     return {}
@@ -68,15 +69,15 @@ def check_fit(imatrix: Path, entries: Weights, layout: Layout) -> tuple[str, ...
     shapes = {placed.info.name: placed.info.shape for placed in layout.tensors if len(placed.info.shape) > 1}
     if entries.keys().isdisjoint(shapes):
         raise CheckpointError(
-            f"none of its {len(entries)} entries, {min(entries)} the first, is for a matrix of this model",
-            where=str(imatrix), try_="llama-imatrix -m FILE, where FILE is an unquantised export of this model",
+            f"none of its {len(entries)} entries, the first {min(entries)}, is for a matrix of this model",
+            where=str(imatrix), try_=_FOR_THIS_MODEL,
         )  # fmt: skip
     for name in entries.keys() & shapes.keys():
         columns, _, *experts = shapes[name]
         if entries[name].size != columns * math.prod(experts):
             raise CheckpointError(
-                f"has {entries[name].size} numbers for {name}, which has {columns * math.prod(experts)} columns",
-                where=str(imatrix), try_="llama-imatrix -m FILE, where FILE is an unquantised export of this model",
+                f"has {entries[name].size} numbers for {name}; it must have {columns * math.prod(experts)}, one for each column",
+                where=str(imatrix), try_=_FOR_THIS_MODEL,
             )  # fmt: skip
     # llama-imatrix leaves the embedding and the head out unless it is asked for them.
     lacking = [
@@ -84,7 +85,7 @@ def check_fit(imatrix: Path, entries: Weights, layout: Layout) -> tuple[str, ...
     ]
     if not lacking:
         return ()
-    return (f"the importance matrix says nothing of {len(lacking)} matrices, {lacking[0]} the first",)
+    return (f"the importance matrix has no entry for {len(lacking)} matrices, the first {lacking[0]}",)
 
 
 def stated(imatrix: Path, entries: Weights) -> dict[str, Value]:
@@ -109,8 +110,12 @@ def quantise(source: Path, target: Path, outtype: str, imatrix: Path | None, kep
         return
     words = said.decode("utf-8", "replace").strip().splitlines() or [f"ended with code {code}"]
     if "basic_ios::clear" in words[-1]:  # what libstdc++ says of a write that fails
-        raise OutputError("could not be written to the end", where=str(target), try_="give an -o on another disk")
-    raise CheckpointError(f"llama.cpp does not quantise it: {words[-1]}", where=str(target))
+        raise OutputError(
+            "could not be written completely; the disk may be full",
+            where=str(target),
+            try_="pass an -o on a different disk",
+        )
+    raise CheckpointError(f"llama.cpp cannot quantise the model: {words[-1]}", where=str(target))
 
 
 def _in_child(task: dict[str, Any]) -> tuple[int, bytes]:
@@ -129,8 +134,8 @@ def _library(outtype: str) -> None:
         library()
     except MissingDependency as error:
         raise MissingDependency(
-            f"{outtype} is made by llama.cpp's own quantiser, and llama-cpp-python is absent",
-            where="--outtype", try_=f"{install_line('llama')}; or write q8_0, q5_1, q5_0, q4_1 or q4_0, which do not need it",
+            f"{outtype} needs llama.cpp's quantiser, and llama-cpp-python is not installed",
+            where="--outtype", try_=f"{install_line('llama')}; or --outtype q8_0, q5_1, q5_0, q4_1 or q4_0",
         ) from error  # fmt: skip
 
 

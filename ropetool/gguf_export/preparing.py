@@ -106,13 +106,13 @@ def _is_gguf_already(source: Path, model: GgufCheckpoint) -> NotACheckpoint:
     _ = model.name  # what is not a model is told as what it is
     made = provenance.record(model.path)
     if made is not None and made.kind == provenance.EXPORT and not provenance.source_problem(made):
-        try_ = f"{command('ropetool', 'export', Path(made.source))}, its checkpoint"
+        try_ = f"{command('ropetool', 'export', Path(made.source))}, the checkpoint of this file"
     else:
         try_ = (
-            f"{command('ropetool', 'extend', source)} --method yarn --factor 4, which reads GGUF files; llama-quantize "
-            "changes the type of its matrices"
+            f"{command('ropetool', 'extend', source)} --method yarn --factor 4 to extend it, or llama-quantize to change "
+            "the type of its matrices"
         )
-    return NotACheckpoint("is a GGUF file already; a Hugging Face directory is exported", where=str(source), try_=try_)
+    return NotACheckpoint("is already a GGUF file; export reads Hugging Face directories", where=str(source), try_=try_)
 
 
 def beside(source: Path, outtype: str) -> Path:

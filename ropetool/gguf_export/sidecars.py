@@ -79,14 +79,14 @@ def _inexact(exporting: Exporting) -> str:
         return ""
     (measured,) = [check.figure for check in exporting.checks if check.name == KL][:1] or [None]
     return f"{exporting.deviation}; " + (
-        "its predictions were not compared" if measured is None else f"KL {measured:.2g} nats a token"
+        "the predictions were not compared" if measured is None else f"KL {measured:.2g} nats per token"
     )
 
 
 def _passed(checks: Sequence[Check]) -> list[str]:
     """Return what was compared and found to be the same, in words."""
     return [
-        f"KL {check.figure:.2g} nats a token" if check.name == KL else check.detail
+        f"KL {check.figure:.2g} nats per token" if check.name == KL else check.detail
         for check in checks
         if check.verdict == PASS and (check.name == KL or check.name not in KL_NAMES)
     ]

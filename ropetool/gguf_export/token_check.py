@@ -40,7 +40,7 @@ def check_tokens(path: Path, values: Mapping[str, Value], notes: Sequence[str]) 
     """
     file = path / names.TOKENIZER_JSON
     if not file.is_file():
-        return Check(TOKENS, None, None, NOT_RUN, f"there is no {names.TOKENIZER_JSON}, which could tell them")
+        return Check(TOKENS, None, None, NOT_RUN, f"there is no {names.TOKENIZER_JSON} to compare with")
     if absent := lacking(("llama_cpp", "tokenizers")):
         return Check(TOKENS, None, None, NOT_RUN, absent)
     texts = [text for text in _texts() if not notes or _is_plain(text)]
@@ -49,10 +49,10 @@ def check_tokens(path: Path, values: Mapping[str, Value], notes: Sequence[str]) 
     if wrong:
         text = min(wrong, key=len)
         raise LossyExport(
-            f"{len(wrong)} of {len(both)} texts get other tokens in llama.cpp, {text!r} among them", where=str(file),
-            try_="--no-check, if that does not matter",
+            f"{len(wrong)} of {len(both)} texts get different tokens in llama.cpp, for example {text!r}", where=str(file),
+            try_="--no-check, if the difference does not matter",
         )  # fmt: skip
-    return Check(TOKENS, None, None, PASS, f"{len(both)} texts get the same in tokenizers and llama.cpp")
+    return Check(TOKENS, None, None, PASS, f"{len(both)} texts get the same tokens in tokenizers and llama.cpp")
 
 
 def _texts() -> Iterator[str]:

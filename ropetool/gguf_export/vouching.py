@@ -78,7 +78,7 @@ def _refuse_below(source: HfCheckpoint, required: str, lacking: str) -> None:
     found = certificate.state(source.path)
     if lacking or found.certificate is None or GRADES.index(found.certificate.grade) < GRADES.index(required):
         raise CheckpointError(
-            f"--require asks for grade {required}, and {lacking or found.why}", where=str(source.path),
+            f"--require needs grade {required}, but {lacking or found.why}", where=str(source.path),
             try_=command("ropetool", "verify", source.path, "--suite", "standard", "--grade", required),
         )  # fmt: skip
 
@@ -87,7 +87,7 @@ def _refuse_what_failed(source: HfCheckpoint) -> None:
     found = certificate.state(source.path)
     if found.name == FAILED:
         raise CheckpointError(
-            f"ropetool made it, and {found.why}", where=str(source.path), try_=certificate.remedy(source.path)
+            f"is an output of ropetool, and {found.why}", where=str(source.path), try_=certificate.remedy(source.path)
         )
 
 
@@ -96,6 +96,6 @@ def _refuse_what_it_is_not(session: Session) -> None:
     failed = [check for check in read_alone(session) if check.verdict == FAIL]
     if failed:
         raise CheckpointError(
-            f"it is not what its record says: {failed[0].name}: {failed[0].detail}", where=str(session.target.path),
-            try_="extend its source again, or --allow-unverified",
+            f"differs from its record: {failed[0].name}: {failed[0].detail}", where=str(session.target.path),
+            try_="extend its source again, or pass --allow-unverified",
         )  # fmt: skip

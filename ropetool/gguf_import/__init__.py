@@ -90,11 +90,11 @@ def import_gguf(
     computes as the file says; VerificationFailed for a checkpoint that computes something else; OutputError.
     """
     if dtype not in (AUTO, *DTYPES):
-        raise ConfigError(f"{dtype!r} is not a type to import to; known: {', '.join((AUTO, *DTYPES))}", where="--dtype")
+        raise ConfigError(f"unknown type {dtype!r}; known: {', '.join((AUTO, *DTYPES))}", where="--dtype")
     model = open_checkpoint(Path(source))
     if not isinstance(model, GgufCheckpoint):
         raise NotACheckpoint(
-            "is a Hugging Face checkpoint already; import reads GGUF files", where=str(model.path),
+            "is already a Hugging Face checkpoint; import reads GGUF files", where=str(model.path),
             try_=command("ropetool", "export", model.path),
         )  # fmt: skip
     tell = progress or nobody
@@ -191,7 +191,7 @@ def _type_notes(model: GgufCheckpoint, made: tuple[Made, ...], dtype: str, round
     notes = []
     blocks = sorted({each.dtype for each in model.stored.values()} - STORAGE.keys())
     if blocks and dtype != "F32":
-        notes.append(f"numbers in blocks of {', '.join(blocks)} are rounded to {dtype}; --dtype f32 keeps them")
+        notes.append(f"numbers in {', '.join(blocks)} blocks are rounded to {dtype}; --dtype f32 keeps them exact")
     if rounded:
-        notes.append(f"{rounded} of {len(made)} tensors are rounded to {dtype}; --dtype f32 keeps them")
+        notes.append(f"{rounded} of {len(made)} tensors are rounded to {dtype}; --dtype f32 keeps them exact")
     return tuple(notes)

@@ -92,7 +92,7 @@ def _families(source: GgufCheckpoint, as_type: str) -> list[Family]:
     what = f"as {as_type}" if as_type else f"of the architecture {quoted(arch)}"
     instead = sorted(family.model_type for family in able)
     raise LossyExport(
-        f"a file {what} has no class here to become; architectures that have one: {', '.join(known)}",
+        f"import does not support a file {what}; supported architectures: {', '.join(known)}",
         where=source.where,
         try_=f"--as {' or --as '.join(instead)}" if instead else command("ropetool", "inspect", source.path),
     )  # fmt: skip
@@ -102,10 +102,12 @@ def _described(source: GgufCheckpoint, family: Family) -> Described:
     table = family.export
     assert table is not None
     if table.outer[0].gguf not in source.tensors:
-        raise CorruptFile(f"has no tensor {table.outer[0].gguf}: a vocabulary alone is no model", where=source.where)
+        raise CorruptFile(
+            f"has no tensor {table.outer[0].gguf}; a vocabulary without tensors is not a model", where=source.where
+        )
     rope = decoded(source.runtime, source).understood(source.where, source.stated_in)
     if names.FULL_ATTENTION not in rope.entries:
-        raise LossyExport("no layer attends to the whole text: ropetool has no class for it", where=source.where)
+        raise LossyExport("no layer attends to the whole text; import does not support such models", where=source.where)
     config = _sizes(source, family, table, rope)
     entry = rotating_entry(rope)
     turned = {names.ROPE_PARAMETERS: {names.MROPE_SECTION: _sections(source)}} if table.sections else {}
@@ -197,7 +199,7 @@ def _known_sizes(source: GgufCheckpoint, table: Export) -> dict[str, int]:
             value = max(value, default=0)
         if type(value) is not int:
             raise LossyExport(
-                f"{source.name}.{key} is {shown(value)}; a config of this class has one number for all layers",
+                f"{source.name}.{key} is {shown(value)}; a config of this class can set only one number for all layers",
                 where=source.where,
             )
         sizes.setdefault(size, value)
@@ -277,16 +279,16 @@ def _compare_tensors(source: GgufCheckpoint, wanted: Iterable[Wanted]) -> None:
     for name, one in asked.items():
         info = source.tensors.get(name)
         if info is None:
-            raise CorruptFile(f"has no tensor {name}, which its class asks for", where=source.where)
+            raise CorruptFile(f"has no tensor {name}, which its class requires", where=source.where)
         if tuple(info.shape[::-1]) != one.written:
             raise CorruptFile(
-                f"has {name} of {'x'.join(map(str, info.shape[::-1]))} numbers where its keys make "
+                f"{name} has {'x'.join(map(str, info.shape[::-1]))} numbers; its keys require "
                 f"{'x'.join(map(str, one.written))}",
                 where=source.where,
             )
     for name in source.tensors:
         if name not in asked and name not in _ROPE_TENSORS:
-            raise LossyExport(f"has the tensor {quoted(name)}, for which its class has no place", where=source.where)
+            raise LossyExport(f"has the tensor {quoted(name)}, which its class does not have", where=source.where)
 
 
 # --- the rope keys
@@ -306,8 +308,8 @@ def _with_rope(
             if not objection:
                 return view, name
             tried.append(f"{name}: {objection}")
-    ways = "; ".join(dict.fromkeys(tried)) or "none is known"
-    raise LossyExport(f"no config of {family.model_type} gives its rotation ({ways})", where=source.where)
+    ways = "; ".join(dict.fromkeys(tried)) or "no rope keys apply"
+    raise LossyExport(f"no {family.model_type} config produces the RoPE table of the file ({ways})", where=source.where)
 
 
 def _candidates(

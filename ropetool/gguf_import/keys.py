@@ -69,8 +69,8 @@ def compare_keys(source: GgufCheckpoint, model: Model) -> tuple[str, ...]:
     for key, value in stated.items():
         if key in source.values and plain(source.values[key]) != plain(value):
             raise LossyExport(
-                f"{key} is {shown(plain(source.values[key]))}, and a {model.family.model_type} of these sizes computes "
-                f"with {shown(plain(value))}",
+                f"{key} is {shown(plain(source.values[key]))}, but a {model.family.model_type} model of these sizes uses "
+                f"{shown(plain(value))}",
                 where=source.where,
             )
     for key, value in source.values.items():
@@ -86,9 +86,9 @@ def compare_keys(source: GgufCheckpoint, model: Model) -> tuple[str, ...]:
             _check_assumed(source, model, key, value)
             absent.append(f"{key} ({shown(value)})")
         elif follows != value:
-            raise _missing(source, model, key, f"llama.cpp then takes {shown(follows)}", value)
+            raise _missing(source, model, key, f"llama.cpp then uses {shown(follows)}", value)
     listed = ", ".join(absent)
-    return (f"the file does not set {listed}: the config has what llama.cpp assumes",) if listed else ()
+    return (f"the file does not set {listed}: the config gets the defaults of llama.cpp",) if listed else ()
 
 
 def _check_other(source: GgufCheckpoint, model: Model, key: str, value: Any) -> None:
@@ -96,9 +96,9 @@ def _check_other(source: GgufCheckpoint, model: Model, key: str, value: Any) -> 
     of_arch = key.removeprefix(f"{source.name}.")
     if of_arch in _OF_POSITIONS or value == _NEUTRAL.get(of_arch, ABSENT):
         return
-    known = f"; import takes only {shown(_NEUTRAL[of_arch])} there" if of_arch in _NEUTRAL else ""
+    known = f"; import accepts only {shown(_NEUTRAL[of_arch])}" if of_arch in _NEUTRAL else ""
     raise LossyExport(
-        f"{key} is {shown(value)}, which no key of a {model.family.model_type} config says{known}", where=source.where
+        f"{key} is {shown(value)}, which a {model.family.model_type} config cannot set{known}", where=source.where
     )
 
 
@@ -130,14 +130,14 @@ def _check_assumed(source: GgufCheckpoint, model: Model, key: str, value: Any) -
     if value in assumed:
         return
     if assumed:
-        raise _missing(source, model, key, f"llama.cpp then takes {shown(assumed[0])}", value)
-    raise _missing(source, model, key, "nothing else in the file gives its value")
+        raise _missing(source, model, key, f"llama.cpp then uses {shown(assumed[0])}", value)
+    raise _missing(source, model, key, "the file has no other source for its value")
 
 
 def _missing(source: GgufCheckpoint, model: Model, key: str, why: str, value: Any = ABSENT) -> LossyExport:
-    config = f", and a {model.family.model_type} of these tensors computes with {shown(value)}"
+    config = f", but a {model.family.model_type} model with these tensors uses {shown(value)}"
     return LossyExport(
         f"does not set {key}: {why}{'' if value is ABSENT else config}", where=source.where,
-        try_=f"{command('ropetool', 'gguf', 'set', source.path, key)} VALUE -o NEW.gguf, with the value of the "
-        "original config.json",
+        try_=f"{command('ropetool', 'gguf', 'set', source.path, key)} VALUE -o NEW.gguf, with the value in "
+        "the original config.json",
     )  # fmt: skip

@@ -195,7 +195,7 @@ def _read(stored: StoredTensor, begin: int, count: int) -> npt.NDArray[np.uint8]
         file.seek(stored.begin + begin // block * stored.unit)
         raw = file.read(nbytes)
     if len(raw) != nbytes:
-        raise CorruptFile("ends inside its tensors", where=str(stored.path))
+        raise CorruptFile("is truncated: it ends inside its tensors", where=str(stored.path))
     return np.frombuffer(raw, np.uint8)
 
 
@@ -211,16 +211,18 @@ def _converted(
         found = decode(raw.data, stored.dtype)
     else:
         found = decoded_blocks(raw.reshape(1, -1), ggml_type(stored.dtype), f"{stored.path}: {part.name}").reshape(-1)
-    _check_finite(found, part, stored, CheckpointError("holds numbers that are not finite"))
+    _check_finite(found, part, stored, CheckpointError("contains numbers that are not finite"))
     if part.function:
         found = INVERSES[part.function](found.astype(np.float64))
-        _check_finite(found, part, stored, LossyExport("holds numbers that no checkpoint's become"))
+        _check_finite(found, part, stored, LossyExport("contains numbers that export cannot produce"))
     if part.offset:
         found = found.astype(np.float64) - part.offset
     with np.errstate(over="ignore"):
         elements = encode(found, dtype)
     back = decode(elements.data.cast("B"), dtype)
-    _check_finite(back, part, stored, LossyExport(f"holds numbers beyond {dtype}", try_="--dtype bf16, or f32"))
+    _check_finite(
+        back, part, stored, LossyExport(f"contains numbers too large for {dtype}", try_="--dtype bf16, or f32")
+    )
     return elements, plain and not part.offset and not part.function and bool((back != found).any())
 
 

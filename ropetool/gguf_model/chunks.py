@@ -78,7 +78,7 @@ def convert(raw: npt.NDArray[np.uint8], piece: Piece, allow_nan: bool) -> memory
     if quantise.unfit(encoded, dtype).any():  # the scales of blocks show what is wrong, and are a 32nd of the work
         _check(elements, piece, allow_nan)
         largest = float(np.max(np.abs(_numbers(elements, piece.source))))
-        raise _too_large(largest, piece, f"more than the float16 scales of {dtype} hold")
+        raise _too_large(largest, piece, f"too large for the float16 scales of {dtype}")
     return encoded.reshape(-1).data
 
 
@@ -169,14 +169,14 @@ def _not_finite(numbers: dtypes.Floats, piece: Piece) -> CheckpointError:
     at = (piece.begin - stored.begin) // _stored_type(piece.source).itemsize + found
     columns = stored.shape[-1] if len(stored.shape) > 1 else 1
     place = f"row {at // columns}, column {at % columns}" if columns > 1 else f"element {at}"
-    blocks = f", and {piece.placed.dtype} blocks hold neither" if piece.placed.dtype in quantise.BLOCK_TYPES else ""
+    blocks = f", which {piece.placed.dtype} blocks cannot store" if piece.placed.dtype in quantise.BLOCK_TYPES else ""
     return CheckpointError(
-        f"{stored.name} holds {what} in {place}{blocks}", where=str(piece.source.path),
-        try_="fetch the weights again; --allow-nan with f32, f16 or bf16 exports them as they are",
+        f"{stored.name} contains {what} in {place}{blocks}", where=str(piece.source.path),
+        try_="download the weights again, or export them unchanged with --allow-nan and --outtype f32, f16 or bf16",
     )  # fmt: skip
 
 
 def _too_large(number: float, piece: Piece, why: str) -> LossyExport:
     return LossyExport(
-        f"{piece.placed.info.name} holds {number:.6g}, {why}", where="--outtype", try_="--outtype bf16, or f32"
+        f"{piece.placed.info.name} contains {number:.6g}, {why}", where="--outtype", try_="--outtype bf16, or f32"
     )

@@ -75,9 +75,9 @@ def check_weights(checkpoint: HfCheckpoint) -> None:
     """Raise NotACheckpoint for a config without weights."""
     if checkpoint.directory.config_only:
         raise NotACheckpoint(
-            "holds a config and no weights",
+            "contains a config but no weights",
             where=str(checkpoint.path),
-            try_="give a directory with weights, *.safetensors",
+            try_="pass a directory with weights, *.safetensors",
         )
 
 
@@ -162,10 +162,10 @@ def _encoded(
         if nearest is None:
             raise
         if not allow_inexact:
-            step = f"--allow-inexact, which writes the nearest that llama.cpp holds: {nearest.deviation}"
+            step = f"--allow-inexact, which writes the nearest table for llama.cpp: {nearest.deviation}"
             refusal.try_ = f"{refusal.try_}; or {step}" if refusal.try_ else step
             raise
-        note = f"positions are not exactly the checkpoint's, as --allow-inexact accepts: {nearest.deviation}"
+        note = f"the RoPE table differs from the checkpoint (--allow-inexact): {nearest.deviation}"
         return replace(nearest.encoding, name=f"{nearest.encoding.name}, inexact"), (note,), nearest.deviation
 
 

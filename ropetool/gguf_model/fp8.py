@@ -76,17 +76,20 @@ def _with_scales(source: Source, scales: Source | None, quantization: Mapping[st
     stored, where = source.stored, str(source.path)
     if scales is None or len(stored.shape) != 2:
         raise UnsupportedDtype(
-            f"{stored.name} has type {stored.dtype} and shape {list(stored.shape)}; such weights are read where they "
-            f"are matrices with scales beside them, {stored.name}{SCALES}",
+            f"{stored.name} has type {stored.dtype} and shape {list(stored.shape)}; {stored.dtype} weights must be matrices "
+            f"with scales in {stored.name}{SCALES}",
             where=where,
         )
     if scales.stored.dtype not in (*dtypes.STORAGE, E8M0):
-        raise UnsupportedDtype(f"{scales.stored.name} has type {scales.stored.dtype}", where=str(scales.path))
+        raise UnsupportedDtype(
+            f"{scales.stored.name} has type {scales.stored.dtype}; supported: {', '.join((*dtypes.STORAGE, E8M0))}",
+            where=str(scales.path),
+        )
     grid = scales.stored.shape
     block = _block(quantization.get("weight_block_size"), stored.shape, grid, where)
     if len(grid) == 2 and tuple(-(-size // step) for size, step in zip(stored.shape, block, strict=True)) != grid:
         raise CorruptFile(
-            f"{scales.stored.name} has shape {list(grid)}; blocks of {list(block)} over {list(stored.shape)} ask for "
+            f"{scales.stored.name} has shape {list(grid)}; blocks of {list(block)} over {list(stored.shape)} require "
             f"{[-(-size // step) for size, step in zip(stored.shape, block, strict=True)]}",
             where=str(scales.path),
         )
@@ -99,7 +102,7 @@ def _block(stated: Any, shape: tuple[int, ...], grid: tuple[int, ...], where: st
         return shape[0], shape[1]
     if not (isinstance(stated, list) and len(stated) == 2 and all(isinstance(n, int) and n > 0 for n in stated)):
         raise CorruptFile(
-            f"weight_block_size is {shown(stated)}; two whole numbers say how many rows and columns share a scale",
+            f"weight_block_size is {shown(stated)}; it must be two whole numbers, the rows and columns that share a scale",
             where=where,
         )
     return stated[0], stated[1]

@@ -84,7 +84,7 @@ def _general_values(
     except broken as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
     known = gguf.Metadata.apply_metadata_heuristic(gguf.Metadata(), {}, {}, source, total)
-    note = f"name, licence and the like come only from the folder, not from {CARD} and {GENERATION_CONFIG}: {reason}"
+    note = f"general.* keys such as name and licence come from the folder only, not from {CARD} and {GENERATION_CONFIG}: {reason}"
     return _general(known, source, label, model.arch, origin, called), (note,)
 
 
@@ -139,7 +139,7 @@ def _value(kind: ValueType, value: Any) -> Value:
 def _text(value: Any) -> str:
     """Return a word of the model card as text; YAML makes numbers, dates and truths of what looks like them."""
     if isinstance(value, (list, dict)):
-        raise ConfigError(f"{value!r} stands where text belongs")
+        raise ConfigError(f"{value!r} must be text")
     if isinstance(value, bool):  # "no" is Norwegian
         return "yes" if value else "no"
     return str(value)
@@ -155,11 +155,13 @@ def _check_bounds(source: Path) -> None:
         head = file.read(MAX_FRONT_MATTER)
     front = _FRONT_END.split(head, maxsplit=1)[0] if head.startswith(b"---") else b""
     if card.stat().st_size > MAX_CARD or len(front) == MAX_FRONT_MATTER:
-        raise ConfigError(f"it has more than {MAX_CARD:,} bytes, or {MAX_FRONT_MATTER:,} of front matter", where=CARD)
+        raise ConfigError(
+            f"is too large: at most {MAX_CARD:,} bytes, {MAX_FRONT_MATTER:,} of them front matter, are read", where=CARD
+        )
     if head.removeprefix(BOM).lstrip().startswith(b"---") and not front:
-        raise ConfigError("its front matter begins below the first line", where=CARD)
+        raise ConfigError("its front matter must begin in the first line", where=CARD)
     if _repeats(front):
-        raise ConfigError("its front matter repeats parts by reference, which can grow without end", where=CARD)
+        raise ConfigError("its front matter uses YAML references, which ropetool does not expand", where=CARD)
 
 
 def _repeats(front: bytes) -> bool:
@@ -193,5 +195,5 @@ def loadable(values: Mapping[str, Value], tokens: Value) -> tuple[dict[str, Valu
     if set(_PHI3_TOKENS) <= set(held):
         return dict(values), ()
     other = _PHI3.sub("Phi 3", name)
-    note = f"general.name is {other!r}, for by the name {name!r} llama.cpp wants Phi-3's own tokens"
+    note = f"general.name is {other!r}, because llama.cpp requires Phi-3 tokens for the name {name!r}"
     return {**values, "general.name": Value.of(ValueType.STR, other)}, (note,)

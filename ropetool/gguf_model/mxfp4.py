@@ -26,7 +26,7 @@ CODES, SCALES = "_blocks", "_scales"  # behind the name that the plain weight ha
 EXPERTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
 BLOCK, CODE_BYTES = 32, 16  # numbers that share a scale, and the bytes of their codes
 LARGEST_SCALE = 252  # the largest number is 6 * 2^(scale - 127), and float32 ends at 2^128; 255 is NaN
-NOTE = "experts stay in MXFP4, as they are stored: --outtype is for the other matrices"
+NOTE = "experts stay in MXFP4; --outtype applies only to the other matrices"
 _CODES = f"V{CODE_BYTES}"  # those of a block, as one element
 _LOW, _HIGH = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0xF0F0F0F0F0F0F0F0)
 
@@ -62,19 +62,19 @@ def _pair(plain: str, held: Mapping[str, Source], name: str) -> Source:
     codes, scales = held.get(plain + CODES), held.get(plain + SCALES)
     if codes is None or scales is None:
         raise CorruptFile(
-            f"no weight file holds {plain}{CODES if codes is None else SCALES}, which belongs to {name}",
+            f"no weight file contains {plain}{CODES if codes is None else SCALES}, which {name} requires",
             where=str(held[name].path),
         )
     for source in (codes, scales):
         if source.stored.dtype != STORED:
             raise UnsupportedDtype(
-                f"{source.stored.name} has type {source.stored.dtype}; MXFP4 codes and scales are {STORED}",
+                f"{source.stored.name} has type {source.stored.dtype}; MXFP4 codes and scales must be {STORED}",
                 where=str(source.path),
             )
     if scales.stored.shape != codes.stored.shape[:-1]:
         raise CorruptFile(
             f"{scales.stored.name} has shape {list(scales.stored.shape)}; the codes of shape "
-            f"{list(codes.stored.shape)} ask for {list(codes.stored.shape[:-1])}",
+            f"{list(codes.stored.shape)} require {list(codes.stored.shape[:-1])}",
             where=str(scales.path),
         )
     return replace(codes, scales=scales)
@@ -89,7 +89,7 @@ def check_shape(source: Source, shape: tuple[int, ...]) -> None:
     stored = source.stored.shape
     if stored != (experts, rows, columns // BLOCK, CODE_BYTES) or columns % BLOCK:
         raise CorruptFile(
-            f"{source.stored.name} has shape {list(stored)}, and config.json asks for {experts} experts of {rows} rows "
+            f"{source.stored.name} has shape {list(stored)}, but config.json requires {experts} experts of {rows} rows "
             f"of {columns} numbers, {BLOCK} of them in {CODE_BYTES} bytes",
             where=str(source.path),
         )
@@ -147,7 +147,7 @@ def _too_large(exponents: Bytes, source: Source, begin: int) -> CheckpointError:
     expert, row, block = np.unravel_index(at, source.stored.shape[:-1])
     assert source.scales is not None
     return CheckpointError(
-        f"{source.scales.stored.name} holds {exponents[found]} for expert {expert}, row {row}, block {block}; above "
+        f"{source.scales.stored.name} contains {exponents[found]} for expert {expert}, row {row}, block {block}; above "
         f"{LARGEST_SCALE} numbers become infinite or NaN",
-        where=str(source.scales.path), try_="fetch the weights again",
+        where=str(source.scales.path), try_="download the weights again",
     )  # fmt: skip

@@ -59,7 +59,7 @@ def check_outtype(name: str) -> None:
     """Return if there is such a type, or it is auto. Raises: UnknownName."""
     if name not in NAMES:
         raise UnknownName(
-            f"{name!r} is not a type that is written{did_you_mean(name, NAMES)}; known: {', '.join(NAMES)}",
+            f"unknown type {name!r}{did_you_mean(name, NAMES)}; known: {', '.join(NAMES)}",
             where="--outtype",
         )
 

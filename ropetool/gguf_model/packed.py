@@ -19,7 +19,7 @@ QUANTIZATION_CONFIG = "quantization_config"
 _UNPACKED_BY_GPTQMODEL = {
     "gptq": "whole numbers of 2 to 8 bits with a scale and a zero for each group of a column",
     "awq": "whole numbers of 4 bits with a scale and a zero for each group of a column",
-    "compressed-tensors": "whole numbers or FP8 with scales of their own layout",
+    "compressed-tensors": "whole numbers or FP8 with scales in a separate layout",
     "bitsandbytes": "codes of 4 or 8 bits with a scale for each block",
 }
 
@@ -30,14 +30,14 @@ def check_readable(quantization: Any, where: str) -> None:
     packs = _UNPACKED_BY_GPTQMODEL.get(method) if isinstance(method, str) else None
     if packs is None:
         raise UnsupportedDtype(
-            f"has a {QUANTIZATION_CONFIG} of the quant_method {shown(method)}; export reads weights in bf16, f16, f32, f64 and "
+            f"{QUANTIZATION_CONFIG} has the quant_method {shown(method)}; export reads weights in bf16, f16, f32, f64 and "
             "fp8, and experts in mxfp4",
-            where=where, try_="export the checkpoint that was quantised",
+            where=where, try_="export the checkpoint before quantisation",
         )  # fmt: skip
     source = str(Path(where).parent)
     call = f"from gptqmodel.utils.model_dequant import dequantize_model as d; d({json.dumps(source)}, {json.dumps(source + '-bf16')})"
     raise UnsupportedDtype(
-        f"its weights are packed by {method}: {packs}, which GGUF's types do not hold bit for bit. Export the checkpoint that "
-        "was quantised, or unpack this one first: its file then has the numbers that were rounded once already",
+        f"its weights are packed by {method}: {packs}, which GGUF types cannot store exactly. Export the checkpoint before "
+        "quantisation, or unpack this one; the file then contains the rounded weights",
         where=where, try_=f"pip install gptqmodel, then python -c {word(call)}",
     )  # fmt: skip

@@ -87,7 +87,7 @@ class _Weights:
             while rest:
                 got = self._file.readinto(rest)
                 if not got:
-                    message = f"became shorter than {begin + nbytes} bytes while it was read"
+                    message = f"shrank below {begin + nbytes} bytes while ropetool read it"
                     raise PlanMismatch(message, where=str(self._file.name))
                 rest = rest[got:]
         return raw

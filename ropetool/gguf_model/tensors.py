@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from ropetool.files.gguf.tensors import TensorInfo, padded
 from ropetool.files.hf import Header
 from ropetool.files.regular import open_regular
 from ropetool.gguf_model import fp8, mxfp4
-from ropetool.gguf_model.outtypes import AUTO, MXFP4_MOE, OUTTYPES, check_outtype, dtype_of, nbytes_of
+from ropetool.gguf_model.outtypes import AUTO, BLOCKS, MXFP4_MOE, OUTTYPES, check_outtype, dtype_of, nbytes_of
 from ropetool.gguf_model.shapes import Model, Wanted, tensors, unread
 from ropetool.gguf_model.sources import Source
 from ropetool.gguf_model.wrapped import left_out, text_names
@@ -114,19 +114,19 @@ def _checked(wanted: Iterator[Wanted], held: Mapping[str, Source], where: str) -
         for name in one.sources:
             source = held.get(name)
             if source is None:
-                raise CorruptFile(f"no weight file holds {name}, which its config asks for", where=where)
+                raise CorruptFile(f"no weight file contains {name}, which the config requires", where=where)
             if mxfp4.is_packed(source):
                 mxfp4.check_shape(source, one.shape)
                 continue
             if source.stored.dtype not in _READ or (source.stored.dtype in fp8.TABLES and source.scales is None):
                 raise UnsupportedDtype(
-                    f"{name} has type {source.stored.dtype}; types that can be read are {', '.join(STORAGE)}, and FP8 "
-                    "where quantization_config has the quant_method fp8",
+                    f"{name} has type {source.stored.dtype}; supported: {', '.join(STORAGE)}, and FP8 with the "
+                    "quant_method fp8 in quantization_config",
                     where=str(source.path),
                 )
             if source.stored.shape != one.shape:
                 raise CorruptFile(
-                    f"{name} has shape {list(source.stored.shape)}, and config.json asks for {list(one.shape)}",
+                    f"{name} has shape {list(source.stored.shape)}; config.json requires {list(one.shape)}",
                     where=str(source.path),
                 )
         yield one
@@ -142,10 +142,10 @@ def _refuse_others(held: Mapping[str, Source], wanted: list[Wanted], drafts: Set
     known = {name for one in wanted for name in one.sources} | drafts | {*unread(model)}
     others = sorted(held.keys() - known)
     if others:
-        more = f", nor have {len(others) - 1} others" if len(others) > 1 else ""
+        more = f" ({len(others) - 1} more)" if len(others) > 1 else ""
         raise LossyExport(
-            f"{others[0]} has no place in a {model.arch} file of this config{more}",
-            where=model.where, try_="export a checkpoint of the plain model, adapters merged",
+            f"a {model.arch} file with this config has no place for {others[0]}{more}",
+            where=model.where, try_="merge the adapters, then export the plain model",
         )  # fmt: skip
 
 
@@ -159,12 +159,12 @@ def _tied(held: dict[str, Source], model: Model) -> tuple[dict[str, Source], Mod
         return held, model, ()
     others = {name: source for name, source in held.items() if name != head}
     if embedding not in held:
-        note = f"{head} serves as the embedding too: {tied}, and {embedding} is not stored"
+        note = f"{head} is also used as the embedding: {tied}, and {embedding} is missing"
         return {**others, embedding: held[head]}, model, (note,)
     if _same(held[embedding], held[head]):
-        return others, model, (f"{head} is left out: {tied}, and it is the same as the embedding",)
-    differs = f"{tied}, and {head} is not the same as {embedding}"
-    return held, model.untied(differs), (f"{differs}: both are computed with, as transformers does",)
+        return others, model, (f"{head} is left out: {tied}, and it equals the embedding",)
+    differs = f"{tied}, but {head} differs from {embedding}"
+    return held, model.untied(differs), (f"{differs}: the file keeps both, as transformers does",)
 
 
 def _same(one: Source, other: Source) -> bool:
@@ -183,14 +183,25 @@ def _same(one: Source, other: Source) -> bool:
 
 def _left_out(drafts: Set[str]) -> Iterator[str]:
     if drafts:
-        yield f"{len(drafts)} tensors of layers that only draft tokens are left out: neither program computes with them"
+        yield f"{len(drafts)} tensors of draft layers are left out; neither transformers nor llama.cpp uses them"
 
 
 def _fallback_note(placed: tuple[Placed, ...], outtype: str) -> tuple[str, ...]:
-    names = [one.info.name for one in placed if one.dtype not in ("F32", mxfp4.DTYPE, OUTTYPES[outtype].dtype)]
-    if not names:
+    return narrow_note(
+        [one for one in placed if one.dtype not in ("F32", mxfp4.DTYPE, OUTTYPES[outtype].dtype)], outtype
+    )
+
+
+def narrow_note(narrow: Sequence[Placed], outtype: str) -> tuple[str, ...]:
+    """Return a note on matrices in a type other than the requested one, because their rows are not whole blocks."""
+    if not narrow:
         return ()
-    return (f"{len(names)} tensors are stored in F16, {names[0]} the first: their rows are not whole {outtype} blocks",)
+    counts = Counter(one.dtype for one in narrow).most_common()
+    types = " and ".join(f"{dtype} ({count})" if len(counts) > 1 else dtype for dtype, count in counts)
+    return (
+        f"{len(narrow)} tensors are stored in {types} instead of {outtype}, the first {narrow[0].info.name}: their rows do "
+        f"not fit blocks of {BLOCKS[OUTTYPES[outtype].dtype]} numbers",
+    )
 
 
 def _outtype(outtype: str, sources: list[Source]) -> tuple[str, tuple[str, ...]]:

@@ -50,4 +50,4 @@ def left_out(held: Iterable[str], kept: Iterable[str]) -> tuple[str, ...]:
         return ()
     parts = Counter(name.partition(".")[0] for name in others)
     shown = ", ".join(f"{part} ({count})" for part, count in parts.items())
-    return (f"the file holds the text model alone; these parts are left out, with so many tensors: {shown}",)
+    return (f"the file contains only the text model; left out (number of tensors): {shown}",)

@@ -31,7 +31,7 @@ def probe(model_type: str) -> dict[str, Any]:
     if path:
         record |= {"text_path": path, "text_type": text.model_type, **_wrapping(config, path, text)}
         if text.model_type in causal() and model_type not in causal():
-            reason = f"its text model is a {text.model_type}, whose record says how it rotates"
+            reason = f"its text model is a {text.model_type}, which has a separate record"
             return record | {"architecture": architecture(model_type), "outcome": "hands over", "reason": reason}
 
     def build(**keys: Any) -> Subject:
@@ -48,7 +48,7 @@ def probe(model_type: str) -> dict[str, Any]:
     if not used:
         return record | {
             "outcome": "does not rotate",
-            "reason": "it has rotary modules, and no layer follows their tables",
+            "reason": "it has rotary modules, but no layer uses their tables",
         }
     maker = Maker(text, subject, used)
     record |= config_facts.facts(maker, text, build)
@@ -293,7 +293,7 @@ def _without(subject: Subject) -> dict[str, Any]:
     import inspect
     import sys
 
-    sinusoids = {"outcome": "no rotary keys", "reason": "its positions are sinusoids that no key of the config changes"}
+    sinusoids = {"outcome": "no rotary keys", "reason": "its positions are sinusoids, which no config key changes"}
     files = {type(module).__module__ for module in subject.model.modules()}
     sources = [inspect.getsource(sys.modules[file]) for file in files if file.startswith("transformers.models")]
     if subject.run().applied or any(re.search("(?i)sinusoid", source) for source in sources):
@@ -336,7 +336,7 @@ def _build(model_type: str, small: Any, whole: Any) -> Any:
         (key, *_) = _path(whole, whole.get_text_config(decoder=True)) or [""]
         parts = {**tiny.overrides(whole), key: small.to_dict()}
         return outer._from_config(type(whole)(**parts), **how)
-    raise NotProbed(f"no class takes a {type(small).__name__} alone")
+    raise NotProbed(f"no class accepts only a {type(small).__name__}")
 
 
 def _classes(config_class: type) -> list[Any]:

@@ -180,7 +180,7 @@ def compare(model_type: str, written: Record | None, found: Record) -> None:
     if written is None:
         raise ConfigError("there is no record of this type", where=where, try_=try_)
     for place, stated, real in _differences(written, json.loads(json.dumps(found)), ""):
-        sentence = f"states {_shown(stated)}, and transformers {found['transformers']} has {_shown(real)}"
+        sentence = f"is {_shown(stated)} in the record, but {_shown(real)} in transformers {found['transformers']}"
         raise ConfigError(sentence, where=f"{where}: {place}", try_=try_)
 
 

@@ -40,13 +40,13 @@ def layers(subject: Subject, kinds: list[str]) -> list[dict[str, Any]]:
     count = len(base.outputs)
     again = subject.run(inputs=base.inputs)
     if any(rotation.change(base.outputs[i], again.outputs[i]) > 0 for i in range(count)):
-        raise NotProbed("gives other numbers in a second run")
+        raise NotProbed("gives different numbers in a second run")
     tables: dict[int, list[str]] = {index: [] for index in range(count)}
     changed: dict[int, list[Any]] = {}
     for table in base.tables:
         run = subject.run(partial(_other, table), inputs=base.inputs)
         for index in range(count):
-            if decide(rotation.effect(base, run, index), f"layer {index} under another table"):
+            if decide(rotation.effect(base, run, index), f"layer {index} with a different table"):
                 tables[index].append(table)
                 changed.setdefault(index, run.outputs[index])
     scaled = subject.run(lambda _, output: rotation.scaled(output), inputs=base.inputs)
@@ -66,7 +66,7 @@ def layers(subject: Subject, kinds: list[str]) -> list[dict[str, Any]]:
             )
             moved = subject.run(replaced={index: changed[index]})
             if rotation.change([base.logits], [moved.logits]) < 1e-6:
-                raise NotProbed(f"gives the same logits under another table in layer {index}")
+                raise NotProbed(f"gives the same logits with a different table in layer {index}")
         rotations = applications(base, index)
         if rotations:
             layer["rotations"] = rotations

@@ -345,9 +345,9 @@ def decide(distance: float, what: str) -> bool:
     Raises: NotProbed between the two limits.
     """
     if not math.isfinite(distance):
-        raise NotProbed(f"{what} gives no finite numbers")
+        raise NotProbed(f"{what} gives numbers that are not finite")
     if STAYS <= distance < MOVES:
-        raise NotProbed(f"{what} changes by {distance:.1e}, which is neither an effect nor rounding")
+        raise NotProbed(f"{what} changes by {distance:.1e}, too much for rounding and too little for an effect")
     return distance >= MOVES
 
 

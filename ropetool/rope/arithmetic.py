@@ -24,9 +24,9 @@ def base_inv_freq(rope_theta: float, rotary_dim: int) -> Array:
     Raises: InvalidRope if rotary_dim is odd or below 2, or rope_theta is not above 1.
     """
     if rotary_dim < 2 or rotary_dim % 2:
-        raise InvalidRope(f"rotary_dim is {rotary_dim}; channels rotate in pairs, so it is even and at least 2")
+        raise InvalidRope(f"rotary_dim is {rotary_dim}; it must be even and at least 2")
     if not is_number(rope_theta) or rope_theta <= 1:
-        raise InvalidRope(f"rope_theta is {rope_theta}; it must be a number above 1, so that later pairs turn slower")
+        raise InvalidRope(f"rope_theta is {rope_theta}; it must be a finite number above 1")
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim
     table: Array = np.float64(rope_theta) ** -exponents
     return table
@@ -69,7 +69,7 @@ def index_at_turns(inv_freq: Array, length: float, count: float) -> float:
     """
     indices = np.flatnonzero(inv_freq > 0)
     if indices.size < 2:
-        raise InvalidRope("a ramp over pair indices needs at least two pairs that turn")
+        raise InvalidRope("a ramp over pair indices needs at least two pairs that rotate")
     logs = np.log(inv_freq[indices])
     wanted = math.log(2 * math.pi * count / length)
     # The last pair that is still at least as fast (a searched table need not fall everywhere); the ends keep the
@@ -79,7 +79,7 @@ def index_at_turns(inv_freq: Array, length: float, count: float) -> float:
     rise = logs[left + 1] - logs[left]
     if rise >= 0:
         raise InvalidRope(
-            f"pair {indices[left + 1]} does not turn slower than pair {indices[left]}; no index can be read beyond them"
+            f"pair {indices[left + 1]} does not rotate more slowly than pair {indices[left]}, so the ramp has no end beyond them"
         )
     return float(indices[left] + (wanted - logs[left]) / rise * (indices[left + 1] - indices[left]))
 

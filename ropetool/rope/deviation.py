@@ -47,12 +47,12 @@ class Deviation:
                 for angle, at in ((TENTH, self.tenth), (RADIAN, self.radian))
                 if at is not None
             ]
-            by = f"by up to {self.ratio:.4g}x" if math.isfinite(self.ratio) else "some of them in one only"
-            parts.append(f"{self.pairs} of {self.of} pairs turn at another speed, {by}")
+            by = f"by up to {self.ratio:.4g}x" if math.isfinite(self.ratio) else "some only in one of the tables"
+            parts.append(f"{self.pairs} of {self.of} pairs rotate at a different speed, {by}")
             parts.append(f"angles are off by {' and '.join(off)}" if off else f"no angle is off by {TENTH:g} rad")
         if not math.isclose(self.factor, 1, rel_tol=TABLE_TOLERANCE):
-            parts.append(f"the attention factor is {self.factor:.6g} times the wanted one")
-        return ", ".join(parts) or f"the same up to {self.context} tokens, and other tables beyond"
+            parts.append(f"the attention factor is {self.factor:.6g} times the target")
+        return ", ".join(parts) or f"the tables agree up to {self.context} tokens and differ beyond"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data; an infinite ratio is null."""

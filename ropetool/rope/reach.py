@@ -71,7 +71,7 @@ def least_base(rotary_dim: int, length: int) -> float:
     Raises: InvalidRope for a length that no runtime counts to, or for which no base up to 1e15 serves.
     """
     if not 1 <= length <= MAX_LENGTH:
-        raise InvalidRope(f"{length} is not a length; it is a whole number of tokens from 1 to {MAX_LENGTH}")
+        raise InvalidRope(f"{length} must be a whole number of tokens from 1 to {MAX_LENGTH}")
     base: float = max(2.0, PUBLISHED_FIT / 10 * length**PUBLISHED_POWER)
     failing = np.arange(max(1, length - PROBED), length + 1.0)
     # One base after the other: a larger one may fail where a smaller one holds. Most fail where those before did.
@@ -83,7 +83,7 @@ def least_base(rotary_dim: int, length: int) -> float:
                 return base
             failing = np.append(failing, below)[-PROBED:]
         base *= STEP
-    raise InvalidRope(f"no base up to {LARGEST_BASE:g} holds {length} tokens with {rotary_dim} channels")
+    raise InvalidRope(f"no base up to {LARGEST_BASE:g} supports {length} tokens with {rotary_dim} rotary channels")
 
 
 def similarity(inv_freq: Array, distances: Array) -> Array:

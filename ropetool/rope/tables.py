@@ -47,13 +47,11 @@ def frozen_table(values: Any) -> Array:
     """
     table = np.array(values, dtype=np.float64)
     if table.ndim != 1 or table.size == 0:
-        raise InvalidRope(
-            f"a table of inverse frequencies is a vector of at least one entry, not of shape {table.shape}"
-        )
+        raise InvalidRope(f"inv_freq has the shape {table.shape}; it must be a vector with at least one entry")
     bad = ~np.isfinite(table) | (table < 0)
     if bad.any():
         pair = int(np.argmax(bad))
-        raise InvalidRope(f"inv_freq[{pair}] is {table[pair]}; an inverse frequency is finite and not negative")
+        raise InvalidRope(f"inv_freq[{pair}] is {table[pair]}; it must be finite and not negative")
     table.setflags(write=False)
     return table
 
@@ -104,13 +102,13 @@ class RopeTable:
     def __post_init__(self) -> None:
         limits = [regime.up_to for regime in self.regimes]
         if not limits or limits[-1] is not None or None in limits[:-1]:
-            raise InvalidRope("the last regime, and only that one, has no upper length")
+            raise InvalidRope("only the last regime must have no upper length")
         known = [limit for limit in limits if limit is not None]
         if known != sorted(set(known)):
             raise InvalidRope(f"regimes must be ordered by length, not {known}")
         sizes = [regime.inv_freq.size for regime in self.regimes]
         if len(set(sizes)) > 1:
-            raise InvalidRope(f"the regimes of one table have {sizes} rotary pairs; they must have equally many")
+            raise InvalidRope(f"the regimes of one table have {sizes} rotary pairs; the numbers must be equal")
 
     @classmethod
     def fixed(cls, inv_freq: Any, attention_factor: float = 1.0) -> RopeTable:
@@ -208,7 +206,7 @@ class LayerRope:
 
     def __post_init__(self) -> None:
         if self.layout not in ("half", "interleaved"):
-            raise InvalidRope(f"layout is {self.layout!r}; it is half or interleaved")
+            raise InvalidRope(f"layout is {self.layout!r}; it must be half or interleaved")
         if self.table is not None and self.table.regimes[0].inv_freq.size * 2 != self.rotary_dim:
             raise InvalidRope(
                 f"a table of {self.table.regimes[0].inv_freq.size} pairs does not fit rotary_dim {self.rotary_dim}"
@@ -217,7 +215,7 @@ class LayerRope:
             raise InvalidRope(f"rotary_dim {self.rotary_dim} is above head_dim {self.head_dim}")
         if not is_multiplier(self.softmax_multiplier):
             raise InvalidRope(
-                f"softmax_multiplier is {self.softmax_multiplier}; it is a number from {SMALLEST:g} to {LARGEST:g}"
+                f"softmax_multiplier is {self.softmax_multiplier}; it must be a number from {SMALLEST:g} to {LARGEST:g}"
             )
 
     @property
@@ -260,17 +258,17 @@ class LayerRope:
                 f", {len(other.layers)} instead of {len(self.layers)}" if len(other.layers) != len(self.layers) else ""
             )
             words = f"other layers{counts}"
-            return (Difference("layers", self.layers, other.layers, words, "they are rotated by another table"),)
+            return (Difference("layers", self.layers, other.layers, words, "they rotate with a different table"),)
         if self.table is None or other.table is None:
             if self.table is other.table:
                 return ()
-            words, effect = "one rotates, the other does not", "positions are lost or made up"
+            words, effect = "one rotates, the other does not", "positions are lost or added"
             return (Difference("table", self.table, other.table, words, effect),)
         found = _of_tables(self.table, other.table)
         if self.layout != other.layout:
             words, effect = (
                 f"layout {other.layout} instead of {self.layout}",
-                "other channels are paired, the text is noise",
+                "different channels are paired, so the output is noise",
             )
             found.append(Difference("layout", self.layout, other.layout, words, effect))
         ours, theirs = self.softmax_multiplier, other.softmax_multiplier
@@ -332,7 +330,7 @@ def in_words(differences: Iterable[Difference]) -> str:
 
 
 def _of_contexts(ours: int, theirs: int) -> list[Difference]:
-    effect = "stops earlier" if theirs < ours else "takes longer texts"
+    effect = "stops earlier" if theirs < ours else "accepts longer texts"
     return [] if ours == theirs else [Difference(CONTEXT, ours, theirs, f"context {theirs} instead of {ours}", effect)]
 
 
@@ -353,10 +351,10 @@ def _of_tables(ours: RopeTable, theirs: RopeTable) -> list[Difference]:
     a, b = ours.regimes[-1], theirs.regimes[-1]
     found = []
     if ours.is_fixed != theirs.is_fixed or len(ours.regimes) != len(theirs.regimes):
-        found.append(Difference("table", ours, theirs, _by_length(ours, theirs), "some lengths get another"))
+        found.append(Difference("table", ours, theirs, _by_length(ours, theirs), "some lengths get a different table"))
     if a.inv_freq.size != b.inv_freq.size:
         words = f"{b.inv_freq.size} rotary pairs instead of {a.inv_freq.size}"
-        found.append(Difference("inv_freq", a.inv_freq, b.inv_freq, words, "other channels turn"))
+        found.append(Difference("inv_freq", a.inv_freq, b.inv_freq, words, "different channels rotate"))
     else:
         found += _of_pairs(a.inv_freq, b.inv_freq)
     if not math.isclose(a.attention_factor, b.attention_factor, rel_tol=TABLE_TOLERANCE):
@@ -368,7 +366,7 @@ def _of_tables(ours: RopeTable, theirs: RopeTable) -> list[Difference]:
         return found
     limits = [table.regimes[0].up_to for table in (ours, theirs)]
     if limits[0] is None:
-        words = "the rule that follows the length differs"
+        words = "the rule that depends on the length differs"
     elif limits[0] == limits[1]:
         words = f"the table up to {limits[0]} tokens differs"
     else:
@@ -378,10 +376,10 @@ def _of_tables(ours: RopeTable, theirs: RopeTable) -> list[Difference]:
 
 def _by_length(ours: RopeTable, theirs: RopeTable) -> str:
     if theirs.is_fixed:
-        return "one table for all lengths instead of one that follows the length"
+        return "one table for all lengths instead of a table that depends on the length"
     if ours.is_fixed:
-        return "a table that follows the length instead of one for all"
-    return "the table follows the length in another way"
+        return "a table that depends on the length instead of one table for all lengths"
+    return "the table depends on the length in a different way"
 
 
 def _of_pairs(ours: Array, theirs: Array) -> list[Difference]:

@@ -129,8 +129,8 @@ def _check_release(program: str, version: str) -> None:
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isascii() and part.isdigit())
     if program == "ollama" and numbers and numbers < OLLAMA_SINCE:
         raise UnknownRuntime(
-            f"ollama {version} does not run llama.cpp, and ropetool does not know its older engine",
-            where="--for", try_="--for ollama, which means 0.30 and later",
+            f"ollama {version} does not use llama.cpp, and ropetool does not support its older engine",
+            where="--for", try_="--for ollama, for release 0.30 and later",
         )  # fmt: skip
 
 
@@ -139,7 +139,9 @@ def _of_version(found: tuple[Runtime, ...], program: str, version: str) -> tuple
     if not chosen:
         known = ", ".join(runtime.versions for runtime in found)
         raise UnknownRuntime(
-            f"{program} {version} is not known; known: {known}", where="--for", try_=f"--for {program}, which means all"
+            f"{program} {version} is an unknown release; known: {known}",
+            where="--for",
+            try_=f"--for {program}, for all known releases",
         )
     return chosen
 

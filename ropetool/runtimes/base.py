@@ -30,9 +30,9 @@ class Releases:
         return numbers(self.first) <= asked and asked[: len(last)] <= last
 
 
-def last_of(releases: Sequence[Releases], first: str) -> str:
-    """Return the last release of the stretch that begins with `first`."""
-    return next(stretch.last for stretch in releases if stretch.first == first)
+def stretch_of(releases: Sequence[Releases], first: str) -> Releases:
+    """Return the stretch that begins with `first`."""
+    return next(stretch for stretch in releases if stretch.first == first)
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -52,8 +52,18 @@ class NotKnown(Refuses):
     """The runtime may run this file, but ropetool does not know how."""
 
 
+def no_data(program: str, family: str, reason: str = "") -> NotKnown:
+    """Return the refusal for a family that ropetool does not decode for a program. reason: may be empty."""
+    return NotKnown(f"no data on {family} in {program}{': ' if reason else ''}{reason}")
+
+
+def added_within(architecture: str, program: str, since: str, releases: Releases) -> NotKnown:
+    """Return the refusal for an architecture that only the later of these releases have."""
+    return NotKnown(f"{program} has {architecture} from {since} on, so not in all releases from {releases}")
+
+
 def checked_base(theta: object) -> float:
     """Return the base of a table. Raises: Refuses if it is not a number."""
     if not is_number(theta):
-        raise Refuses(f"TypeError: the base is {shown(theta)}")
+        raise Refuses(f"TypeError: rope_theta is {shown(theta)}; it must be a number")
     return float(theta)

@@ -140,7 +140,7 @@ def length_encodings(checkpoint: HfCheckpoint, target: RopeSet, config_style: st
     params = {**keys.params, **{key: value for key, value in more.items() if value is not None}}
     scaled = replace(keys, params=params) if keys.rope_type in STATES_LENGTH else keys
     variants = {
-        "the context, and the rope keys anew": keys,
+        "the context, and new rope keys": keys,
         "the context, the length before scaling and the factor": scaled,
         "the context, the length before scaling and both factors": settled(
             scaled, entry.attention_factor, keep_softmax=True

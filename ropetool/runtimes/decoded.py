@@ -38,13 +38,16 @@ class Decoded:
         Raises: InvalidRope if it stops with an error, or ropetool does not know.
         """
         if self.rope is None:
-            if not self.known:
-                does = f"reads this {what} in a way that is not known"
-            else:
-                does = f"cannot load this {what}" if self.stops else f"would not compute what this {what} says"
             step = command("ropetool", "doctor", where) if self.known and self.stops and what == GGUF_FILE else ""
-            raise InvalidRope(f"{self.name} {does}: {self.refuses}", where=where, try_=step)
+            raise InvalidRope(self.problem(what), where=where, try_=step)
         return self.rope
+
+    def problem(self, what: str) -> str:
+        """Return why there is no table, as a sentence. what: the name of the input, such as "config"."""
+        if not self.known:
+            return f"ropetool does not know how {self.name} reads this {what}: {self.refuses}"
+        does = "cannot load" if self.stops else "does not compute the rotation of"
+        return f"{self.name} {does} this {what}: {self.refuses}"
 
     def objection(self, target: RopeSet) -> str:
         """Return why the runtime would not compute the target, empty where it would."""

@@ -30,6 +30,7 @@ SCALING_KEYS = (names.ROPE_SCALING, names.ROPE_PARAMETERS, names.ROPE_THETA, nam
 SECTIONED = ("default", "yarn")
 # Names that both load with their family's own config class: transformers_utils/config.py, utils/hf_transformers/common.py.
 LOADED_AS_FAMILY = ("kimi_k2",)
+WHOLE_FACTOR = "TypeError: 'int' object is not iterable; write the linear factor with a decimal point"
 PLACEHOLDER = {names.ROPE_TYPE: "default", names.ROPE_THETA: 10000.0}
 
 
@@ -103,13 +104,12 @@ def loaded_keys(view: HfCheckpoint) -> dict[str, dict[str, Any]]:
         rope_type = keys.pop(names.LEGACY_TYPE, "default")
         rope_type = keys.get(names.ROPE_TYPE, rope_type)
         keys[names.ROPE_TYPE] = names.ROPE_TYPE_ALIASES.get(rope_type, rope_type)
-        if family.rope_types and keys[names.ROPE_TYPE] not in family.rope_types:  # the class that loads it stops
-            raise Refuses(f"ValueError: {family.model_type} takes only {' and '.join(family.rope_types)}")
+        hf_formulas.check_type(family, keys[names.ROPE_TYPE])  # the class that loads it stops
         hf_formulas.need_keys(keys[names.ROPE_TYPE], keys)
         checked_base(keys[names.ROPE_THETA])
         null_head = transformers.NAME in family.null_head_dim and part.get(family.head_dim_key) is None
         if keys[names.ROPE_TYPE] == "longrope" and null_head:  # it is multiplied by to check the lists
-            raise Refuses(f"TypeError: longrope needs head_dim in config.json for {family.model_type}")
+            raise hf_formulas.without_head_dim("longrope", family)
         outer = part.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS, family.default_original_max_position_embeddings)
         if keys[names.ROPE_TYPE] in ("yarn", "longrope", "llama3") or (outer is not None and not family.nested):
             keys[names.ORIGINAL_MAX_POSITION_EMBEDDINGS] = transformers.original_length(part, keys, family, context)
@@ -120,7 +120,7 @@ def check_sections(program: str, keys: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise NotKnown where rope keys of a layer type state mrope_section beside a type whose table is not made for it."""
     if any(names.MROPE_SECTION in own and own[names.ROPE_TYPE] not in SECTIONED for own in keys.values()):
         raise NotKnown(
-            f"{program} counts positions by {names.MROPE_SECTION}, which only its default and yarn tables are made for"
+            f"no data on {names.MROPE_SECTION} in {program} with a rope_type other than {' or '.join(SECTIONED)}"
         )
 
 
@@ -133,7 +133,7 @@ def number(keys: Mapping[str, Any], key: str, default: float | None = None) -> f
         return default
     value = keys.get(key)
     if value is None:
-        raise Refuses(f"KeyError: {key} is needed" if key not in keys else f"TypeError: {key} is null")
+        raise Refuses(f"KeyError: {key} is missing" if key not in keys else f"TypeError: {key} is null")
     return float(value)
 
 
@@ -143,7 +143,7 @@ def base_table(keys: Mapping[str, Any], rotary_dim: int) -> Array:
     Raises: NotKnown where nothing rotates, for the files of these programs were read for what they rotate by.
     """
     if not rotary_dim:
-        raise NotKnown("none of its layers rotates, and whether the program leaves them so is not known")
+        raise NotKnown("none of its layers rotates, and there is no data on how the program runs such layers")
     return arithmetic.base_inv_freq(float(keys[names.ROPE_THETA]), rotary_dim)
 
 
@@ -154,7 +154,7 @@ def yarn_inv_freq(keys: Mapping[str, Any], base: Array, factor: float, length: i
     """
     fast, slow = number(keys, names.BETA_FAST, 32.0), number(keys, names.BETA_SLOW, 1.0)
     if fast == 0 or slow == 0:
-        raise Refuses("ZeroDivisionError: a beta of 0")
+        raise Refuses("ZeroDivisionError: beta_fast or beta_slow is 0")
     source = Source(base, length, float(keys[names.ROPE_THETA]))
     return blend(base, kept_share_by_dims(source, fast, slow, truncate), factor)
 
@@ -184,11 +184,7 @@ def divided(base: Array, keys: Mapping[str, Any], key: str) -> Array:
 
     Raises: Refuses if the list has another length.
     """
-    divisors = keys.get(key)
-    if not isinstance(divisors, list) or len(divisors) != base.size:
-        count = len(divisors) if isinstance(divisors, list) else 0
-        raise Refuses(f"{key} has {count} entries for {base.size} rotary pairs")
-    table: Array = base / np.asarray(divisors, dtype=np.float64)
+    table: Array = base / np.asarray(hf_formulas.divisors(keys, key, base.size), dtype=np.float64)
     return table
 
 

@@ -17,13 +17,13 @@ from ropetool.files.hf.jsontext import shown
 from ropetool.rope.formulas import with_share
 from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, Temperature, is_number
 from ropetool.runtimes import engine_formulas as engine
-from ropetool.runtimes.base import NotKnown, Refuses
-from ropetool.runtimes.hf_formulas import mscale_of
+from ropetool.runtimes.base import NotKnown, Refuses, no_data
+from ropetool.runtimes.hf_formulas import mscale_of, wrong_channels
 
 NAME = "exllamav3"
 FORMATS = ("hf",)
 VERSIONS = "1.6.5"
-SUMMARY = "exllamav3: reads both config styles, nested keys in two architectures; no dynamic, one list of longrope"
+SUMMARY = "exllamav3: reads both config styles; nested keys in two architectures; no dynamic; one longrope list"
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3_LENGTH = 8192
@@ -39,7 +39,7 @@ def decode(view: HfCheckpoint) -> RopeSet:
     part = engine.section(view)
     shape = engine.shape(view)
     if stopping := next((key for key in facts.zero if part.get(key)), ""):
-        raise Refuses(f"NotImplementedError: {facts.file} does not take {stopping} of {part[stopping]}")
+        raise Refuses(f"NotImplementedError: {facts.file} does not support {stopping} {part[stopping]}")
     context = int(part.get(names.MAX_POSITION_EMBEDDINGS, view.family.default_max_position_embeddings))
     entries = {}
     for kind, entry in shape.entries.items():
@@ -62,11 +62,11 @@ def _facts(view: HfCheckpoint) -> Exllamav3:
     facts = facts or engines.exllamav3_file(family.name, family.model_type)
     if facts is None:
         inside = f" around a {family.model_type}" if family.stated else ""
-        raise NotKnown(f"exllamav3 has no architecture of {family.name}{inside}")
+        raise NotKnown(f"exllamav3 {VERSIONS} has no architecture for {family.name}{inside}")
     if facts.refused:
         raise Refuses(facts.refused)
     if facts.odd:
-        raise NotKnown(f"how exllamav3 runs {family.name} is not known: {facts.odd}")
+        raise no_data(NAME, family.name, facts.odd)
     return facts
 
 
@@ -97,9 +97,7 @@ def _inside(near: Mapping[str, Any], base: float) -> dict[str, Any]:
     """Return what counts of a group of rope keys where its scaling does not reach the table."""
     rope_type = near.get(names.ROPE_TYPE) or "default"
     if rope_type not in ("default", "proportional"):
-        raise Refuses(
-            f"AttributeError: {rope_type} in {PARAMETERS} of a kind of layer, whose keys it does not hand over"
-        )
+        raise Refuses(f"AttributeError: keys by layer type in {PARAMETERS} cannot have the rope_type {rope_type}")
     return {names.ROPE_TYPE: rope_type, names.ROPE_THETA: float(near.get(names.ROPE_THETA, base))}
 
 
@@ -155,7 +153,7 @@ def _narrowed(view: HfCheckpoint, entry: LayerRope, part: Mapping[str, Any]) -> 
         return entry
     channels = int(stated) if stated is not None else int(entry.head_dim * share)
     if not 2 <= channels <= entry.head_dim or channels % 2:
-        raise Refuses(f"{channels} of {entry.head_dim} channels would rotate; channels rotate in pairs")
+        raise wrong_channels(channels, entry.head_dim)
     return replace(entry, rotary_dim=channels, table=None)
 
 

@@ -64,6 +64,12 @@ def need_keys(rope_type: str, params: Mapping[str, Any]) -> None:
         raise Refuses(f"KeyError: {rope_type} needs {', '.join(missing)}")
 
 
+def check_type(family: Family, rope_type: str) -> None:
+    """Raise Refuses for a type that the class of a family rejects."""
+    if family.rope_types and rope_type not in family.rope_types:
+        raise Refuses(f"ValueError: {family.model_type} accepts only the rope_type {' or '.join(family.rope_types)}")
+
+
 def rotary_dim(part: Mapping[str, Any], keys: Mapping[str, Any], family: Family, head: int, rope_type: str) -> int:
     """Return how many channels of a head rotate.
 
@@ -72,7 +78,7 @@ def rotary_dim(part: Mapping[str, Any], keys: Mapping[str, Any], family: Family,
     if rope_type == "proportional":
         if family.partial_rotary_key:
             raise Refuses(
-                f"RuntimeError: a proportional table has the pairs of a whole head, {family.model_type} rotates a share"
+                f"RuntimeError: a proportional table covers whole heads, but {family.model_type} rotates a part of each head"
             )
         return head  # the pairs beyond its share stand still
     share = keys.get(names.PARTIAL_ROTARY_FACTOR, part.get(family.partial_rotary_key or names.PARTIAL_ROTARY_FACTOR))
@@ -83,16 +89,30 @@ def rotary_dim(part: Mapping[str, Any], keys: Mapping[str, Any], family: Family,
     if not family.partial_rotary_key:
         if share not in (None, 1) and rope_type != "default":  # the default's own code does not look at it
             raise Refuses(
-                f"RuntimeError: partial_rotary_factor {share} narrows the table, {family.model_type} rotates whole heads"
+                f"RuntimeError: partial_rotary_factor is {share}, but {family.model_type} rotates whole heads"
             )
         return head
     share = family.default_partial_rotary_factor if share is None else share
-    if not is_number(share) or not 0 < share <= 1:
-        raise Refuses(f"a partial_rotary_factor of {share} is not a share of a head")
+    return rotating_channels(_checked_share(share), head)
+
+
+def rotating_channels(share: float, head: int) -> int:
+    """Return how many channels this share of a head has. Raises: Refuses if they do not pair."""
     channels = int(head * share)
     if channels < 2 or channels % 2:
-        raise Refuses(f"{share} of {head} channels are {channels}; channels rotate in pairs")
+        raise wrong_channels(channels, head)
     return channels
+
+
+def wrong_channels(channels: int, head: int) -> Refuses:
+    """Return the refusal of a number of rotating channels."""
+    return Refuses(f"{channels} of {head} channels would rotate; the number must be even, from 2 to {head}")
+
+
+def _checked_share(share: Any) -> float:
+    if not is_number(share) or not 0 < share <= 1:
+        raise Refuses(f"partial_rotary_factor is {share}; it must be a number above 0, at most 1")
+    return float(share)
 
 
 def _decoupled(part: Mapping[str, Any], share: Any, head: int, rope_type: str) -> int:
@@ -101,7 +121,7 @@ def _decoupled(part: Mapping[str, Any], share: Any, head: int, rope_type: str) -
     if share is None and part.get(names.ROPE_SCALING):
         share = 1.0  # the class adds its own to rope_parameters alone
     if rope_type == "default" or (is_number(share) and int(whole * share) != head):
-        raise Refuses(f"RuntimeError: the table would not have the {head} channels of the decoupled keys")
+        raise Refuses(f"RuntimeError: the table would not fit the {head} channels of the decoupled keys")
     return head
 
 
@@ -111,7 +131,7 @@ def stretched_base(rope_theta: float, alpha: Any, rotary_dim: int) -> float:
     Raises: Refuses for what is no factor.
     """
     if not is_number(alpha) or alpha <= 0:
-        raise Refuses(f"TypeError: {alpha!r} does not stretch a base")
+        raise Refuses(f"TypeError: the base cannot be multiplied by a power of {alpha!r}; it must be a number above 0")
     return float(rope_theta * alpha ** (rotary_dim / (rotary_dim - 2)))
 
 
@@ -134,7 +154,7 @@ def table(r: Resolved) -> RopeTable:
     if r.rope_type == "proportional":
         return _proportional(r, base)
     if r.factor is None:
-        raise Refuses(f"TypeError: {r.rope_type} with a factor of null")
+        raise Refuses(f"TypeError: factor is null; {r.rope_type} needs a number")
     if r.rope_type == "linear":
         return RopeTable.fixed(base / r.factor)
     if r.rope_type == "dynamic":
@@ -148,17 +168,15 @@ def table(r: Resolved) -> RopeTable:
     if r.rope_type == "llama3":
         low, high = r.params[names.LOW_FREQ_FACTOR], r.params[names.HIGH_FREQ_FACTOR]
         if low is None or high is None:
-            raise Refuses("TypeError: llama3 with a null low_freq_factor or high_freq_factor")
+            raise Refuses("TypeError: low_freq_factor or high_freq_factor is null; llama3 needs both")
         return RopeTable.fixed(blend(base, kept_share_by_turns(source, high, low), r.factor))
-    raise Refuses(f"rope_type {r.rope_type} is not computed for this family")
+    raise Refuses(f"the rope_type {r.rope_type} is unknown")
 
 
 def _proportional(r: Resolved, base: Array) -> RopeTable:
     """Return the table whose first share of pairs turns, each as in a head that rotates whole; the others stand still."""
     share = r.params.get(names.PARTIAL_ROTARY_FACTOR, 1.0)
-    if not is_number(share) or not 0 < share <= 1:
-        raise Refuses(f"a partial_rotary_factor of {share} is not a share of a head")
-    return RopeTable.fixed(with_share(base, share) / (1.0 if r.factor is None else r.factor))
+    return RopeTable.fixed(with_share(base, _checked_share(share)) / (1.0 if r.factor is None else r.factor))
 
 
 def _yarn_attention_factor(params: Mapping[str, Any], factor: float) -> float:
@@ -172,11 +190,7 @@ def _yarn_attention_factor(params: Mapping[str, Any], factor: float) -> float:
 
 
 def _longrope(r: Resolved, base: Any) -> RopeTable:
-    short, long = r.params[names.SHORT_FACTOR], r.params[names.LONG_FACTOR]
-    for name, divisors in ((names.SHORT_FACTOR, short), (names.LONG_FACTOR, long)):
-        if not isinstance(divisors, list) or len(divisors) != base.size:
-            count = len(divisors) if isinstance(divisors, list) else 0
-            raise Refuses(f"{name} has {count} entries for {base.size} rotary pairs")
+    short, long = (divisors(r.params, key, base.size) for key in (names.SHORT_FACTOR, names.LONG_FACTOR))
     stated = r.params.get(names.ATTENTION_FACTOR)
     factor = r.factor if r.factor is not None else r.max_position_embeddings / r.length
     attention_factor = float(stated) if stated is not None else logn_factor(factor, r.length)
@@ -184,6 +198,15 @@ def _longrope(r: Resolved, base: Any) -> RopeTable:
     if short == long:
         return RopeTable((last,))
     return RopeTable((Regime(base / short, attention_factor, up_to=r.length), last))
+
+
+def divisors(keys: Mapping[str, Any], key: str, pairs: int) -> list[Any]:
+    """Return a list of the rope keys. Raises: Refuses if it does not have an entry for each pair."""
+    found = keys.get(key)
+    if not isinstance(found, list) or len(found) != pairs:
+        count = len(found) if isinstance(found, list) else 0
+        raise Refuses(f"{key} has {count} entries for {pairs} rotary pairs")
+    return found
 
 
 def head_dim(part: Mapping[str, Any], family: Family, runtime: str, rope_type: str, layer_type: str = "") -> int:
@@ -195,22 +218,29 @@ def head_dim(part: Mapping[str, Any], family: Family, runtime: str, rope_type: s
     stated = part.get(key)
     null = family.stated_null_head_dim if names.HEAD_DIM in part and part[names.HEAD_DIM] is None else ()
     if ("stops yarn" in null and rope_type in NEEDS_HEAD_DIM) or ("computed" in null and key != names.HEAD_DIM):
-        raise Refuses(f"TypeError: {rope_type} with a head_dim of null, where an absent one would do")
+        raise Refuses(
+            f"TypeError: head_dim is null, which {rope_type} does not accept; it accepts a config without the key"
+        )
     if stated is None and "computed" not in null:
         stated = family.default_head_dims.get(layer_type, family.default_head_dim)
     if stated is None:
         if runtime in family.null_head_dim and rope_type in NEEDS_HEAD_DIM:
-            raise Refuses(f"TypeError: {rope_type} needs head_dim in config.json for {family.model_type}")
+            raise without_head_dim(rope_type, family)
         hidden, heads = part.get(names.HIDDEN_SIZE), part.get(names.NUM_ATTENTION_HEADS)
         if not {names.HIDDEN_SIZE, names.NUM_ATTENTION_HEADS} <= part.keys():
-            raise NotKnown("the config states neither head_dim nor both hidden_size and num_attention_heads")
+            raise NotKnown("the config sets neither head_dim nor both hidden_size and num_attention_heads")
         if hidden is None or heads is None:
-            raise Refuses("head_dim, or hidden_size and num_attention_heads, must be stated")
+            raise Refuses("hidden_size or num_attention_heads is null, and head_dim is not set")
         stated = hidden // heads
     channels = int(stated)
     if channels < 2 or channels % 2:
-        raise Refuses(f"{key} is {channels}; channels rotate in pairs, so it is even and at least 2")
+        raise Refuses(f"{key} is {channels}; it must be even and at least 2")
     return channels
+
+
+def without_head_dim(rope_type: str, family: Family) -> Refuses:
+    """Return the refusal of a config without head_dim, which the formula of a type needs."""
+    return Refuses(f"TypeError: {rope_type} needs head_dim in config.json for {family.model_type}")
 
 
 def layer_indices(part: Mapping[str, Any], family: Family, layer_type: str) -> tuple[int, ...]:
@@ -243,7 +273,7 @@ def kinds(part: Mapping[str, Any], family: Family, count: int) -> list[str]:
         return [names.SLIDING_ATTENTION if slides and i not in rotating else names.FULL_ATTENTION for i in range(count)]
     pattern = part.get(family.pattern_key) or family.pattern
     if isinstance(pattern, str):
-        raise Refuses(f"TypeError: sliding_window_pattern {pattern} is text, and the config lists no layer_types")
+        raise Refuses(f"TypeError: sliding_window_pattern is the text {pattern}, and layer_types is missing")
     if not pattern and family.default_kinds:
         return _default_kinds(family, count)
     period = pattern or 1
@@ -258,7 +288,7 @@ def _default_kinds(family: Family, count: int) -> list[str]:
     """
     if family.kinds_count not in (None, count):
         raise NotKnown(
-            f"which of the {count} layers are of which kind, where the config does not list {family.kinds_keys[0]}"
+            f"the config does not set {family.kinds_keys[0]}, and there is no data on the types of {count} layers"
         )
     return [family.default_kinds[i % len(family.default_kinds)] for i in range(count)]
 
@@ -331,11 +361,9 @@ def _with_mscales(table: RopeTable, r: Resolved, family: Family) -> RopeTable:
     """
     missing = next((key for key in family.mscale_keys if not is_number(r.params.get(key))), None)
     if missing:
-        raise Refuses(f"TypeError: {missing} of the rope keys must be a number")
+        raise Refuses(f"TypeError: the rope key {missing} must be a number")
     if r.rope_type not in STATES_LENGTH and names.ORIGINAL_MAX_POSITION_EMBEDDINGS not in r.params:
-        raise Refuses(
-            f"KeyError: {family.model_type} needs {names.ORIGINAL_MAX_POSITION_EMBEDDINGS} beside its factors"
-        )
+        raise Refuses(f"KeyError: {family.model_type} needs {names.ORIGINAL_MAX_POSITION_EMBEDDINGS} in its rope keys")
     short, long = (float(r.params[key]) for key in family.mscale_keys)
     inv_freq = table.regimes[0].inv_freq
     if short == long:

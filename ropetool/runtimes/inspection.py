@@ -30,7 +30,7 @@ from ropetool.runtimes.kv_cache import KvCache
 from ropetool.runtimes.llama_cpp.architectures import WITHOUT_ROTATION
 from ropetool.runtimes.llama_cpp.layers import learned_positions
 
-NOT_SERVED = "is not served"  # in refusals that say what is particular to a type
+AS_WRITTEN = "the keys are shown as written"
 MAX_SHOWN_BYTES = 2**14  # a list with a number for each of 512 layers fits
 
 
@@ -140,7 +140,7 @@ def _of_gguf(view: GgufCheckpoint, path: Path) -> Inspection:
     kv = kv_cache.of_gguf(view, rope) if rope else {}
     notes = _gguf_notes(view, arch, rope)
     if other:
-        notes = (f"{provenance.place(path).name} {other}: it is left aside; move it away", *notes)
+        notes = (f"{provenance.place(path).name} {other}: ropetool ignores it. Move it away", *notes)
     return Inspection(
         path, "gguf", arch, family, rope, trained, _stated_metadata(view), readings, kv, notes, made,
         learned_positions=learned_positions(view),
@@ -152,16 +152,16 @@ def _gguf_notes(view: GgufCheckpoint, arch: str, decoded: RopeSet | None) -> tup
     notes = []
     if not view.tensors:
         notes.append(
-            "no tensors, only a vocabulary: what is shown follows from the keys; inspect the model's own GGUF file"
+            "the file has a vocabulary but no tensors: the values shown come from its keys. Inspect the model's own GGUF file"
         )
     if learned_positions(view):
         notes.append(without_positions(arch))
     elif decoded is not None and all(entry.table is None for entry in decoded.entries.values()):
         what = arch if arch in WITHOUT_ROTATION else f"this {arch} file"
-        notes.append(f"{what} has no rotary positions: only the stated context limits it")
+        notes.append(f"{what} has no rotary positions: its configured context length is its only limit")
     elif view.tensors and decoded is not None and not any("rope" in name for name in (*view.values, *view.tensors)):
         notes.append(
-            "no rope keys: llama.cpp takes its defaults, which are shown; `ropetool extend` writes the keys it needs"
+            "the file sets no rope keys: llama.cpp uses its defaults, shown here. `ropetool extend` adds the keys it needs"
         )
     return tuple(notes)
 
@@ -197,11 +197,11 @@ def _of_hf(checkpoint: HfCheckpoint) -> Inspection:
     stated_type = config.get(names.MODEL_TYPE)
     model_type = stated_type if isinstance(stated_type, str) else ""
     family, refusal = _family_of(config, where)
-    notes = ["only config.json, no weights"] if files.config_only else []
+    notes = ["the folder has only config.json: commands that need weights will not work"] if files.config_only else []
     if files.pickle_only:
         base = origin(files.path)
         line = parts.conversion(base.repo if base else str(files.path))
-        notes.append(f"the weights are pickles, which ropetool never loads; to have them as safetensors: `{line}`")
+        notes.append(f"the weights are pickle files, which ropetool never loads. Convert them to safetensors: `{line}`")
     stated = stated_rope_keys(config)
     if family is None:
         return Inspection(
@@ -240,7 +240,7 @@ def read_live(family: Family) -> tuple[str, ...]:
     names_read = [family.stated] if families.is_live(family.stated) else []
     names_read += [family.model_type] if family.live else []
     return tuple(
-        f"no data describes {name}: its settings were read from the installed transformers, on a tiny model"
+        f"ropetool has no data on {name}: it read the settings from a tiny model in the installed transformers"
         for name in names_read
     )
 
@@ -250,23 +250,21 @@ def remote_code(config: Mapping[str, Any], family: Family) -> tuple[str, ...]:
     wrapper = WRAPPERS.get(family.stated)
     if family.wrapped and family.stated and families.wrapper_of(family.stated) is None:
         return (
-            f"ropetool does not know the code of {family.stated}: it reads {'.'.join(family.text_path)} as the class of "
-            f"{family.model_type} does. Check that the code of {family.stated} changes none of these keys",
+            f"ropetool does not know the code of {family.stated}: it reads {'.'.join(family.text_path)} as {family.model_type} "
+            f"does. Check that the code of {family.stated} does not change these keys",
         )
     if family.remote:
         return (
-            f"transformers has no class for {family.name}, only the remote code of its repository, which ropetool never runs: "
-            f"what is said here was read in {family.source}",
+            f"{_no_class(family.name)} ropetool reads the config as {family.source}",
             *_beyond(config, family),
         )
     if family.stated in ALIASES or (wrapper and wrapper.source.startswith(ON_HUB.partition("{}")[0])):
         return (
-            f"transformers has no class for {family.stated}, only the remote code of its repository, which ropetool never "
-            f"runs: what is said here holds for the built-in class of {family.model_type}",
+            f"{_no_class(family.stated)} ropetool reads the config as the built-in class of {family.model_type} does",
         )
     if "auto_map" in config:
         return (
-            "auto_map names remote code, which ropetool never runs: what is said here holds for the built-in model class",
+            "auto_map names remote code, which ropetool never runs. It reads the config as the built-in model class does",
         )
     return ()
 
@@ -278,11 +276,15 @@ def _beyond(config: Mapping[str, Any], family: Family) -> Iterator[str]:
             yield f"{key} is on: beyond {context} tokens its code {does}"
 
 
+def _no_class(name: str) -> str:
+    return f"transformers has no class for {name}, only the remote code of its repository, which ropetool never runs."
+
+
 def _as_built_in(checkpoint: HfCheckpoint) -> tuple[str, ...]:
     """Say which built-in class would serve a type that only remote code knows, where that is told."""
     why, built_in = checkpoint.likeness
     line = command("ropetool", "inspect", checkpoint.path, "--as", built_in)
-    return (f"{why}: `{line}` reads it so",) if why else ()
+    return (f"{why}: `{line}` reads it as that class",) if why else ()
 
 
 def _why_as_written(config: Mapping[str, Any], model_type: str, refusal: RopetoolError | None) -> str:
@@ -294,19 +296,19 @@ def _why_as_written(config: Mapping[str, Any], model_type: str, refusal: Ropetoo
     if inner in records.unrotated():
         return without_positions(inner if inner == model_type else f"the {inner} inside this {model_type}")
     if particular := records.reason(inner):
-        return f"{shown(inner)} is not served: {particular}; the keys are shown as written"
+        return f"{families.not_supported(shown(inner), particular)}; {AS_WRITTEN}"
     within = f" (of the text model of {shown(model_type)})" if inner != model_type else ""
     if not model_type:
-        return f"config.json does not set model_type, so its keys cannot be decoded: they are shown as written{untyped(config)}"
+        return f"config.json does not set model_type, so its keys cannot be decoded: {AS_WRITTEN}{untyped(config)}"
     if reason := families.unread(inner):
-        return f"the family {shown(inner)}{within} is not served: {reason}; the keys are shown as written"
+        return f"{families.not_supported(f'the family {shown(inner)}{within}', reason)}; {AS_WRITTEN}"
     if refusal is not None and refusal.try_.startswith("pip "):
-        return f"{refusal.message}; the keys are shown as written; {refusal.try_}"
-    if isinstance(refusal, UnknownFamily) and NOT_SERVED in refusal.message:
-        return f"{refusal.message}; the keys are shown as written"
+        return f"{refusal.message}; {AS_WRITTEN}; {refusal.try_}"
+    if isinstance(refusal, UnknownFamily) and families.NOT_SUPPORTED in refusal.message:
+        return f"{refusal.message}; {AS_WRITTEN}"
     return (
-        f"the family {shown(inner)}{within} is unknown{families.nearest(inner)}: the keys are shown as written, not as runtimes "
-        "read them; `ropetool families` lists those that are known"
+        f"the family {shown(inner)}{within} is unknown{families.nearest(inner)}: {AS_WRITTEN}, not as runtimes read them. "
+        "`ropetool families` lists the known families"
     )
 
 
@@ -320,7 +322,9 @@ def _windows(config: Mapping[str, Any], family: Family, rope: RopeSet, where: st
     if not sliding or window is None:
         return ()
     some = ", ".join(map(str, sliding[:4])) + (", ..." if len(sliding) > 4 else "")
-    return (f"{len(sliding)} of the {count} layers ({some}) look back {window} tokens at most, by the same table",)
+    return (
+        f"{len(sliding)} of the {count} layers ({some}) look back at most {window} tokens; they use the same table",
+    )
 
 
 def _hf_runtimes(family: Family) -> list[str]:

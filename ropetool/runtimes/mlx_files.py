@@ -17,7 +17,7 @@ from ropetool.families.family import at
 from ropetool.files.hf.jsontext import shown
 from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, is_number
 from ropetool.runtimes import engine_formulas as engine
-from ropetool.runtimes.base import NotKnown, Refuses
+from ropetool.runtimes.base import NotKnown, Refuses, no_data
 
 Keys = Mapping[str, Any]
 Table = Callable[[Keys, Array, Keys, int], RopeTable]  # of rope keys, the base table, the config and its context
@@ -34,12 +34,12 @@ def decode(view: HfCheckpoint, program: str, table: Table) -> RopeSet:
     if facts is None:
         raise NotKnown(_lacking(program, family.name, family.model_type))
     if facts.odd:
-        raise NotKnown(f"how {program} runs {family.name} is not known: {facts.odd}")
+        raise no_data(program, family.name, facts.odd)
     part = engine.section(view)
     if facts.head_dim and part.get(family.head_dim_key) is None:
         if facts.head_dim == "needed":
             raise Refuses(f"TypeError: {facts.file} needs {family.head_dim_key} in the config")
-        raise NotKnown(f"the head_dim that {program} takes where the config has none")
+        raise NotKnown(f"no data on the head_dim that {program} uses for a config without it")
     shape = engine.shape(view)
     if not facts.listed:
         _check_pattern(view, shape)
@@ -69,9 +69,9 @@ def decode(view: HfCheckpoint, program: str, table: Table) -> RopeSet:
 
 def _lacking(program: str, model_type: str, text_type: str) -> str:
     if not engines.mlx_has(program, model_type):
-        return f"{program} has no model of {model_type}"
+        return f"{program} has no model file for {model_type}"
     inside = f" around a {text_type}" if text_type != model_type else ""
-    return f"{program} has a model file for {model_type}, which was not asked{inside}"
+    return f"no data on {program}'s model file for {model_type}{inside}"
 
 
 def _keys(part: Keys, reading: MlxReading, facts: MlxFile) -> dict[str, Any]:
@@ -92,20 +92,20 @@ def _scaling(part: Keys, reading: MlxReading, facts: MlxFile) -> Keys:
     for place, outcomes in reading.places.items():
         found = at(part, place)
         if found is not None and not isinstance(found, Mapping):
-            raise NotKnown(f"how {facts.file} reads {shown(found)} in {place}")
+            raise NotKnown(f"no data on how {facts.file} reads {shown(found)} in {place}")
         if not found:
             if outcomes.get("absent") == "stops" or (outcomes.get("absent") == "named" and place not in part):
                 raise Refuses(f"AttributeError: {facts.file} needs {place} in the config")
             if outcomes.get("absent") == "odd":
-                raise NotKnown(f"what {facts.file} takes without {place}")
+                raise NotKnown(f"no data on how {facts.file} works without {place}")
             continue
         rope_type = found.get(names.LEGACY_TYPE) or found.get(names.ROPE_TYPE) or "default"
         both = outcomes.get(rope_type, outcomes.get("other", "ignored" if rope_type == "default" else "odd")).split()
         outcome = both[-1] if names.LEGACY_TYPE in found else both[0]
         if outcome == "stops":
-            raise Refuses(f"ValueError: {facts.file} does not take {rope_type} in {place}")
+            raise Refuses(f"ValueError: {facts.file} does not accept {rope_type} in {place}")
         if outcome == "odd":
-            raise NotKnown(f"what {facts.file} makes of {rope_type} in {place}")
+            raise NotKnown(f"no data on how {facts.file} reads {rope_type} in {place}")
         if outcome == "scales":
             return dict(found)
     return NONE
@@ -142,4 +142,4 @@ def _check_pattern(view: HfCheckpoint, shape: RopeSet) -> None:
     if {kind: entry.layers for kind, entry in counted.entries.items()} != {
         kind: entry.layers for kind, entry in shape.entries.items()
     }:
-        raise NotKnown(f"{key} with other layers than those that the model file counts")
+        raise NotKnown(f"no data on {key} with a pattern other than the one of the model file")

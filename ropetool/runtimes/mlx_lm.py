@@ -23,7 +23,7 @@ from ropetool.runtimes.hf_formulas import mscale_of
 NAME = "mlx-lm"
 FORMATS = ("hf",)
 RELEASES = (Releases("0.30.7", "0.31.3"), Releases("0.32.0", "0.32.2"))
-SUMMARY = "mlx-lm: reads rope_theta and rope_scaling as written; no attention_factor, no truncate, only long lists"
+SUMMARY = "mlx-lm: reads rope_theta and rope_scaling as written; ignores attention_factor, truncate and short lists"
 
 NEWER = "0.32.0"  # dynamic is known and qwen3 looks into rope_parameters from here on
 THETA, SCALING, PARAMETERS = names.ROPE_THETA, names.ROPE_SCALING, names.ROPE_PARAMETERS
@@ -43,7 +43,7 @@ def decode(view: HfCheckpoint, first: str) -> RopeSet:
     part = engine.section(view)
     theta, scaling = _stated(part, model, first)
     if not view.family.nested and names.SLIDING_ATTENTION in (part.get(names.LAYER_TYPES) or ()):
-        raise NotKnown("layer_types with sliding layers, which it would slide")
+        raise NotKnown("no data on layer_types with sliding layers for this model")
     shape = engine.shape(view)
     context = int(part.get(names.MAX_POSITION_EMBEDDINGS, view.family.default_max_position_embeddings))
     if model.formula == "gemma3":
@@ -68,7 +68,7 @@ def _stated(part: Mapping[str, Any], model: MlxLm, first: str) -> tuple[float, M
         found[SCALING] = found.get(SCALING) or found[PARAMETERS]
     missing = [key for key in model.needs if found.get(key) is None]
     if missing:
-        raise Refuses(f"TypeError: the model file needs {', '.join(missing)} at the top of the config")
+        raise Refuses(f"TypeError: the model file needs {', '.join(missing)} at the top level of the config")
     theta = checked_base(found.get(THETA, model.base))
     scaling = found.get(SCALING) if model.scaling else None
     if model.formula == "phi3":
@@ -91,7 +91,7 @@ def _layer(
         return _phi3(part, entry, theta, scaling, context)
     if model.formula == "deepseek_v2":
         if scaling is None:
-            raise Refuses("AttributeError: the model file needs rope_scaling at the top of the config")
+            raise Refuses("AttributeError: the model file needs rope_scaling at the top level of the config")
         scaling = {**scaling, names.ROPE_TYPE: "yarn", names.LEGACY_TYPE: "yarn"}  # whatever type is stated
     keys = _typed(scaling, theta)
     changes: dict[str, Any] = {"layout": "interleaved"} if model.mla else {}
@@ -126,7 +126,7 @@ def table(keys: Mapping[str, Any], base: Array, part: Mapping[str, Any], context
         return _yarn(keys, base)
     if rope_type == "longrope":
         if names.MAX_POSITION_EMBEDDINGS not in part:
-            raise NotKnown("longrope without max_position_embeddings")
+            raise NotKnown("no data on longrope without max_position_embeddings")
         length = int(engine.number(keys, names.ORIGINAL_MAX_POSITION_EMBEDDINGS))
         return _longrope(keys, base, context, length)
     if rope_type == "proportional":
@@ -164,7 +164,7 @@ def _phi3(
     if names.LEGACY_TYPE not in scaling or names.LONG_FACTOR not in scaling:
         raise Refuses("ValueError: rope_scaling must contain long_factor and type")
     if keys[names.ROPE_TYPE] not in ("longrope", "su"):
-        raise NotKnown(f"phi3 with {keys[names.ROPE_TYPE]} and a long_factor")
+        raise NotKnown(f"no data on phi3 with {keys[names.ROPE_TYPE]} and long_factor")
     length = int(part.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS, PHI3_LENGTH))
     keys = {**keys, names.ROPE_TYPE: "longrope", names.ORIGINAL_MAX_POSITION_EMBEDDINGS: length}
     if names.SHORT_FACTOR not in keys:
@@ -183,7 +183,7 @@ def _gemma3(
 ) -> dict[str, LayerRope]:
     """Return gemma3's two kinds: by the pattern alone, whatever layer_types says."""
     if part.get(names.HEAD_DIM, GEMMA3_HEAD_DIM) != entry.head_dim:
-        raise NotKnown("gemma3 with another default head_dim")
+        raise NotKnown(f"no data on gemma3 with head_dim {entry.head_dim}; mlx-lm's default is {GEMMA3_HEAD_DIM}")
     count = int(part.get(names.NUM_HIDDEN_LAYERS) or 0)
     pattern = int(part.get(names.SLIDING_WINDOW_PATTERN, GEMMA3_PATTERN))
     full = tuple(i for i in range(count) if (i + 1) % pattern == 0)

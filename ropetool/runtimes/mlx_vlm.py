@@ -18,7 +18,7 @@ from ropetool.runtimes.base import Refuses
 NAME = "mlx-vlm"
 FORMATS = ("hf",)
 VERSIONS = "0.7.10"
-SUMMARY = "mlx-vlm: each model file with keys of its own; many take the base and drop any scaling without a word"
+SUMMARY = "mlx-vlm: each model file reads different keys; many read only the base and silently ignore any scaling"
 
 
 def decode(view: HfCheckpoint) -> RopeSet:

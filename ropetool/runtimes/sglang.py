@@ -18,13 +18,13 @@ from ropetool.rope.formulas import ntk_stretch
 from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, is_number
 from ropetool.runtimes import engine_formulas as engine
 from ropetool.runtimes import hf_formulas, transformers
-from ropetool.runtimes.base import NotKnown, Refuses, Releases, last_of, numbers
+from ropetool.runtimes.base import NotKnown, Refuses, Releases, added_within, no_data, numbers, stretch_of
 from ropetool.runtimes.hf_formulas import mscale_of
 
 NAME = "sglang"
 FORMATS = ("hf",)
 RELEASES = (Releases("0.5.15", "0.5.15"), Releases("0.5.16", "0.5.23"))
-SUMMARY = "SGLang: loads with transformers 5; never reads attention_factor, mixtral and gemma2 lose any scaling"
+SUMMARY = "SGLang: loads with transformers 5; ignores attention_factor; mixtral and gemma2 lose any scaling"
 
 WITH_MSCALE = "0.5.16"  # plain yarn reads mscale and mscale_all_dim from here on
 # The first of these is the stated context.
@@ -61,7 +61,7 @@ def _scanned(view: HfCheckpoint, first: str) -> Sglang:
     architecture = engine.architecture(view)
     found = engine.scanned(NAME).get(architecture, {})
     if "facts" not in found or architecture != view.family.architecture:
-        raise NotKnown(f"how SGLang runs {view.family.name} is not known")
+        raise no_data("SGLang", view.family.name)
     _check_all_have(architecture, found, first)
     return Sglang(**found["facts"])
 
@@ -74,7 +74,7 @@ def _inside(view: HfCheckpoint, first: str) -> Sglang:
     outer = engine.architecture(view)
     found = engine.scanned(NAME, "wrappers").get(outer)
     if found is None or names.ARCHITECTURES not in view.config:
-        raise NotKnown(f"how SGLang runs {view.family.name} is not known")
+        raise no_data("SGLang", view.family.name)
     _check_all_have(outer, found, first)
     if "facts" in found:
         return Sglang(**found["facts"])
@@ -84,7 +84,7 @@ def _inside(view: HfCheckpoint, first: str) -> Sglang:
         return known.sglang
     facts = engine.scanned(NAME).get(inner, {}).get("facts")
     if facts is None:
-        raise NotKnown(f"how SGLang runs the {inner} inside {view.family.name} is not known")
+        raise no_data("SGLang", f"{inner} inside {view.family.name}")
     return Sglang(**facts)
 
 
@@ -92,8 +92,7 @@ def _check_all_have(architecture: str, found: Mapping[str, Any], first: str) -> 
     """Raise NotKnown where releases of a stretch lack a model: there transformers' own code may take it."""
     since = found.get("since", "0")
     if numbers(since) > numbers(first):
-        last = last_of(RELEASES, first)
-        raise NotKnown(f"{architecture} is in SGLang from {since} on, not in all of {first} to {last}")
+        raise added_within(architecture, "SGLang", since, stretch_of(RELEASES, first))
 
 
 def _context(view: HfCheckpoint, given: Mapping[str, Mapping[str, Any]]) -> int:
@@ -152,11 +151,11 @@ def _table(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int,
     if rope_type == "llama3":
         return engine.llama3_table(keys, base, length, factor=1.0, low_freq_factor=1.0, high_freq_factor=4.0)
     if rope_type not in ("linear", "dynamic", "yarn"):
-        raise NotKnown(f"rope type {rope_type}")
+        raise NotKnown(f"no data on the rope type {rope_type} in SGLang")
     factor = engine.number(keys, names.FACTOR, 1.0)
     if rope_type == "linear":
         if not isinstance(keys[names.FACTOR], float):
-            raise Refuses("TypeError: 'int' object is not iterable; a linear factor has a decimal point")
+            raise Refuses(engine.WHOLE_FACTOR)
         return RopeTable.fixed(base / factor)
     if rope_type == "dynamic":
         return _dynamic(keys, base, factor)
@@ -166,9 +165,11 @@ def _table(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int,
 
 def _yarn(keys: Mapping[str, Any], base: Array, factor: float, length: int, context: int, *, truncate: bool) -> Array:
     if keys.get("extrapolation_factor", 1) != 1:
-        raise NotKnown("extrapolation_factor")
+        raise NotKnown("no data on extrapolation_factor")
     if context > math.ceil(length * factor):
-        raise NotKnown(f"positions beyond factor x original length, {length * factor:g}: releases go on differently")
+        raise NotKnown(
+            f"releases differ for positions beyond {length * factor:g}, the factor times the original length"
+        )
     return engine.yarn_inv_freq(keys, base, factor, length, truncate=truncate)
 
 
@@ -184,7 +185,7 @@ def _yarn_attention_factor(keys: Mapping[str, Any], factor: float, first: str) -
 def _dynamic(keys: Mapping[str, Any], base: Array, factor: float) -> RopeTable:
     """Return one table for all lengths: the rule evaluated at factor times the stated context."""
     if "alpha" in keys:
-        raise NotKnown("dynamic with alpha")
+        raise NotKnown("no data on dynamic with alpha")
     return RopeTable.fixed(base * ntk_stretch(2 * base.size, factor * factor - (factor - 1)))
 
 

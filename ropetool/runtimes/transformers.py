@@ -32,13 +32,13 @@ def decode(view: HfCheckpoint) -> RopeSet:
     part = style.section(view.config, family, view.where)
     forbidden = next((key for key in family.not_null if key in part and part[key] is None), None)
     if forbidden:
-        raise Refuses(f"ValidationError: {forbidden} is null, and {family.model_type} takes a number")
+        raise Refuses(f"ValidationError: {forbidden} is null; {family.model_type} requires a number")
     if unknown := family.not_described(part):
         raise NotKnown(unknown)
     if family.off_key and part.get(family.off_key):
-        raise NotKnown(f"{family.off_key} is on, so nothing rotates and there is no table")
+        raise NotKnown(f"{family.off_key} is on, so no layer rotates and there is no table")
     if family.layer_base_key and part.get(family.layer_base_key):
-        raise NotKnown(f"{family.layer_base_key} gives each layer a base of its own")
+        raise NotKnown(f"no data on {family.layer_base_key}, which sets a separate base for each layer")
     context = part.get(style.context_key(part, family), family.default_max_position_embeddings)
     if family.rotates == "none" or any(part.get(key) != value for key, value in family.rotates_if.items()):
         return formulas.unrotated(part, family, context)
@@ -48,8 +48,7 @@ def decode(view: HfCheckpoint) -> RopeSet:
         rope_type = family.rope_type_names.get(rope_type, rope_type)
         if rope_type not in (*formulas.NEEDS, *formulas.NEEDS_NOTHING):
             raise Refuses(f"KeyError: {rope_type!r} is not a rope type of {family.model_type}")
-        if family.rope_types and rope_type not in family.rope_types:
-            raise Refuses(f"ValueError: {family.model_type} takes only {' and '.join(family.rope_types)}")
+        formulas.check_type(family, rope_type)
         formulas.need_keys(rope_type, keys)
         theta = checked_base(keys[names.ROPE_THETA])
         length = original_length(part, keys, family, context)
@@ -80,8 +79,7 @@ def _check_sections(keys: Mapping[str, Any], rotary_dim: int) -> None:
     sections = keys.get(names.MROPE_SECTION)
     if sections is not None and 2 * sum(sections) != rotary_dim:
         raise NotHeld(
-            f"{names.MROPE_SECTION} {shown(sections)} is of {sum(sections)} rotary pairs, and the {rotary_dim} channels that "
-            f"rotate are {rotary_dim // 2}"
+            f"{names.MROPE_SECTION} {shown(sections)} covers {sum(sections)} rotary pairs, but {rotary_dim // 2} pairs rotate"
         )
 
 
@@ -95,10 +93,10 @@ def objects(part: Mapping[str, Any], family: Family) -> dict[str, dict[str, Any]
     # Remote code reads the older keys, unless it nests its keys by kind of layer, which those do not know.
     parameters = None if family.remote and not family.nested else part.get(names.ROPE_PARAMETERS)
     if scaling and family.scaling_keys and set(scaling) != set(family.scaling_keys):
-        raise Refuses(f"ValueError: rope_scaling must have {' and '.join(family.scaling_keys)}, and nothing else")
+        raise Refuses(f"ValueError: rope_scaling must have only the keys {' and '.join(family.scaling_keys)}")
     reaches = family.rope_scaling_reaches
     if scaling and reaches == ("stops",):
-        raise Refuses(f"KeyError: rope_scaling takes the place of {family.model_type}'s keys by kind of layer")
+        raise Refuses(f"KeyError: rope_scaling replaces the keys by layer type of {family.model_type}")
     if reaches == ():
         scaling = {}
     defaults = family.default_rope_theta
@@ -114,7 +112,9 @@ def objects(part: Mapping[str, Any], family: Family) -> dict[str, dict[str, Any]
             and not scaling
             and parameters is None
         ):
-            raise NotKnown(f"without rope keys {family.model_type} takes {family.default_rope_type} of its own numbers")
+            raise NotKnown(
+                f"no data on {family.model_type} without rope keys; its default is {family.default_rope_type}"
+            )
         keys.setdefault(names.ROPE_THETA, part.get(family.rope_theta_key, defaults[names.FULL_ATTENTION]))
         return {names.FULL_ATTENTION: keys}
     filled = family.default_rope_keys if parameters is None and not scaling else parameters or {}

@@ -31,13 +31,13 @@ def decode(view: HfCheckpoint) -> RopeSet:
     """
     family = view.family
     if not family.in_v4:
-        raise NotKnown(f"whether and how transformers 4.57 reads {family.name} is not known")
+        raise NotKnown(f"no data on {family.name} in transformers 4.57")
     part = style.section(view.config, family, view.where)
     context = part.get(names.MAX_POSITION_EMBEDDINGS, family.default_max_position_embeddings)
     theta = part.get(family.rope_theta_key, family.v4_default_rope_theta)
     stated = part.get(names.ROPE_SCALING)
     if stated is not None and not isinstance(stated, Mapping) and family.model_type not in UNCHECKED:
-        raise Refuses(f"the class stops at a rope_scaling of {shown(stated)}, which is not an object")
+        raise Refuses(f"rope_scaling is {shown(stated)}; it must be an object")
     scaling = stated or {}
     entries = {names.FULL_ATTENTION: _entry(part, family, names.FULL_ATTENTION, scaling, theta, context)}
     if names.SLIDING_ATTENTION in family.layer_types:
@@ -71,7 +71,7 @@ def _entry(
         length = outer or context
         factor = context / outer if outer else factor
         if factor is None and scaling.get(names.ATTENTION_FACTOR) is None:
-            raise Refuses("TypeError: longrope needs factor, or original_max_position_embeddings beside rope_scaling")
+            raise Refuses("TypeError: longrope needs factor, or original_max_position_embeddings outside rope_scaling")
     head_dim = formulas.head_dim(part, family, NAME, rope_type)
     # 4.57 reads the share beside rope_scaling alone, and for every type: the default too.
     rotary_dim = formulas.rotary_dim(part, {}, family, head_dim, rope_type if family.partial_rotary_key else "any")

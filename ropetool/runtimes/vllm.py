@@ -18,8 +18,8 @@ from ropetool.rope.formulas import with_share
 from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, is_number
 from ropetool.runtimes import engine_formulas as engine
 from ropetool.runtimes import transformers
-from ropetool.runtimes.base import NotKnown, Refuses, Releases, last_of, numbers
-from ropetool.runtimes.hf_formulas import mscale_of
+from ropetool.runtimes.base import NotKnown, Refuses, Releases, added_within, no_data, numbers, stretch_of
+from ropetool.runtimes.hf_formulas import mscale_of, rotating_channels
 
 NAME = "vllm"
 FORMATS = ("hf",)
@@ -27,7 +27,7 @@ RELEASES = (
     Releases("0.25", "0.25"), Releases("0.26", "0.28"), Releases("0.29", "0.29"), Releases("0.30", "0.30"),
     Releases("0.31", "0.31"), Releases("0.32", "0.33"),
 )  # fmt: skip
-SUMMARY = "vLLM: loads with transformers 5, one table for all lengths; before 0.30 it drops yarn's attention_factor"
+SUMMARY = "vLLM: loads with transformers 5, one table for all lengths; before 0.30 it ignores yarn's attention_factor"
 
 HF_SEMANTICS = "0.30"  # yarn reads attention_factor and mscale from here on, attn_factor before (vllm#56446)
 MLA_SEMANTICS = "0.31"  # DeepSeek's file leaves the softmax scale alone for attention_factor 1.0 from here on
@@ -78,21 +78,21 @@ def _scanned(view: HfCheckpoint, first: str) -> Vllm:
     architecture = engine.architecture(view)
     found = engine.scanned(NAME).get(architecture, NOT_RUN)
     if found == NOT_RUN or not view.family.own_name or architecture != view.family.architecture:
-        raise NotKnown(f"how vLLM runs {view.family.name} is not known")
+        raise no_data("vLLM", view.family.name)
     if not found:
         raise Refuses(f"ValueError: Model architectures ['{architecture}'] are not supported")
-    last = last_of(RELEASES, first)
+    releases = stretch_of(RELEASES, first)
     since, until = found.get("since", "0"), found.get("until", "9999")
     backend = found.get("on_transformers", "")
     if backend and numbers(backend)[:2] <= numbers(first):
         return Vllm(on_transformers=first)
     if found.get("reads") == NOT_RUN["reads"]:
-        raise NotKnown(f"{architecture} was run by the transformers backend of {backend} alone")
-    if "file" not in found or numbers(since)[:2] > numbers(last) or numbers(until)[:2] < numbers(first):
+        raise NotKnown(f"no data on {architecture} in vLLM before {backend}")
+    if "file" not in found or numbers(since)[:2] > numbers(releases.last) or numbers(until)[:2] < numbers(first):
         span = f"until {until}" if "until" in found else f"from {since if 'file' in found else backend} on"
         raise Refuses(f"ValueError: {architecture} is in vLLM {span}")
     if numbers(since)[:2] > numbers(first):
-        raise NotKnown(f"{architecture} is in vLLM from {since} on, not in all of {first} to {last}")
+        raise added_within(architecture, "vLLM", since, releases)
     return _read(found, view)
 
 
@@ -100,7 +100,7 @@ def _read(found: Mapping[str, str], view: HfCheckpoint) -> Vllm:
     """Return what a scan of a model file says. Raises: NotKnown where it does not say how the file reads the rope keys."""
     if found.get("reads") != "as stated" or view.family.layer_base_key:
         raise NotKnown(
-            f"how vLLM's {found.get('file', 'backend')} reads the rope keys of {view.family.name} is not known"
+            f"no data on how vLLM's {found.get('file', 'backend')} reads the rope keys of {view.family.name}"
         )
     return Vllm(
         wider_window=".".join(found.get("wider_window", "").split(".")[:2]),
@@ -114,17 +114,16 @@ def _inside(view: HfCheckpoint, first: str) -> Vllm:
 
     Raises: NotKnown where no file of a wrapper of this name was read; Refuses where a stretch of releases lacks it.
     """
-    unknown = NotKnown(f"how vLLM runs {view.family.name} is not known")
     outer = engine.architecture(view)
     found = engine.scanned(NAME, "wrappers").get(outer)
     if found is None or names.ARCHITECTURES not in view.config:
-        raise unknown
-    last = last_of(RELEASES, first)
+        raise no_data("vLLM", view.family.name)
+    releases = stretch_of(RELEASES, first)
     since, until = (numbers(found.get(key, far))[:2] for key, far in (("since", "0"), ("until", "9999")))
-    if since > numbers(last) or until < numbers(first):
+    if since > numbers(releases.last) or until < numbers(first):
         raise Refuses(f"ValueError: {outer} is in vLLM {found.get('since', '0')} to {found.get('until', 'now')}")
     if since > numbers(first):
-        raise NotKnown(f"{outer} is in vLLM from {found['since']} on, not in all of {first} to {last}")
+        raise added_within(outer, "vLLM", found["since"], releases)
     inner = view.family.architecture if found["text"] == "*" else found["text"]
     known = engine.family_of(inner)
     if known is not None and known.vllm is not None:
@@ -135,7 +134,9 @@ def _inside(view: HfCheckpoint, first: str) -> Vllm:
 def _on_transformers(view: HfCheckpoint) -> RopeSet:
     found = transformers.decode(view)
     if any(entry.table is not None and not entry.table.is_fixed for entry in found.entries.values()):
-        raise NotKnown("transformers' own code chooses by the length of a call, which in vLLM holds several requests")
+        raise NotKnown(
+            "transformers' code chooses a table by the length of a call, but a call in vLLM contains several requests"
+        )
     return found
 
 
@@ -192,10 +193,7 @@ def _narrowed(view: HfCheckpoint, entry: LayerRope, keys: Mapping[str, Any]) -> 
         return entry
     if not is_number(share) or not 0 < share <= 1:
         raise Refuses(f"ValueError: partial_rotary_factor {share} must be between 0.0 and 1.0")
-    channels = int(entry.head_dim * share)
-    if channels < 2 or channels % 2:
-        raise Refuses(f"{share} of {entry.head_dim} channels are {channels}; channels rotate in pairs")
-    return replace(entry, rotary_dim=channels, table=None)
+    return replace(entry, rotary_dim=rotating_channels(share, entry.head_dim), table=None)
 
 
 def _table(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int, first: str) -> tuple[RopeTable, int]:
@@ -211,11 +209,11 @@ def _table(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int,
     if rope_type == "dynamic":
         return _dynamic(keys, base), context
     if rope_type not in ("linear", "yarn"):
-        raise NotKnown(f"rope type {rope_type}")
+        raise NotKnown(f"no data on the rope type {rope_type} in vLLM")
     factor = engine.number(keys, names.FACTOR)
     if rope_type == "linear":
         if not isinstance(keys[names.FACTOR], float):
-            raise Refuses("TypeError: 'int' object is not iterable; a linear factor has a decimal point")
+            raise Refuses(engine.WHOLE_FACTOR)
         return RopeTable.fixed(base / factor), math.ceil(context * factor)
     length = int(keys[names.ORIGINAL_MAX_POSITION_EMBEDDINGS])
     inv_freq = engine.yarn_inv_freq(keys, base, factor, length, truncate=keys.get(names.TRUNCATE) is not False)
@@ -249,7 +247,7 @@ def _no_extrapolation_factor(keys: Mapping[str, Any]) -> None:
 def _dynamic(keys: Mapping[str, Any], base: Array) -> RopeTable:
     """Return the unscaled table: the rule is evaluated once, at the trained length, where it changes nothing."""
     if "alpha" in keys or "max_trained_positions" in keys:
-        raise NotKnown("dynamic with alpha or max_trained_positions")
+        raise NotKnown("no data on dynamic with alpha or max_trained_positions")
     engine.number(keys, names.FACTOR)
     return RopeTable.fixed(base)
 

@@ -73,8 +73,7 @@ def computed(checkpoint: Checkpoint) -> RopeSet:
     """
     found = decoded(checkpoint.runtime, checkpoint)
     if found.rope is None:
-        does = "stops on" if found.known else "reads in a way that is not known"
-        raise LossyExport(f"{found.name} {does} this {checkpoint.stated_in}: {found.refuses}", where=checkpoint.where)
+        raise LossyExport(found.problem(checkpoint.stated_in), where=checkpoint.where)
     return found.rope
 
 
@@ -86,6 +85,6 @@ def check_computed(checkpoint: Checkpoint, edits: Sequence[FileEdit], target: Ro
     objection = decoded(checkpoint.runtime, checkpoint.edited(edits)).objection(target)
     if objection:
         raise LossyExport(
-            f"{checkpoint.runtime} would not read the rest from {checkpoint.keys_in}: {objection}",
+            f"{checkpoint.runtime} would not read the remaining rotation from {checkpoint.keys_in}: {objection}",
             where=checkpoint.where,
         )

@@ -22,8 +22,8 @@ from ropetool.weights.bakeable import Bakeable, check_computed, computed
 from ropetool.weights.edits import TensorEdit
 from ropetool.weights.fold_targets import FoldTargets
 
-SHIFT_NOTE = "cos and sin have length 1 now: shifting cached keys turns them and changes no size"
-DROP_NOTE = "dropping pairs loses the position at large distances: an experiment, it extends no context"
+SHIFT_NOTE = "cos and sin now have magnitude 1, so llama.cpp can shift cached keys without changing their size"
+DROP_NOTE = "dropping pairs removes positions at large distances: this is an experiment and does not extend the context"
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def shift_safe(source: Bakeable, side: str = K) -> Bake:
     for kind, entry in computed(source.checkpoint.edited(bake.edits)).entries.items():
         if not _is_one(entry.attention_factor):
             raise LossyExport(
-                f"{kind} would keep the factor {entry.attention_factor:.6g}: llama.cpp has one key for all layers, and "
-                "scales them differently", where=source.targets.where,
+                f"{kind} would keep the factor {entry.attention_factor:.6g}: llama.cpp scales the layer types differently, but "
+                "has one key for all of them", where=source.targets.where,
             )  # fmt: skip
     return replace(bake, notes=(*bake.notes, SHIFT_NOTE))
 
@@ -152,7 +152,7 @@ def drop_pairs(source: Bakeable, pairs: Iterable[int], mode: str) -> Bake:
         muted = ops.mute_edits(targets, kind, gone, f"pairs {', '.join(map(str, gone))} muted")
         return Bake(source.placed(muted), (), (DROP_NOTE,))
     if mode != "still":
-        raise ConfigError(f"{mode!r} is neither still nor mute", where="--mode")
+        raise ConfigError(f"{mode!r} must be still or mute", where="--mode")
     entry = targets.rope.entries[kind]
     ops.kept_first(entry.rotary_dim, gone, entry.layout)  # checks the numbers
     tensors, edits = source.still(gone)
@@ -167,18 +167,16 @@ def rearch_llama(source: Bakeable) -> Bake:
     targets, model = source.targets, source.checkpoint
     assert isinstance(model, GgufCheckpoint)
     if model.name != "qwen2":
-        raise LossyExport(
-            f"is a {model.name} file; llama's graph computes the same only for qwen2", where=targets.where
-        )
+        raise LossyExport(f"is a {model.name} file; only qwen2 files compute the same as llama", where=targets.where)
     if "output.bias" in model.tensors:
-        raise LossyExport("has output.bias, which llama.cpp does not read for llama", where=targets.where)
+        raise LossyExport("has output.bias, which llama.cpp ignores in llama files", where=targets.where)
     edits = model.edits_of(_renamed(model, "qwen2", "llama"))
     (kind,) = targets.rope.entries
     wanted = targets.rope.with_entry(kind, replace(targets.rope.entries[kind], layout="interleaved"))
     difference = wanted.disagreement(computed(source.checkpoint.edited(edits)))
     if difference:
-        raise LossyExport(f"as llama it would compute something else: {difference}", where=targets.where)
-    tensors = ops.layout_edits(targets, kind, "interleaved", "rows from qwen2's order to llama's")
+        raise LossyExport(f"as a llama file it would compute something else: {difference}", where=targets.where)
+    tensors = ops.layout_edits(targets, kind, "interleaved", "rows from the order of qwen2 to the order of llama")
     return Bake(source.placed(tensors), tuple(edits))
 
 
@@ -197,8 +195,8 @@ def _one_factor(targets: FoldTargets, entry: LayerRope) -> float:
     factors = {regime.attention_factor for regime in entry.table.regimes}
     if len(factors) > 1:
         raise LossyExport(
-            f"the attention factor depends on the length ({', '.join(f'{f:.6g}' for f in sorted(factors))}), weights "
-            "do not", where=targets.where,
+            f"the attention factor depends on the length ({', '.join(f'{f:.6g}' for f in sorted(factors))}), but "
+            "weights cannot", where=targets.where,
         )  # fmt: skip
     return factors.pop()
 

@@ -13,7 +13,7 @@ import numpy as np
 from ropetool.errors import UnsupportedDtype
 from ropetool.files.dtypes import STORAGE
 from ropetool.weights.edits import SCALE, TensorEdit, by_tensor
-from ropetool.weights.fold_targets import FoldTargets, Stored
+from ropetool.weights.fold_targets import FoldTargets, Stored, packed
 
 SCALES = ("_scale_inv", "_scale")  # behind the weight's own name: DeepSeek's blocks; one for all, or one a row
 FP8 = ("F8_E4M3", "F8_E5M2")
@@ -35,22 +35,20 @@ def _placed(edit: TensorEdit, targets: FoldTargets) -> TensorEdit:
     if stored.dtype in STORAGE:
         return edit
     if stored.dtype not in FP8:
-        raise UnsupportedDtype(
-            f"has type {stored.dtype}: packed or integer numbers share their scales, so no single row can be changed "
-            "exactly; an extension that edits only config.json works",
-            where=edit.tensor, try_="bake the unpacked model, then pack it",
-        )  # fmt: skip
+        raise packed(f"has type {stored.dtype}", edit.tensor)
     name = next((f"{edit.tensor}{end}" for end in SCALES if f"{edit.tensor}{end}" in targets.tensors), None)
     if name is None:
-        raise UnsupportedDtype(f"has type {stored.dtype} and no scales beside it", where=edit.tensor)
+        raise UnsupportedDtype(f"has type {stored.dtype}, but the file has no scales for it", where=edit.tensor)
     block = _block_rows(targets, edit, targets.tensors[name])
     if edit.operation == SCALE:
         return _scaled(edit, name, targets, block)
     if block == 1:
-        raise UnsupportedDtype("has a scale for each row, which would have to move with it", where=edit.tensor)
+        raise UnsupportedDtype("has a scale for each row, so its rows cannot be reordered", where=edit.tensor)
     old = edit.rows.reshape(-1, edit.length)[:, list(edit.order)].reshape(-1)
     if np.any(edit.rows // block != old // block):
-        raise UnsupportedDtype(f"would move rows between blocks of {block}, which are scaled apart", where=edit.tensor)
+        raise UnsupportedDtype(
+            f"needs rows to move between blocks of {block} rows with different scales", where=edit.tensor
+        )
     return edit
 
 
@@ -76,8 +74,8 @@ def _scaled(edit: TensorEdit, name: str, targets: FoldTargets, block: int) -> Te
         found = set(factor[i * block : (i + 1) * block].tolist())
         if len(found) > 1:
             raise UnsupportedDtype(
-                f"rows {i * block} to {min(edit.height, (i + 1) * block) - 1} share a scale, and only some of them take "
-                "the factor", where=edit.tensor, try_="bake another side, or a copy in bfloat16",
+                f"rows {i * block} to {min(edit.height, (i + 1) * block) - 1} share a scale, but only some of them need "
+                "the factor", where=edit.tensor, try_="bake a different --side, or a copy in bfloat16",
             )  # fmt: skip
         rows.append(i)
         factors.append(found.pop())
@@ -85,8 +83,8 @@ def _scaled(edit: TensorEdit, name: str, targets: FoldTargets, block: int) -> Te
     powers = stored.dtype == E8M0 or targets.quantization.get("scale_fmt") == "ue8m0"
     if powers and not all(f > 0 and math.frexp(f)[0] == 0.5 for f in factors):
         raise UnsupportedDtype(
-            f"holds only powers of two, and {max(factors, key=lambda f: abs(math.log2(f) % 1)):.6g} is none", where=name,
-            try_="bake a factor that is a power of two, or a copy in bfloat16",
+            f"stores only powers of two, and {max(factors, key=lambda f: abs(math.log2(f) % 1)):.6g} is not a power of two", where=name,
+            try_="bake a power of two, or bake a copy in bfloat16",
         )  # fmt: skip
     return replace(
         edit, tensor=name, height=count, starts=(0,), length=count, factors=tuple(factors), offset=0.0,

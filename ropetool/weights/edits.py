@@ -47,15 +47,15 @@ class TensorEdit:
         begins = sorted(self.starts)
         ends = [begin + self.length for begin in begins]
         if self.length < 1 or not begins or begins[0] < 0 or ends[-1] > self.height:
-            return f"blocks of {self.length} rows do not lie within {self.height} rows"
+            return f"blocks of {self.length} rows do not fit in {self.height} rows"
         if any(end > begin for end, begin in zip(ends, begins[1:], strict=False)):
             return "two blocks of rows overlap"
         if self.operation == SCALE:
             good = len(self.factors) in (1, self.length) and all(is_number(f) and f >= 0 for f in self.factors)
-            return "" if good else f"{len(self.factors)} factors for blocks of {self.length} rows, or one below 0"
+            return "" if good else f"blocks of {self.length} rows need 1 or {self.length} factors of at least 0"
         if self.operation == PERMUTE:
             return "" if sorted(self.order) == list(range(self.length)) else "the order is not a permutation of a block"
-        return f"{self.operation!r} is neither {SCALE} nor {PERMUTE}"
+        return f"{self.operation!r} must be {SCALE} or {PERMUTE}"
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
@@ -113,7 +113,9 @@ def row_change(edits: Sequence[TensorEdit]) -> RowChange:
     source, factor = np.arange(first.height), np.ones(first.height)
     for edit in edits:
         if (edit.tensor, edit.height, edit.offset) != (first.tensor, first.height, first.offset):
-            raise ConfigError(f"has edits that see it differently: {edit.reason}; {first.reason}", where=first.tensor)
+            raise ConfigError(
+                f"its edits disagree on its height or offset: {edit.reason}; {first.reason}", where=first.tensor
+            )
         rows = edit.rows
         if edit.operation == SCALE:
             factor[rows] *= np.resize(np.array(edit.factors), rows.size)

@@ -23,6 +23,19 @@ PACKED = {
 }  # fmt: skip
 
 
+def cannot_bake(model: str, reason: str, where: str) -> LossyExport:
+    """Return the refusal of a bake into a family or architecture."""
+    return LossyExport(f"cannot bake into {model} models: {reason}", where=where)
+
+
+def packed(what: str, tensor: str) -> UnsupportedDtype:
+    """Return the refusal of a bake into a tensor whose rows share scales. what: a predicate such as "has type I32"."""
+    return UnsupportedDtype(
+        f"{what}: its rows share scales, so bake cannot change single rows exactly; an extension that edits only "
+        "config.json works", where=tensor, try_="bake the unpacked model, then pack it",
+    )  # fmt: skip
+
+
 class Stored(Protocol):
     """What is asked of a tensor of any format: its type and its shape, rows first."""
 
@@ -60,12 +73,12 @@ class FoldTargets:
         """
         bake = self.family.bake
         if bake is None or bake.refused:
-            reason = bake.refused if bake else "its families/ file names no place in the weights"
-            raise LossyExport(f"nothing can be baked into a {self.family.model_type}: {reason}", where=self.where)
+            reason = bake.refused if bake else "ropetool has no data on its queries and keys"
+            raise cannot_bake(self.family.model_type, reason, self.where)
         if bake.clip_key and self.config.get(bake.clip_key) is not None:
             raise LossyExport(
-                f"{bake.clip_key} is {self.config[bake.clip_key]}: the projections are clamped after the weights, so a "
-                "scale in them is not the scale of the score", where=self.where,
+                f"{bake.clip_key} is {self.config[bake.clip_key]}: the model clamps its projections, so scaled weights do not "
+                "scale the score", where=self.where,
             )  # fmt: skip
         return bake
 
@@ -91,7 +104,7 @@ class FoldTargets:
         config = {**self.config, **self.of_layers.get(layer, {})}
         heads = config.get(names.NUM_ATTENTION_HEADS)
         if heads is None:
-            raise ConfigError(f"{names.NUM_ATTENTION_HEADS} must be stated", where=self.where)
+            raise ConfigError(f"{names.NUM_ATTENTION_HEADS} is missing; bake requires it", where=self.where)
         kv_heads = config.get(names.NUM_KEY_VALUE_HEADS)
         return Sizes(heads, heads if kv_heads is None else kv_heads, entry.head_dim, config)
 
@@ -185,20 +198,17 @@ def _of_step(targets: FoldTargets, entry: LayerRope, layer: int, step: FoldStep,
 
 
 def _check_weight(targets: FoldTargets, base: str, height: int) -> None:
-    packed = next((tool for suffix, tool in PACKED.items() if f"{base}{suffix}" in targets.tensors), None)
-    if packed:
-        raise UnsupportedDtype(
-            f"is packed ({packed}): its rows share their scales with others, so none can be changed exactly by itself; "
-            "an extension that edits only config.json works", where=base, try_="bake the unpacked model, then pack it",
-        )  # fmt: skip
+    tool = next((tool for suffix, tool in PACKED.items() if f"{base}{suffix}" in targets.tensors), None)
+    if tool:
+        raise packed(f"is packed ({tool})", base)
     weight = targets.tensors.get(f"{base}.weight")
     if weight is None:
-        raise LossyExport(f"the file has no {base}.weight, which its config asks for", where=targets.where)
+        raise LossyExport(f"the file has no {base}.weight, which its config requires", where=targets.where)
     size = 1
     for extent in weight.shape:
         size *= extent
     if not weight.shape or (weight.shape[0] != height and size != height):
         raise LossyExport(
-            f"{base}.weight has the shape {list(weight.shape)}; by the sizes stated it has {height} rows",
+            f"{base}.weight has the shape {list(weight.shape)}; the sizes in the config require {height} rows",
             where=targets.where,
         )

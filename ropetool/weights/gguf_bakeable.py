@@ -63,8 +63,8 @@ class GgufBakeable:
     def layout_edit(self, to: str) -> FileEdit:
         """Refuse: only the architecture's name tells llama.cpp in which order it rotates."""
         raise LossyExport(
-            f"llama.cpp rotates the channels of these files in the {self.targets.leading[1].layout} order, whatever the "
-            f"file says; in the {to} one it would misread them", where=self.targets.where,
+            f"llama.cpp always rotates the channels of these files in the {self.targets.leading[1].layout} order; it would "
+            f"misread the {to} order", where=self.targets.where,
             try_="ropetool bake FILE rearch --to llama, for qwen2 files",
         )  # fmt: skip
 
@@ -75,7 +75,7 @@ class GgufBakeable:
         if not wanted:
             more = " or --rearch llama" if reader.arch.name == "qwen2" else ""
             raise LossyExport(
-                f"llama.cpp takes no frequency vectors for {reader.arch.name}, so every pair of these files turns",
+                f"llama.cpp does not use frequency vectors for {reader.arch.name}, so it rotates every pair",
                 where=model.where, try_=f"--mode mute{more}",
             )  # fmt: skip
         size, vectors = self.targets.rope.entries[names.FULL_ATTENTION].rotary_dim // 2, {}

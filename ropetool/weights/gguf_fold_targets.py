@@ -21,7 +21,7 @@ from ropetool.runtimes.llama_cpp import folding, layers
 from ropetool.runtimes.llama_cpp.architectures import Architecture
 from ropetool.runtimes.llama_cpp.layers import Model, value_of
 from ropetool.weights.bakeable import computed
-from ropetool.weights.fold_targets import FoldTargets
+from ropetool.weights.fold_targets import FoldTargets, cannot_bake
 
 FUSED = "attn_qkv"  # [all queries, all keys, all values], whatever order the checkpoint had
 FUSED_ROWS = ("fused_sides", "fused_heads")
@@ -46,7 +46,7 @@ def _targets(model: GgufCheckpoint, rope: RopeSet) -> FoldTargets:
     reader = Model.of(model)
     reason = folding.refusal(reader)
     if reason:
-        raise LossyExport(f"nothing can be baked into a file of {reader.arch.name}: {reason}", where=model.where)
+        raise cannot_bake(reader.arch.name, reason, model.where)
     family = _family(reader.arch, model.where)
     fused = _fused(model, rope)
     assert family.bake is not None
@@ -65,7 +65,7 @@ def _targets(model: GgufCheckpoint, rope: RopeSet) -> FoldTargets:
     rotating = _rotating(rope)
     if rotating and without_attention.issuperset(rotating):
         raise LossyExport(
-            "is 0 where layers rotate: there are no keys to bake into", where=reader.where(archs.HEAD_COUNT_KV)
+            "is 0 for layers that rotate, so they have no keys to bake into", where=reader.where(archs.HEAD_COUNT_KV)
         )
     return FoldTargets(
         replace(family, bake=steps), config, rope, model.stored, {}, model.where, own,
@@ -81,7 +81,7 @@ def _family(arch: Architecture, where: str) -> Family:
         return known[arch.name]
     if arch.name not in folding.known():
         raise LossyExport(
-            f"it is not known where files of {arch.name} make their queries and keys", where=where,
+            f"ropetool has no data on the queries and keys of {arch.name} files", where=where,
             try_="bake the checkpoint that it was converted from",
         )  # fmt: skip
     layout: Literal["half", "interleaved"] = "half" if arch.layout == "half" else "interleaved"
@@ -97,7 +97,9 @@ def _fused(model: GgufCheckpoint, rope: RopeSet) -> bool:
     fused = any(f"blk.{layer}.{FUSED}.weight" in model.tensors for layer in _rotating(rope))
     lone = next((n for n in model.tensors if fused and re.fullmatch(r"blk\.\d+\.attn_[qk]\.bias", n)), None)
     if lone is not None:
-        raise LossyExport(f"has projections in one tensor and {lone} beside it", where=model.where)
+        raise LossyExport(
+            f"has fused projections and a separate {lone}, which bake does not support", where=model.where
+        )
     return fused
 
 

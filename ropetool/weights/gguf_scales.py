@@ -41,9 +41,7 @@ def on_blocks(edits: Sequence[TensorEdit], targets: FoldTargets, bake_dtype: str
     Raises: UnsupportedDtype where the stored type cannot take the factor; ConfigError for a bake_dtype that is none.
     """
     if bake_dtype and bake_dtype not in WIDE:
-        raise ConfigError(
-            f"is {bake_dtype}; the tensors of a GGUF file can be stored in {', '.join(WIDE)}", where="--bake-dtype"
-        )
+        raise ConfigError(f"is {bake_dtype}; for a GGUF file it must be one of {', '.join(WIDE)}", where="--bake-dtype")
     changes = by_tensor(edits)
     return tuple(
         _explained(edit, targets.tensors[edit.tensor].dtype, bake_dtype) for edit in edits if edit.tensor in changes
@@ -69,13 +67,13 @@ def check_factors(dtype: str, factors: Array, name: str) -> None:
         return
     if dtype != E8M0:
         raise UnsupportedDtype(
-            f"has type {dtype}, whose blocks have no float16 scale that a factor can go into", where=name,
+            f"has type {dtype}, whose blocks have no float16 scale to multiply", where=name,
             try_="--bake-dtype f32, which stores the tensor in float32",
         )  # fmt: skip
     bad = [f for f in factors.tolist() if not (f > 0 and math.frexp(f)[0] == 0.5)]
     if bad:
         raise UnsupportedDtype(
-            f"has type {dtype}, whose scales are powers of two, and {bad[0]:.6g} is none", where=name,
+            f"has type {dtype}, whose scales are powers of two, but the factor {bad[0]:.6g} is not", where=name,
             try_="--bake-dtype f32, which stores the tensor in float32",
         )  # fmt: skip
 
@@ -111,5 +109,5 @@ def stepped(bits: npt.NDArray[np.uint8], factor: Array, name: str) -> npt.NDArra
     steps = np.log2(factor)
     moved = bits.astype(np.int64) + steps.astype(np.int64)[:, None]
     if np.any(steps != np.round(steps)) or np.any((moved < 0) | (moved > 254)):
-        raise LossyExport("a power of two leaves the range of its type, or the factor is none", where=name)
+        raise LossyExport("a scale leaves the range of its type, or the factor is not a power of two", where=name)
     return moved.astype(np.uint8)

@@ -32,7 +32,7 @@ def head_gain_edits(
     entry = targets.rope.entries[layer_type]
     chosen = layers(targets, entry)
     if len(gains) != len(chosen):
-        raise ConfigError(f"{layer_type} has {len(chosen)} layers, and there are gains for {len(gains)}", where="gains")
+        raise ConfigError(f"{layer_type} has {len(chosen)} layers, but there are gains for {len(gains)}", where="gains")
     return [
         edit
         for layer, of_layer in zip(chosen, gains, strict=True)
@@ -47,11 +47,11 @@ def _of_place(
     heads = targets.sizes(entry, layer).of(Q)
     if len(place.starts) != heads:
         raise LossyExport(
-            f"{place.tensor} is shared by the {heads} heads, and stands behind what makes them: no gain of one head folds there",
+            f"the {heads} heads share {place.tensor}, so the gain of a single head cannot be folded into it",
             where=targets.where,
         )
     if len(gains) != heads:
-        raise ConfigError(f"layer {layer} has {heads} query heads, and there are {len(gains)} gains", where="gains")
+        raise ConfigError(f"layer {layer} has {heads} query heads, but there are {len(gains)} gains", where="gains")
     return [
         _edit(place, start, entry, values)
         for start, values in zip(place.starts, gains, strict=True)

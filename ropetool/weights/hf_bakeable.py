@@ -81,18 +81,18 @@ class HfBakeable:
             )  # fmt: skip
         (factor,) = factors.values()
         if key not in targets.config:
-            raise ConfigError(f"{key} must be stated to be multiplied", where=targets.where)
+            raise ConfigError(f"{key} is missing; --config-only multiplies its value", where=targets.where)
         return self._number(key, targets.config[key] * factor**2)
 
     def layout_edit(self, to: str) -> FileEdit:
         key = self.targets.family.interleave_key
         if not key:
             raise LossyExport(
-                f"no key of a {self.targets.family.model_type}'s config says in which order its channels are, so every "
-                "runtime would rotate the wrong ones", where=self.targets.where,
+                f"a {self.targets.family.model_type} config has no key for the order of the channels, so every runtime would "
+                "rotate the wrong pairs", where=self.targets.where,
             )  # fmt: skip
         if to not in LAYOUTS:
-            raise ConfigError(f"{to!r} is neither {' nor '.join(LAYOUTS)}", where="--to")
+            raise ConfigError(f"{to!r} must be {' or '.join(LAYOUTS)}", where="--to")
         return self._number(key, to == "interleaved")
 
     def still(self, pairs: Sequence[int]) -> tuple[list[TensorEdit], list[FileEdit]]:
@@ -108,7 +108,7 @@ class HfBakeable:
         if not (slowest and plain and targets.family.partial_rotary_key):
             return [], self._stopped(entry, pairs)
         order = ops.kept_first(entry.rotary_dim, pairs, entry.layout)
-        reason = f"pairs {', '.join(map(str, pairs))} behind the others, unrotated"
+        reason = f"pairs {', '.join(map(str, pairs))} moved behind the others, not rotated"
         return ops.order_edits(targets, kind, order.tolist(), reason), self._narrower(entry, len(pairs))
 
     def _narrower(self, entry: LayerRope, count: int) -> list[FileEdit]:
@@ -143,7 +143,9 @@ class HfBakeable:
     def _stopped(self, entry: LayerRope, gone: Sequence[int]) -> list[FileEdit]:
         """Return the edits for the same table as longrope lists, in which the dropped pairs turn by nothing."""
         if entry.table is None or not entry.table.is_fixed or entry.rope_theta is None:
-            raise LossyExport("only a table that does not follow the length can lose pairs", where=self.targets.where)
+            raise LossyExport(
+                "pairs can be dropped only from a table that does not depend on the length", where=self.targets.where
+            )
         regime = entry.table.regimes[0]
         divisors = base_inv_freq(entry.rope_theta, entry.rotary_dim) / regime.inv_freq
         divisors[list(gone)] = ops.STILL_DIVISOR

@@ -35,7 +35,7 @@ def gain_edits(
     entry = _rotating(targets, layer_type)
     pairs = entry.rotary_dim // 2
     if len(gains) != pairs or not all(is_number(gain) and gain >= 0 for gain in gains):
-        raise ConfigError(f"{layer_type} has {pairs} rotary pairs, each with a gain of at least 0", where="gains")
+        raise ConfigError(f"needs {pairs} gains of at least 0, one for each rotary pair of {layer_type}", where="gains")
     found = []
     for layer in layers(targets, entry):
         for one, values in _split(side, gains):
@@ -55,7 +55,7 @@ def gain_edits(
 def _rotating(targets: FoldTargets, layer_type: str) -> LayerRope:
     entry = targets.rope.entries.get(layer_type)
     if entry is None or entry.table is None:
-        raise ConfigError(f"{layer_type} is not a kind of layer that rotates in this model", where=targets.where)
+        raise ConfigError(f"{layer_type} is not a layer type that rotates in this model", where=targets.where)
     return entry
 
 
@@ -89,7 +89,9 @@ def score_edits(targets: FoldTargets, layer_type: str, multiplier: float, side: 
     """
     entry = targets.rope.entries[layer_type]
     if not is_number(multiplier) or multiplier <= 0:
-        raise ConfigError(f"the score cannot be multiplied by {multiplier}", where=targets.where)
+        raise ConfigError(
+            f"the multiplier of the score is {multiplier}; it must be a number above 0", where=targets.where
+        )
     sides = [(Q, (multiplier,))] if side == NORM else _split(side, (multiplier,))
     found = []
     for layer in layers(targets, entry):
@@ -131,7 +133,7 @@ def _whole(targets: FoldTargets, entry: LayerRope, layer: int, side: str) -> lis
         return fold_rows(targets, entry, layer, steps.q, Q, last=True)
     if not _keys_take_scores(targets):
         raise ConfigError(
-            "MLA's keys stand transposed in attn_k_b in a GGUF file: the whole score goes into the queries",
+            "a GGUF file stores the MLA keys transposed in attn_k_b, so only the queries can scale the whole score",
             where="--side", try_="--side norm or --side q",
         )  # fmt: skip
     rotary = fold_rows(targets, entry, layer, steps.k, K, last=True)
@@ -168,7 +170,7 @@ def layout_edits(targets: FoldTargets, layer_type: str, layout: str, reason: str
     """
     entry = _rotating(targets, layer_type)
     if entry.layout == layout or layout not in ("half", "interleaved"):
-        raise ConfigError(f"{layer_type} is {entry.layout} now and was asked to become {layout}", where=targets.where)
+        raise ConfigError(f"{layer_type} has the layout {entry.layout} and cannot become {layout}", where=targets.where)
     change = half_to_interleaved if layout == "interleaved" else interleaved_to_half
     return order_edits(targets, layer_type, change(entry.rotary_dim).tolist(), reason)
 
@@ -178,7 +180,7 @@ def kept_first(rotary_dim: int, dropped: Iterable[int], layout: str) -> npt.NDAr
     pairs = rotary_dim // 2
     gone = sorted(set(dropped))
     if not all(0 <= pair < pairs for pair in gone) or len(gone) == pairs:
-        raise ConfigError(f"pairs to drop are from 0 to {pairs - 1}, and not all of them", where="--pairs")
+        raise ConfigError(f"pairs must be from 0 to {pairs - 1}, and at least one pair must remain", where="--pairs")
     kept = [pair for pair in range(pairs) if pair not in gone]
     if layout == "interleaved":
         order = [2 * pair + t for pair in (*kept, *gone) for t in (0, 1)]

@@ -48,7 +48,7 @@ def _rest(wanted: LayerRope, found: LayerRope) -> Residual:
     pairs = zip(wanted.table.regimes, found.table.regimes, strict=False)
     rotary = {round((ours.attention_factor / theirs.attention_factor) ** 2, 12) for ours, theirs in pairs}
     if len(rotary) > 1:
-        raise LossyExport("what is left for the weights depends on the length")
+        raise LossyExport("the factor for the weights depends on the length of the text, but weights cannot")
     return Residual(rotary.pop(), whole)
 
 

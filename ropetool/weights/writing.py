@@ -157,10 +157,12 @@ def _check_all_there(changes: Mapping[str, RowChange], files: Sequence[WeightFil
         stored = known.get(name)
         if stored is None or change.source.size not in _heights(stored):
             raise PlanMismatch(
-                f"{name} is not there with {change.source.size} rows", where=str(files[0].path), try_=_PLAN_AGAIN
+                f"the weights have no {name} with {change.source.size} rows", where=str(files[0].path), try_=_PLAN_AGAIN
             )
         if change.offset and stored.dtype in BLOCKS:
-            raise UnsupportedDtype(f"has type {stored.dtype}, which holds no sum with {change.offset:g}", where=name)
+            raise UnsupportedDtype(
+                f"has type {stored.dtype}, which cannot store a sum with {change.offset:g}", where=name
+            )
         if _new_dtype(stored, change, bake_dtype) == stored.dtype and stored.dtype != E8M0:
             check_factors(stored.dtype, change.factor, name)
 
@@ -182,7 +184,7 @@ def _write_file(file: WeightFile, changes: Mapping[str, RowChange], target: Path
 
 def _baked(tensor: _Rewritten, file: str) -> BakedTensor:
     errors, change, below = tensor.errors, tensor.change, tensor.errors.subnormal
-    low = (f"{below} of its products are below the normal range of their type",) if below else ()
+    low = (f"{below} of its products are below the normal range of the type",) if below else ()
     rows, reasons = int(np.count_nonzero(change.touched)), (*change.reasons, *low)
     return BakedTensor(tensor.name, file, rows, tensor.dtype, errors.highest, errors.mean, reasons)
 
@@ -193,7 +195,7 @@ def _new_dtype(stored: StoredTensor, change: RowChange, bake_dtype: str) -> str:
     if not bake_dtype or own not in (*STORAGE, *BLOCKS) or bool(np.all(change.factor == 1)):
         return own
     if bake_dtype not in ("F32", "F64"):
-        raise UnsupportedDtype(f"is {bake_dtype}; baked tensors can be stored in F32 or F64", where="--bake-dtype")
+        raise UnsupportedDtype(f"is {bake_dtype}; it must be F32 or F64", where="--bake-dtype")
     return own if own in STORAGE and STORAGE[bake_dtype].itemsize <= STORAGE[own].itemsize else bake_dtype
 
 
@@ -273,5 +275,5 @@ def _fill(source: FileIO, view: memoryview, name: str) -> None:
     while view:
         count = source.readinto(view)
         if not count:
-            raise CorruptFile(f"ended inside {name} while it was read", where=str(source.name))
+            raise CorruptFile(f"shrank while ropetool read it, and ends inside {name}", where=str(source.name))
         view = view[count:]

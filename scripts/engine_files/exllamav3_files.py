@@ -93,10 +93,10 @@ def small(model_type: str, known: Mapping[str, Any]) -> tuple[dict[str, Any], li
 
 
 REASONS = {  # of architectures whose reading is their own
-    "deepseek_v4": "its attention, in modules/dsv4.py, makes tables of its own",
+    "deepseek_v4": "its attention, in modules/dsv4.py, calculates separate tables",
     "muse_glimmer": "it reads layer_rope_theta, a base for each layer",
-    "qwen4_exp": "it takes no indexed_attention among layer_types, which transformers writes",
-    "step3p7": "it reads a list of bases and one of shares of a head, an entry a layer",
+    "qwen4_exp": "it does not accept indexed_attention in layer_types, which transformers writes",
+    "step3p7": "it reads a separate base and rotating share for each layer",
 }
 
 
@@ -116,7 +116,7 @@ def facts(model_type: str, known: Mapping[str, tuple[str, str]]) -> dict[str, An
         return found if families.of_config(config).mla else {k: v for k, v in found.items() if k != "mscales"}
     except Exception as error:  # noqa: BLE001 - whatever stops the class
         reason = " ".join(str(error).split()).replace(tempfile.gettempdir(), "")[:120]
-        return {"file": file, "odd": f"a small config of it is not taken: {type(error).__name__}: {reason}"}
+        return {"file": file, "odd": f"it rejects a small test config: {type(error).__name__}: {reason}"}
 
 
 def _facts(known: Mapping[str, tuple[str, str]], config: dict[str, Any], path: list[str]) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def _facts(known: Mapping[str, tuple[str, str]], config: dict[str, Any], path: l
     above = full.rope_theta == STATED and full.rope_scaling == scaling
     nested = _kinds(config, read(None, None, rope_theta=STATED))[names.FULL_ATTENTION][0]["rope_settings"]
     if not above and nested.rope_theta != STATED:
-        return {"odd": "where it reads the base is not clear"}
+        return {"odd": "it is not clear which key sets the base"}
     without = _kinds(config, read(None, None))
     bare = without[names.FULL_ATTENTION][0]["rope_settings"]
     out: dict[str, Any] = {"layout": STYLES[full.rope_style.name]}
@@ -187,7 +187,7 @@ def _kinds(config: dict[str, Any], modules: list[dict[str, Any]]) -> dict[str, l
     order = sorted(i for places in rotates.values() for i in places)
     turning = [one for one in modules if one.get("rope_settings") is not None]
     if len(order) != len(turning):
-        raise ValueError(f"{len(turning)} of its layers rotate, in transformers {len(order)}")
+        raise ValueError(f"{len(turning)} of its layers rotate, but in transformers {len(order)}")
     return {kind: [turning[order.index(i)] for i in places] for kind, places in rotates.items()}
 
 

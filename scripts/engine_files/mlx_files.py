@@ -188,14 +188,14 @@ def reason(error: str) -> str:
     """Return why a small model of a type was not run, in a sentence for who has a real one."""
     beside = ", which transformers' config class does not write"
     if "metal_kernel" in error:
-        return "its layers run on Apple's GPUs alone"
+        return "its layers run only on Apple GPUs"
     if missing := re.search(r"missing \d+ required positional arguments?: (.*)", error):
-        return f"its file asks for {missing[1].replace(chr(39), '')}{beside}"
+        return f"its file requires {missing[1].replace(chr(39), '')}{beside}"
     if re.match("KeyError: '(factor|original_max_position_embeddings)'", error):
-        return "it takes yarn with a temperature of scores, which is not decoded"
+        return "it uses yarn with a score temperature, which is not decoded"
     if missing := re.match(r"KeyError: '(\w+)'", error):
-        return f"its file asks for {missing[1]}{beside}"
-    return "its file takes no small model of the type, so it was not asked"
+        return f"its file requires {missing[1]}{beside}"
+    return "its file does not run a small test model of this type"
 
 
 def _score(subject: Subject, found: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,11 +209,11 @@ def _score(subject: Subject, found: Mapping[str, Any], beside: Mapping[str, Any]
         keys = {**cells(4)["yarn"], **mscale, names.ROPE_TYPE: "yarn", names.LEGACY_TYPE: "yarn"}
         layers = subject.layers({**beside, **all_bases(subject), **{f"{place}.{key}": v for key, v in keys.items()}})
         if isinstance(layers, str):
-            raise Odd("whether mscale_all_dim multiplies the score is not clear")
+            raise Odd("it is not clear whether mscale_all_dim multiplies the score")
         scales.append(layers[-1]["scale"])
     ratio, wanted = scales[1] / scales[0], mscale_of(4.0, 1.0) ** 2
     if abs(ratio - wanted) > 1e-4 and abs(ratio - 1) > 1e-4:
-        raise Odd("how mscale_all_dim multiplies the score is not clear")
+        raise Odd("it is not clear how mscale_all_dim multiplies the score")
     return {"scaled_score": True} if abs(ratio - wanted) < 1e-4 else {}
 
 
@@ -231,13 +231,13 @@ def _kinds(subject: Subject, layers: list[dict[str, Any]], shape: Any) -> dict[s
     ours = sorted(i for entry in shape.entries.values() if entry.table is not None for i in entry.layers)
     odd = [layer["odd"] for layer in layers if "odd" in layer]
     if odd:
-        raise Odd(f"how it turns is not clear: {odd[0]}")
+        raise Odd(f"its rotation is not clear: {odd[0]}")
     if len(turning) != len(ours):
-        raise Odd(f"{len(turning)} of its layers rotate, in transformers {len(ours)}")
+        raise Odd(f"{len(turning)} of its layers rotate, but in transformers {len(ours)}")
     if len(layers) >= max(ours, default=0) + 1 and turning != ours:
         raise Odd(f"layers {turning} rotate, in transformers {ours}")
     if not turning and subject.family.rotates != "none":
-        raise Odd("its rotation cannot be seen at the attention kernel")
+        raise Odd("its rotation is not visible at the attention kernel")
     order = dict(zip(ours, turning, strict=True))
     return {kind: [order[i] for i in entry.layers] for kind, entry in shape.entries.items() if entry.table is not None}
 
@@ -284,7 +284,7 @@ def _shares(
     if not usual_share(subject):
         now = share(layers)
         if now is None:
-            raise Odd("which channels of a head rotate is not clear")
+            raise Odd("it is not clear which channels of a head rotate")
         return {"share": now} if now != 1 else {}
     stated = dict(zip(share_places(subject), STATED, strict=False))
     read: list[str] = []
@@ -292,7 +292,7 @@ def _shares(
         left = {place: REMOVED if place in read else value for place, value in stated.items()}
         now = share(subject.layers({**beside, **bases, **left}))
         if now is None and not read:
-            raise Odd("which share of a head rotates is not clear")
+            raise Odd("it is not clear which share of a head rotates")
         first = next((place for place, value in left.items() if value == now), None)
         if first is None:
             return ({"shares": read} if read else {}) | ({"share": now or 0.0} if now != 1 else {})
@@ -356,7 +356,7 @@ def _known_base(layer: Mapping[str, Any], channels: int) -> float:
     for theta in (10000.0, 1e6, 5e5, 1e5, 2e5, 3e5, 5e6, 1e7, 4e5, 1.5e5, 8e6, 2e6, 3e6, 5e4, 11008.0, 5e3, 1e11):
         if same(layer, plain(theta, channels)):
             return theta
-    raise Odd("the base that it takes by itself is not clear")
+    raise Odd("its default base is not clear")
 
 
 def cells(channels: int) -> dict[str, dict[str, Any]]:
@@ -380,7 +380,7 @@ def _places(
 ) -> dict[str, Any]:  # fmt: skip
     """Return the objects of scaling keys that are looked at, with what comes of each rope type."""
     if theta is None:
-        raise Odd("the base that it takes by itself is not clear")
+        raise Odd("its default base is not clear")
     found: dict[str, Any] = {}
     normal = subject.layers(plain_keys)
     for place in scaling_places(subject, kind):

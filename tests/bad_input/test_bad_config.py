@@ -65,9 +65,9 @@ BROKEN: dict[str, tuple[Any, str, str]] = {
     ),
     "a window as text": (but(sliding_window="64"), f'{C}: sliding_window: "64" {LENGTH}', PUBLISHED),
     "layers without end": (
-        but(num_hidden_layers=2**40), f"{C}: num_hidden_layers: {2**40} is not a whole number from 1 to 4096", PUBLISHED,
+        but(num_hidden_layers=2**40), f"{C}: num_hidden_layers: {2 ** 40} is not a whole number from 1 to 4096", PUBLISHED,
     ),
-    "a head without end": (but(head_dim=2**40), f"{C}: head_dim: {2**40} is not a whole number from 1 to 65536", PUBLISHED),
+    "a head without end": (but(head_dim=2**40), f"{C}: head_dim: {2 ** 40} is not a whole number from 1 to 65536", PUBLISHED),
     "heads as text": (
         but(num_attention_heads="4"), f'{C}: num_attention_heads: "4" is not a whole number from 1 to 65536', PUBLISHED,
     ),
@@ -143,9 +143,9 @@ NOT_EXTENDED: dict[str, tuple[dict[str, Any], str, str]] = {
     "an encoder": ({"model_type": "bert"}, f"{C}: bert has no rotary positions: there is nothing to extend", ""),
     "an unknown family": (
         but(model_type="zigzag"),
-        f"{C}: the model family 'zigzag' is not known; ropetool families lists those that are; its class LlamaForCausalLM "
-        "belongs to llama, internlm3, iquestcoder",
-        "--as llama, if the model computes the same as that class",
+        f"{C}: unknown model family 'zigzag'; `ropetool families` lists the known families; its class LlamaForCausalLM is "
+        "that of llama, internlm3, iquestcoder",
+        "--as llama, where the model computes what that class does",
     ),
     "no family": (
         but(model_type=None),
@@ -155,11 +155,11 @@ NOT_EXTENDED: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "a family with a letter too many": (
         {**but(model_type="qwen22"), "architectures": ["NewForCausalLM"]},
-        f"{C}: the model family 'qwen22' is not known (did you mean qwen2 or qwen?); ropetool families lists those that are",
-        "write the model_type that was meant, or add ropetool/families/qwen22.json after the checklist in docs/contributing.md",
+        f"{C}: unknown model family 'qwen22' (did you mean qwen2 or qwen?); `ropetool families` lists the known families",
+        "correct the model_type, or add ropetool/families/qwen22.json with the checklist in docs/contributing.md",
     ),
     "an odd rotary_dim": (
-        but(head_dim=31), f"{CANNOT}: head_dim is 31; channels rotate in pairs, so it is even and at least 2", "",
+        but(head_dim=31), f"{CANNOT}: head_dim is 31; it must be even and at least 2", "",
     ),
     "a list of the wrong length": (
         but(rope_scaling={"rope_type": "longrope", **LISTS, "short_factor": [1.0]}),
@@ -168,7 +168,7 @@ NOT_EXTENDED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a factor that is missing": (
         but(rope_scaling={"rope_type": "linear"}), f"{CANNOT}: KeyError: linear needs factor", "",
     ),
-    "theta of null": (but(rope_theta=None), f"{CANNOT}: TypeError: the base is null", ""),
+    "theta of null": (but(rope_theta=None), f"{CANNOT}: TypeError: rope_theta is null; it must be a number", ""),
     "partial rotation": (
         but(partial_rotary_factor=0.5), f"{C}: partial_rotary_factor: 0.5 {PARTIAL}",
         "remove partial_rotary_factor from config.json",

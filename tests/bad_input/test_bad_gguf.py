@@ -210,9 +210,9 @@ VALUES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         "rope scaling linear", "",
     ),
     "a base of NaN": (
-        keys(rope__freq_base=float("nan")), f"{M}: llama.rope.freq_base: is nan; a base is above 1, so that later pairs turn slower", "",
+        keys(rope__freq_base=float("nan")), f"{M}: llama.rope.freq_base: is nan; it must be a finite number above 1", "",
     ),
-    "no context": (keys(context_length=0), f"{STOPS}llama.context_length is 0: llama.cpp makes no context of 0 tokens", ""),
+    "no context": (keys(context_length=0), f"{STOPS}llama.context_length is 0: llama.cpp cannot create a context of 0 tokens", ""),
 }  # fmt: skip
 
 

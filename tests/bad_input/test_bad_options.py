@@ -14,15 +14,15 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 C = "{m}/config.json"
 
 
-MORE = "--factor: {} is not a factor; it is a finite number of at least 1"
+MORE = "--factor: {} is not a factor; a factor is a finite number of at least 1"
 NO_LENGTH = "--original-length: {} is not a length; it is a whole number of tokens from 2 to 2147483648"
-BEYOND = "tokens is beyond 2147483648 positions, the most that runtimes count"
+BEYOND = "tokens is above 2147483648, the most that runtimes support"
 
 # name -> options; the error; the next step; the exit code.
 OPTIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
-    "neither length": ((), "give exactly one of --factor and --target-length", "--factor 4", 1),
+    "neither length": ((), "pass exactly one of --factor and --target-length", "--factor 4", 1),
     "both lengths": (
-        ("--factor", "4", "--target-length", "2048"), "give exactly one of --factor and --target-length", "--factor 4", 1,
+        ("--factor", "4", "--target-length", "2048"), "pass exactly one of --factor and --target-length", "--factor 4", 1,
     ),
     "factor below 1": (("--factor", "0.5"), MORE.format("0.5"), "", 1),
     "factor 0": (("--factor", "0"), MORE.format("0.0"), "", 1),
@@ -33,12 +33,13 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
     "factor beyond all": (("--factor", "1e300"), f"--factor: 1e+300 times 1 {BEYOND}", "", 1),
     "a target below": (
         ("--target-length", "511"),
-        "--target-length: 511 is below the 512 tokens that the model was trained on; nothing to extend",
+        "--target-length: 511 is below the 512 tokens of the trained length; there is nothing to extend",
         "a target length of at least 512", 1,
     ),
     "crossed betas": (
         ("--factor", "4", "--beta-fast", "1", "--beta-slow", "32"),
-        "--beta-fast: beta_fast 1 is below beta_slow 32; pairs above beta_fast turns are kept, below beta_slow divided",
+        ("--beta-fast: beta_fast 1 is below beta_slow 32; pairs with more turns than beta_fast are kept, with "
+"fewer than beta_slow divided"),
         "--beta-fast 32 --beta-slow 1", 1,
     ),
     "a negative beta": (
@@ -54,7 +55,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
     ),
     "an unknown preset": (
         ("--factor", "4", "--attention-factor", "hot"),
-        "--attention-factor: 'hot' is neither a number nor one of auto, none, yarn, logn", "", 1,
+        "--attention-factor: 'hot' must be a number or one of auto, none, yarn, logn", "", 1,
     ),
     "an original length of 0": (("--factor", "4", "--original-length", "0"), NO_LENGTH.format(0), "", 1),
     "an original length beyond": (
@@ -75,13 +76,13 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
         ("--factor", "4", "-p", "truncate", "maybe"), "yarn -p truncate: 'maybe' is not true or false", "", 2,
     ),
     "a parameter twice": (("--factor", "4", "-p", "beta_fast", "8", "--beta-fast", "8"), "-p beta_fast: given twice", "", 2),
-    "an unknown ramp": (("--factor", "4", "-p", "ramp", "x"), "-p ramp: 'x' is not a ramp; there are dims and turns", "", 1),
+    "an unknown ramp": (("--factor", "4", "-p", "ramp", "x"), "-p ramp: 'x' is not a ramp; pass dims or turns", "", 1),
     "no base": (("-m", "abf", "--factor", "4"), "--rope-theta: abf needs the new base", "--rope-theta 1e6", 1),
     "a base of 1": (
-        ("-m", "abf", "--factor", "4", "--rope-theta", "1"), "--rope-theta: 1 is not a base; it is a finite number above 1", "", 1,
+        ("-m", "abf", "--factor", "4", "--rope-theta", "1"), "--rope-theta: 1 is not a base; a base is a finite number above 1", "", 1,
     ),
     "no divisors": (
-        ("-m", "longrope", "--factor", "4"), "-p long_factor: longrope needs its divisors, and the source has none",
+        ("-m", "longrope", "--factor", "4"), "-p long_factor: longrope needs a list of divisors, and the source does not have one",
         "-p long_factor FILE.json, a JSON list of one number per rotary pair", 1,
     ),
     "divisors too few": (
@@ -114,8 +115,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
     ),
     "a freeze within the trained length": (
         ("-m", "dynamic", "--factor", "4", "-p", "freeze", "100"),
-        "-p freeze: 100 is not between the trained length of 512, up to which the rule changes nothing, and 2147483648 "
-        "positions", "", 1,
+        "-p freeze: 100 must be from the trained length, 512, to 2147483648 tokens", "", 1,
     ),
     "a style that the runtime does not read": (
         ("--factor", "4", "--config-style", "v5", "--for", "transformers-v4"),

@@ -181,7 +181,7 @@ def test_the_way_out_of_pickles_is_a_command_that_runs(pickled: Path, tmp_path: 
         assert error == f"Error: {pickled}: the weights are pickles (pytorch_model.bin), which ropetool never loads"
         said.add(try_.removeprefix("Try: "))
     (line,) = said
-    assert run("inspect", pickled).err.endswith(f"; to have them as safetensors: `{line}`\n")
+    assert run("inspect", pickled).err.endswith(f". Convert them to safetensors: `{line}`\n")
     program, *rest = words(line)
     assert program == "python"
     subprocess.run([sys.executable, *rest], cwd=tmp_path, check=True, capture_output=True)

@@ -86,7 +86,7 @@ def test_the_decoupled_key_rows_stand_alone_in_their_block_row(tmp_path: Path) -
 
 
 def test_rows_that_share_a_scale_with_others_are_refused() -> None:
-    with pytest.raises(UnsupportedDtype, match="rows 128 to 255 share a scale, and only some of them take the factor"):
+    with pytest.raises(UnsupportedDtype, match="rows 128 to 255 share a scale, but only some of them need the factor"):
         on_scales(gain_edits(view(), FULL, [1.3] * 32, "q", "test"), view())
     different = [1.0 + 0.1 * i for i in range(32)]
     with pytest.raises(UnsupportedDtype, match="rows 512 to 575 share a scale"):
@@ -122,7 +122,7 @@ def test_an_order_across_blocks_is_refused() -> None:
     small = view(weight_block_size=[48, 128])
     small = replace(small, tensors={**small.tensors, f"{KV_A}_scale_inv": Tensor("F32", (12, 2)),
                                     f"{Q_B}_scale_inv": Tensor("F32", (16, 2))})  # fmt: skip
-    with pytest.raises(UnsupportedDtype, match="would move rows between blocks of 48"):
+    with pytest.raises(UnsupportedDtype, match="needs rows to move between blocks of 48"):
         on_scales(layout_edits(small, FULL, "half", "test"), small)
     wrong = view(weight_block_size=[64, 128])
     edits = gain_edits(wrong, FULL, [1.3] * 32, "k", "test")
@@ -136,7 +136,7 @@ def test_powers_of_two_take_powers_of_two_alone(how: str) -> None:
     for factor in (2.0, 0.25):
         (edit,) = on_scales(gain_edits(some, FULL, [factor] * 32, "k", "test"), some)
         assert set(edit.factors) == {1.0, factor}
-    with pytest.raises(UnsupportedDtype, match=r"holds only powers of two, and 1\.3 is none"):
+    with pytest.raises(UnsupportedDtype, match=r"stores only powers of two, and 1\.3 is not a power of two"):
         on_scales(gain_edits(some, FULL, [1.3] * 32, "k", "test"), some)
 
 

@@ -54,10 +54,10 @@ def test_an_edit_survives_json(edit: TensorEdit) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"starts": (0, 2)}, "overlap"), ({"starts": (10,)}, "do not lie within 12 rows"), ({"starts": ()}, "do not lie"),
-        ({"length": 0}, "do not lie"), ({"factors": (1.0, 2.0)}, "2 factors for blocks of 4 rows"),
+        ({"starts": (0, 2)}, "overlap"), ({"starts": (10,)}, "do not fit in 12 rows"), ({"starts": ()}, "do not fit"),
+        ({"length": 0}, "do not fit"), ({"factors": (1.0, 2.0)}, "blocks of 4 rows need 1 or 4 factors"),
         ({"factors": (-1.0,)}, "below 0"), ({"factors": (float("nan"),)}, "1 factors"), ({"operation": "add"}, "neither"),
-        ({"operation": PERMUTE, "order": (0, 1, 2, 2)}, "not a permutation"), ({"starts": (-4,)}, "do not lie"),
+        ({"operation": PERMUTE, "order": (0, 1, 2, 2)}, "not a permutation"), ({"starts": (-4,)}, "do not fit"),
     ],
 )  # fmt: skip
 def test_a_broken_edit_is_refused(change: dict[str, Any], message: str) -> None:
@@ -74,7 +74,7 @@ def test_edits_that_undo_each_other_touch_nothing() -> None:
     half = TensorEdit("t", SCALE, 4, (0,), 4, factors=(0.5,))
     assert by_tensor([twice, half]) == {}
     assert by_tensor([twice])["t"].touched.all()
-    with pytest.raises(ConfigError, match="see it differently"):
+    with pytest.raises(ConfigError, match="disagree on its height"):
         row_change([twice, TensorEdit("t", SCALE, 8, (0,), 8, factors=(2.0,))])
 
 
@@ -127,5 +127,5 @@ def test_every_family_names_selectors_that_exist() -> None:
     assert {stage.rows for stage in stages} == set(SELECTORS)
     with pytest.raises(UnknownName, match="no row selector is called 'head'"):
         select("head", Sizes(1, 1, 2, {}), "q")
-    with pytest.raises(ConfigError, match="kv_lora_rank must be stated"):
+    with pytest.raises(ConfigError, match="kv_lora_rank is null; it must be a whole number"):
         select("mla_rope_key", Sizes(1, 1, 2, {}), "k")

@@ -100,7 +100,7 @@ def test_the_plan_says_where_the_factor_goes() -> None:
     assert gguf_scales.on_blocks([edit()], view("F32"))[0].reason == "why"
     assert gguf_scales.on_blocks([edit()], view("Q4_K"))[0].reason == "why, in the float16 scales of the Q4_K blocks"
     assert gguf_scales.on_blocks([edit()], view("Q4_K"), "F32")[0].reason == "why, the Q4_K numbers as F32"
-    with pytest.raises(ConfigError, match="can be stored in F32"):
+    with pytest.raises(ConfigError, match="must be one of F32"):
         gguf_scales.on_blocks([edit()], view("Q4_K"), "F64")
 
 

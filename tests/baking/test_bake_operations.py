@@ -114,7 +114,7 @@ def test_the_other_channel_order_is_the_same_model_to_the_other_rotation(name: s
     source = models.write(tmp_path / "m", models.MODELS[name])
     model = models.opened(source)
     bake = models.reordered(model, "interleaved")
-    with pytest.raises(LossyExport, match="every runtime would rotate the wrong ones"):
+    with pytest.raises(LossyExport, match="every runtime would rotate the wrong pairs"):
         bakes.layout(model, "interleaved")
     models.carry_out(bake, source, tmp_path / "baked")
     expected = logits(source)
@@ -176,7 +176,7 @@ def test_the_slowest_pairs_stand_still_by_a_narrower_rotation(name: str, tmp_pat
     pairs = view.rope.entries["full_attention"].rotary_dim // 2
     gone = list(range(pairs - 4, pairs))
     bake = bakes.drop_pairs(model, gone, "still")
-    assert "extends no context" in bake.notes[0]
+    assert "does not extend the context" in bake.notes[0]
     models.carry_out(bake, source, tmp_path / "baked")
     after = models.opened(tmp_path / "baked").targets.rope.entries["full_attention"]
     assert after.rotary_dim == 2 * (pairs - 4)
@@ -218,7 +218,7 @@ def test_the_order_of_kept_and_dropped_pairs() -> None:
     assert kept_first(8, [3], "half").tolist() == [0, 1, 2, 4, 5, 6, 3, 7]
     assert kept_first(8, [1], "interleaved").tolist() == [0, 1, 4, 5, 6, 7, 2, 3]
     for wrong in ([4], [-1], [0, 1, 2, 3]):
-        with pytest.raises(ConfigError, match="pairs to drop are from 0 to 3"):
+        with pytest.raises(ConfigError, match="pairs must be from 0 to 3"):
             kept_first(8, wrong, "half")
 
 
@@ -250,7 +250,7 @@ def test_a_config_that_does_not_fit_its_weights_is_refused(tmp_path: Path) -> No
     data = config(source)
     (source / "config.json").write_text(json.dumps({**data, "num_key_value_heads": 4}))
     with pytest.raises(
-        LossyExport, match=r"k_proj.weight has the shape \[64, 128\]; by the sizes stated it has 128 rows"
+        LossyExport, match=r"k_proj.weight has the shape \[64, 128\]; the sizes in the config require 128 rows"
     ):
         bake_of(source)
     (source / "config.json").write_text(json.dumps({**data, "num_hidden_layers": 3}))

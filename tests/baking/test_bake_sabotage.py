@@ -117,7 +117,7 @@ def test_a_scale_under_clamped_projections_is_refused_and_would_be_wrong(tmp_pat
     for directory in (source, baked):
         data = json.loads((directory / "config.json").read_text())
         (directory / "config.json").write_text(json.dumps({**data, "clip_qkv": 0.5}))
-    with pytest.raises(LossyExport, match=r"clip_qkv is 0\.5: the projections are clamped after the weights"):
+    with pytest.raises(LossyExport, match=r"clip_qkv is 0\.5: the model clamps its projections"):
         bake_of(source)
     assert np.abs(logits(source) - logits(baked)).max() > SEEN
 

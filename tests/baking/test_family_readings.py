@@ -147,12 +147,12 @@ def test_the_layers_that_rotate_are_those_of_the_real_model(
 
 def test_what_is_not_known_is_said() -> None:
     gpt_oss = {k: v for k, v in models.MODELS["gpt_oss"].items() if k != "rope_parameters"}
-    with pytest.raises(Refuses, match="takes yarn of its own numbers"):
+    with pytest.raises(Refuses, match="without rope keys; its default is yarn"):
         get("transformers").decode(HfCheckpoint(gpt_oss, families.get("gpt_oss")))
     falcon = {**models.MODELS["falcon-per-head"], "alibi": True}
-    with pytest.raises(Refuses, match="alibi is on, so nothing rotates"):
+    with pytest.raises(Refuses, match="alibi is on, so no layer rotates"):
         get("transformers").decode(HfCheckpoint(falcon, families.get("falcon")))
-    with pytest.raises(Refuses, match=r"how transformers 4\.57 reads cohere"):
+    with pytest.raises(Refuses, match=r"no data on cohere in transformers 4\.57"):
         get("transformers-v4").decode(HfCheckpoint(models.v4(models.MODELS["cohere"]), families.get("cohere")))
 
 

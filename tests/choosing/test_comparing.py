@@ -353,7 +353,7 @@ def test_the_command_prints_the_table_or_json(folder: Path) -> None:
     done = run("compare", "model", "--methods", "yarn, linear,longrope", "--factors", "2x", *little)
     assert done.code == 0, done.err
     assert done.out.startswith("best at 512 tokens: yarn x2; better than linear x2\n")
-    assert "longrope x2  longrope needs its divisors" in done.out
+    assert "longrope x2  longrope needs a list of divisors" in done.out
     done = run("compare", "model", "--methods", "yarn", "--target-length", "512", *little, "--json")
     data = json.loads(done.out)
     assert [each["name"] for each in data["candidates"]] == ["yarn 512"]

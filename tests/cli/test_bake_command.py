@@ -120,7 +120,7 @@ def test_a_gguf_file_is_baked_for_context_shifts_and_verified(folder: Path) -> N
     assert "attention factor 1.20794 of full_attention: blk.*.attn_k.weight (4)" in done.out
     scores = [line.split() for line in done.out.splitlines()[-4:]]
     assert all(float(away) < 0.01 * float(most) < float(without) for *_, most, away, without in scores)
-    assert "shifting cached keys turns them and changes no size" in done.err
+    assert "llama.cpp can shift cached keys without changing their size" in done.err
     checks = {check.name: check for check in read_back(folder / "x-baked.gguf")}
     assert {name: check.verdict for name, check in checks.items()} == dict.fromkeys(checks, "pass")
     assert "with the plan's changes" in checks["weights"].detail
@@ -132,8 +132,8 @@ def test_a_gguf_file_is_baked_for_context_shifts_and_verified(folder: Path) -> N
     assert {c.name: c.verdict for c in read_back(folder / "x-baked.gguf")}["weights"] == "fail"
     refused(
         folder,
-        "x.gguf: llama.cpp rotates the channels of these files in the interleaved order, whatever the file says; in the "
-        "half one it would misread them",
+        ("x.gguf: llama.cpp always rotates the channels of these files in the interleaved order; it would misread "
+"the half order"),
         "ropetool bake FILE rearch --to llama, for qwen2 files", "bake", "x.gguf", "layout", "--to", "half",
     )  # fmt: skip
     refused(folder, "extended: shift-safe works only on GGUF files", "", "bake", "extended", "shift-safe")
@@ -144,7 +144,7 @@ def test_a_plan_that_names_a_tensor_that_is_not_there_is_refused(folder: Path) -
     ropetool.export(folder / "extended", folder / "named.gguf", allow_unverified=True)
     data = ropetool.bake(folder / "named.gguf", "attention-factor").to_json()
     data["tensors"][0]["tensor"] = "blk.9.attn_k.weight"
-    with pytest.raises(PlanMismatch, match=r"blk\.9\.attn_k\.weight is not there"):
+    with pytest.raises(PlanMismatch, match=r"the weights have no blk\.9\.attn_k\.weight"):
         ropetool.apply(Plan.from_json(data, "plan.json"), folder / "named.gguf", folder / "named-out.gguf")
     assert not (folder / "named-out.gguf").exists()
 

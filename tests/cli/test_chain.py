@@ -190,7 +190,10 @@ def test_to_export_is_to_verify(verifier: Verifier) -> None:
 def test_unless_that_is_waived(verifier: Verifier) -> None:
     done = run(*YARN, "--export", "x.gguf", "--allow-unverified")
     assert (done.code, verifier.asked) == (0, [])
-    assert done.err == f"{COST}Note: exported without asking for a certificate, as --allow-unverified says\n"
+    assert (
+        done.err
+        == f"{COST}Note: exported without a certificate (--allow-unverified): `ropetool verify` measures the checkpoint\n"
+    )
     assert Path("x.gguf").is_file()
     assert state(OUTPUT) == "none"
 

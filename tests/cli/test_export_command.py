@@ -44,16 +44,13 @@ def certify(path: Path, verdict: str = "pass", longest: int = 1024) -> None:
     )
 
 
-AS_IT_CAME = "no certificate needed: ropetool did not produce this checkpoint"
-
-
 def types(path: Path) -> set[str]:
     """Return the types of the matrices, as the gguf package reads them."""
     return {tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors if len(tensor.shape) == 2}
 
 
 CHECKED = [
-    "  checked       tokens: 508 texts get the same in tokenizers and llama.cpp",
+    "  checked       tokens: 508 texts get the same tokens in tokenizers and llama.cpp",
     "  checked       same tables: 0 of at most 1e-06, llama.cpp and transformers compute the same table, context 256",
     "  checked       KL: # of at most #, nats per token, all within the trained length",
     "  checked       KL p99: # of at most #, nats; one token in a hundred has more",
@@ -65,7 +62,7 @@ CHECKED = [
 def test_the_file_goes_beside_the_source(model: Path) -> None:
     done = run("export", "model")
     output = model.with_name("model-BF16.gguf")
-    assert (done.code, done.err) == (0, f"Note: {AS_IT_CAME}\n")
+    assert (done.code, done.err) == (0, "")
     tensors, size = len(gguf.GGUFReader(output).tensors), output.stat().st_size / 2**20
     figures = re.compile(r"(?<=: )\S+(?= of at)|(?<=most )[^\s,]+|(?<=position )\d+|\d+(?= tokens that do not)")
     lines = [figures.sub("#", line) if "  KL" in line else line for line in done.out.splitlines()]
@@ -99,7 +96,7 @@ def test_types_and_names(model: Path, outtype: str, stored: str) -> None:
         "tensors": len(gguf.GGUFReader("out.gguf").tensors), "nbytes": Path("out.gguf").stat().st_size,
         "context_length": 256, "serving": gguf_lines("out.gguf", 256, Path("out.gguf.Modelfile")),
         "bakes": [], "sidecars": ["out.gguf.README.md", "out.gguf.Modelfile"], "deviation": None,
-        "notes": [*(["matrices in BF16 are rounded to f16"] if stored == "F16" else []), AS_IT_CAME],
+        "notes": ["matrices in BF16 are rounded to f16"] if stored == "F16" else [],
     }  # fmt: skip
     assert types(Path("out.gguf")) == {stored}
 
@@ -178,7 +175,7 @@ def test_what_nobody_measured_is_exported_and_says_so(case: str, extended: Path,
     assert done.err == f"Note: not measured: {LACKING[case]}; `ropetool verify model-yarn-4x` measures it\n"
     refused = run("export", "model-yarn-4x", "--require", "research", "-o", "b.gguf", "--json").json["error"]
     assert (refused["type"], refused["where"]) == ("CheckpointError", "model-yarn-4x")
-    assert refused["message"] == f"--require asks for grade research, and {LACKING[case]}"
+    assert refused["message"] == f"--require needs grade research, but {LACKING[case]}"
     assert refused["try"] == "ropetool verify model-yarn-4x --suite standard --grade research"
     assert not Path("b.gguf").exists()
 
@@ -198,13 +195,16 @@ def test_a_failed_verification_is_refused(extended: Path) -> None:
     assert (done.code, done.out) == (1, "")
     failed = "it failed the quick suite up to 1024 tokens at grade research: ratio"
     assert done.err.splitlines() == [
-        f"Error: model-yarn-4x: ropetool made it, and {failed}",
+        f"Error: model-yarn-4x: is an output of ropetool, and {failed}",
         f"{VERIFY} --grade research",
     ]
     assert sorted(Path().iterdir()) == before
     waived = run("export", "model-yarn-4x", "--allow-unverified")
     assert waived.code == 0
-    assert waived.err == "Note: exported without asking for a certificate, as --allow-unverified says\n"
+    assert (
+        waived.err
+        == "Note: exported without a certificate (--allow-unverified): `ropetool verify` measures the checkpoint\n"
+    )
 
 
 def test_what_is_not_what_its_record_says_is_refused(extended: Path, too_long_to_measure: None) -> None:
@@ -212,8 +212,8 @@ def test_what_is_not_what_its_record_says_is_refused(extended: Path, too_long_to
     (config.get("rope_parameters") or config["rope_scaling"])["factor"] = 5.0
     (extended / "config.json").write_text(json.dumps(config))
     done = run("export", "model-yarn-4x")
-    assert (done.code, "it is not what its record says: tables" in done.err) == (1, True)
-    assert "Try: extend its source again, or --allow-unverified" in done.err
+    assert (done.code, "differs from its record: tables" in done.err) == (1, True)
+    assert "Try: extend its source again, or pass --allow-unverified" in done.err
     assert not list(Path().glob("*.gguf"))
 
 
@@ -239,8 +239,7 @@ def test_a_grade_that_there_is_not_is_refused(extended: Path) -> None:
     certify(extended)
     missed = run("export", "model-yarn-4x", "--require", "usable")
     assert (
-        "--require asks for grade usable, and it passed the quick suite up to 1024 tokens at grade research"
-        in missed.err
+        "--require needs grade usable, but it passed the quick suite up to 1024 tokens at grade research" in missed.err
     )
 
 
@@ -338,27 +337,23 @@ def test_a_record_of_a_file_that_is_gone_is_no_obstacle(model: Path) -> None:
 def test_a_refusal_says_what_to_do_instead(model: Path) -> None:
     """A file that is GGUF already, by its record and without; a checkpoint without weights, a tokenizer, or sound ones."""
     assert run("export", "model", "-o", "x.gguf", "--no-check", "--no-sidecars").code == 0
-    first = "Error: x.gguf: is a GGUF file already; a Hugging Face directory is exported"
+    first = "Error: x.gguf: is already a GGUF file; export reads Hugging Face directories"
     done = run("export", "x.gguf")
     assert (done.code, done.err.splitlines()) == (1, [first, f"Try: ropetool export {model.resolve()}, its checkpoint"])
     Path("x.gguf.ropetool.json").unlink()
     done = run("export", "x.gguf")
     assert done.err.splitlines()[0] == first
-    assert done.err.splitlines()[1].startswith(
-        "Try: ropetool extend x.gguf --method yarn --factor 4, which reads GGUF files;"
-    )
+    assert done.err.splitlines()[1].startswith("Try: ropetool extend x.gguf --method yarn --factor 4 to extend it,")
 
     tokenizer = (model / "tokenizer.json").read_text()
     (model / "tokenizer.json").unlink()
     done = run("export", "model")
-    assert "does not exist, nor does tokenizer.model; a GGUF file holds the tokenizer" in done.err
-    assert (
-        "Try: copy tokenizer.json and tokenizer_config.json of the model that it was made from into model" in done.err
-    )
+    assert "is missing, and so is tokenizer.model; a GGUF file needs a tokenizer" in done.err
+    assert "Try: copy tokenizer.json and tokenizer_config.json of the original model into model" in done.err
 
     (model / "tokenizer.json").write_text(json.dumps({**json.loads(tokenizer), "model": {"type": "WordPiece"}}))
-    assert "Try: serve the checkpoint itself, with transformers or vLLM" in run("export", "model").err
+    assert "Try: run the checkpoint with transformers or vLLM" in run("export", "model").err
     (model / "tokenizer.json").write_text("{")
-    assert "Try: get the file again" in run("export", "model").err
+    assert "Try: download the file again" in run("export", "model").err
     (model / "model.safetensors").unlink()
-    assert "Try: give a directory with weights" in run("export", "model").err
+    assert "Try: pass a directory with weights" in run("export", "model").err

@@ -204,7 +204,10 @@ def test_key_heads_may_differ_by_layer(heads: Any, per_token: int) -> None:
     done = run("inspect", "m.gguf", "--json")
     assert done.json["kv_cache_bytes"] == {"per_token": per_token, "at_target": 512 * per_token}
     assert done.json["notes"] == [
-        "no tensors, only a vocabulary: what is shown follows from the keys; inspect the model's own GGUF file"
+        (
+            "the file has a vocabulary but no tensors: the values shown come from its keys. Inspect the model's own "
+            "GGUF file"
+        )
     ]
 
 
@@ -240,8 +243,8 @@ def test_the_cache_keeps_keys_and_values_of_their_own_widths(arch: str, keys: di
 @pytest.mark.parametrize(
     ("heads", "said"),
     [
-        (["a", "b", "c", "d"], "is arr of str; llama.cpp reads it as u32 or arr of bool or arr of i32 or arr of u32 and converts nothing"),
-        ([4, 2], "has 2 elements; llama.cpp wants a number for each layer, 4 here"),
+        (["a", "b", "c", "d"], "is arr of str; llama.cpp reads it only as u32 or arr of bool or arr of i32 or arr of u32"),
+        ([4, 2], "has 2 elements; llama.cpp requires a number for each layer, 4 here"),
     ],
 )  # fmt: skip
 def test_key_heads_that_llama_cpp_does_not_load_are_named(heads: Any, said: str) -> None:
@@ -276,7 +279,8 @@ def test_a_file_without_rope_keys_says_so() -> None:
     Tiny("llama").write(Path("plain.gguf"))
     done = run("inspect", "plain.gguf")
     assert done.err == (
-        "Note: no rope keys: llama.cpp takes its defaults, which are shown; `ropetool extend` writes the keys it needs\n"
+        "Note: the file sets no rope keys: llama.cpp uses its defaults, shown here. `ropetool extend` adds the "
+        "keys it needs\n"
     )
     assert done.out.endswith("  2048 -> 4096\n    ropetool extend plain.gguf --method yarn --target-length 4096\n")
 
@@ -285,7 +289,8 @@ def test_a_file_without_rotary_positions_says_so() -> None:
     Tiny("gpt2", {"attention.layer_norm_epsilon": (gguf.GGUFValueType.FLOAT32, 1e-5)}).write(Path("still.gguf"))
     done = run("inspect", "still.gguf")
     assert done.err == (
-        "Note: gpt2 has no rotary positions: there is nothing to extend; `ropetool families` lists models that have them\n"
+        "Note: gpt2 has no rotary positions: there is nothing to extend; `ropetool families` lists models "
+        "that have them\n"
     )
     assert "  layers          0; head_dim 64, no rotation\n" in done.out
     assert "trained" not in done.out

@@ -135,11 +135,11 @@ def test_of_a_split_model_only_the_first_file_is_written_anew(tmp_path: Path) ->
 
 
 REFUSED = [
-    (("llama.context_length", "f32", "4096"), "llama.context_length is f32; llama.cpp reads it as u32 and converts nothing"),
+    (("llama.context_length", "f32", "4096"), "llama.context_length is f32; llama.cpp reads it only as u32"),
     (("llama.context_length", "-1"), "-1 does not fit u32, which ranges from 0 to 4294967295"),
     (("llama.rope.scaling.type", "yarnx"), "llama.rope.scaling.type is 'yarnx': llama.cpp aborts the whole process unless"),
-    (("llama.rope.freq_base", "nan"), "llama.rope.freq_base is a number that is not finite"),
-    (("llama.attention.head_count", "[]"), "llama.attention.head_count has 0 elements; llama.cpp wants a number for each"),
+    (("llama.rope.freq_base", "nan"), "llama.rope.freq_base is not a finite number"),
+    (("llama.attention.head_count", "[]"), "llama.attention.head_count has 0 elements; llama.cpp requires a number for each"),
     (("llama.contxt", "1"), "its type is unknown"),
     (("x.y", "u33", "1"), "'u33' is not a type"),
     (("general.alignment", "64"), "must stay 32, because the data has this alignment"),

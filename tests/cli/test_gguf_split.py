@@ -193,7 +193,7 @@ def test_a_key_of_a_merged_model_that_ties_nothing_can_go(three: list[Path], tmp
     assert read_header(one).values["split.count"] == Value.of(ValueType.U16, 0)
     assert run("gguf", "unset", str(one), "split.no", "-o", str(tmp_path / "plain.gguf")).code == 0
     done = run("gguf", "set", str(one), "split.count", "2", "-o", str(tmp_path / "bad.gguf"))
-    assert "after this edit, split.count announces 2 files, and this model is one" in done.err
+    assert "after this edit, split.count announces 2 files, but this model is a single file" in done.err
 
 
 def test_llama_cpp_loads_parts_and_the_merged_file(three: list[Path], tmp_path: Path) -> None:

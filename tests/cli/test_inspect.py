@@ -129,7 +129,7 @@ def test_layers_of_two_kinds() -> None:
     write_config(Path("gemma"), data)
     done = run("inspect", "gemma")
     assert done.out == GEMMA
-    assert done.err == "Note: only config.json, no weights\n"
+    assert done.err == "Note: the folder has only config.json: commands that need weights will not work\n"
 
 
 MLA = """\
@@ -177,7 +177,7 @@ def test_runtimes_that_differ_or_stop() -> None:
         "            - table: 14 of 16 pairs differ: distances look up to 4x longer\n"
         "            - attention factor 1 instead of 1.13863: scores of the rotated channels times 0.771321\n"
         "  DIFFERS   vllm 0.25 to 0.29, llama.cpp\n"
-        "            - context 2048 instead of 512: takes longer texts\n"
+        "            - context 2048 instead of 512: accepts longer texts\n"
         "\nto extend it to 1024 tokens\n"
         "  512 -> 1024, in place of the current scaling\n"
         "    ropetool extend v5 --method yarn --target-length 1024 --from original\n"
@@ -186,10 +186,9 @@ def test_runtimes_that_differ_or_stop() -> None:
     )
     write_config(Path("odd"), config("llama", head_dim=31))
     assert run("inspect", "odd").out == (
-        "odd: llama, family: llama\n\nas written\n  max_position_embeddings  512\n  rope_theta               10000.0\n"
-        "  rope_scaling             null\n\nruntimes\n"
-        "  refuses  transformers, exllamav3, mlx-lm, mlx-vlm, sglang, transformers-v4, vllm, llama.cpp\n"
-        "           - head_dim is 31; channels rotate in pairs, so it is even and at least 2\n"
+        "odd: llama, family: llama\n\nas written\n  max_position_embeddings  512\n  rope_theta               "
+        "10000.0\n  rope_scaling             null\n\nruntimes\n  refuses  transformers, exllamav3, mlx-lm, mlx-vlm, "
+        "sglang, transformers-v4, vllm, llama.cpp\n           - head_dim is 31; it must be even and at least 2\n"
     )
 
 
@@ -212,10 +211,12 @@ def test_an_unknown_family() -> None:
     done = run("inspect", "new")
     assert (done.code, done.out) == (0, UNKNOWN)
     reason = (
-        'the family "phi9" is unknown (did you mean phi or phi3?): the keys are shown as written, not as runtimes read them; '
-        "`ropetool families` lists those that are known"
+        'the family "phi9" is unknown (did you mean phi or phi3?): the keys are shown as written, not as runtimes read them. '
+        "`ropetool families` lists the known families"
     )
-    assert done.err == f"Note: only config.json, no weights\nNote: {reason}\n"
+    assert (
+        done.err == f"Note: the folder has only config.json: commands that need weights will not work\nNote: {reason}\n"
+    )
     printed = run("inspect", "new", "--json")
     assert (printed.json["family"], printed.err) == (None, "")
 
@@ -313,9 +314,7 @@ def test_what_a_class_would_assume_is_not_known() -> None:
     assert "  not known  transformers" in out
     assert "refuses" not in out
     done = run("extend", "short", "--method", "yarn", "--factor", "2", "--dry-run")
-    assert (
-        "transformers reads this config in a way that is not known: the config states neither head_dim nor" in done.err
-    )
+    assert "ropetool does not know how transformers reads this config: the config sets neither head_dim nor" in done.err
 
 
 @pytest.mark.parametrize(

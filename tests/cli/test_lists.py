@@ -100,7 +100,7 @@ def test_a_family() -> None:
         ("phi", "part that rotates", "partial_rotary_factor, 0.5 if absent"),
         ("ministral3", "score", "grows with the position by llama_4_scaling_beta"),
         ("hunyuan_v1_dense", "norms", "follow the rotation, so a factor on cos and sin has no effect"),
-        ("kimi_linear", "decoded only if", "mla_use_nope is true or absent: how its code rotates without "),
+        ("kimi_linear", "decoded only if", "mla_use_nope is true or absent: its rotation without "),
         ("Yi", "rope types", "default"),
         ("Yi", "code", "only remote code, which ropetool never runs"),
     ],
@@ -112,7 +112,7 @@ def test_a_line_of_a_family(name: str, label: str, text: str) -> None:
 
 @pytest.mark.parametrize("name", ["dbrx", "phi-msft", "dots3_note_text", "vision-encoder-decoder", "t5gemma2"])
 def test_a_family_that_is_refused_says_why(name: str) -> None:
-    assert f"'{name}' is not served: " in run("families", name).err
+    assert f"'{name}' is not supported: " in run("families", name).err
 
 
 def test_a_runtime() -> None:
@@ -151,7 +151,7 @@ def test_as_json(command: str, names: list[str], name: str) -> None:
     key = "model_type" if command == "families" else "name"
     assert (found["schema"], [entry[key] for entry in found[command]]) == (1, names)
     assert one[command] == [entry for entry in found[command] if entry[key] == name]
-    listed = "ropetool families lists those that are" if command == "families" else ", ".join(names)
+    listed = "`ropetool families` lists the known families" if command == "families" else ", ".join(names)
     assert run(command, "yarm", "--json").json["error"]["message"].endswith(listed)
 
 
@@ -172,7 +172,7 @@ def test_what_the_json_says() -> None:
     [
         (["methods", "yran"], "no method is called 'yran' (did you mean yarn?)"),
         (["runtimes", "nope"], "no runtime is called 'nope'; known: exllamav3, "),
-        (["runtimes", "vllm@0.9"], "vllm 0.9 is not known; known: 0.25, "),
+        (["runtimes", "vllm@0.9"], "vllm 0.9 is an unknown release; known: 0.25, "),
     ],
 )
 def test_an_unknown_name_is_not_blamed_on_an_option_of_other_commands(arguments: list[str], message: str) -> None:

@@ -135,9 +135,12 @@ def test_what_the_system_says_of_a_file_is_no_traceback(model: Path, monkeypatch
 def test_results_and_notes_do_not_mix(model: Path) -> None:
     """Notes go to stderr, so that stdout can be piped; with --json they are in the object."""
     shown, told = run("inspect", model), run("inspect", model, "--json")
-    assert shown.err == "Note: only config.json, no weights\n"
+    assert shown.err == "Note: the folder has only config.json: commands that need weights will not work\n"
     assert "Note" not in shown.out
-    assert (told.err, told.json["notes"]) == ("", ["only config.json, no weights"])
+    assert (told.err, told.json["notes"]) == (
+        "",
+        ["the folder has only config.json: commands that need weights will not work"],
+    )
 
 
 # --- the process around it

@@ -105,7 +105,7 @@ def test_a_name_that_is_nearly_right(model: Path, arguments: list[str], hint: st
 
 def test_other_names_that_are_nearly_right(model: Path) -> None:
     assert "'atention-factor' (did you mean attention-factor?)" in run("bake", model, "atention-factor").err
-    assert "'q8-0' is not a type that is written (did you mean q8_0" in run("export", model, "--outtype", "q8-0").err
+    assert "unknown type 'q8-0' (did you mean q8_0" in run("export", model, "--outtype", "q8-0").err
     assert "(did you mean standard?)" in run("verify", model, "--suite", "standart").err
 
 

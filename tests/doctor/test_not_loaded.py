@@ -40,7 +40,7 @@ def test_image_sections_are_read_by_models_that_have_them(arch: str, tmp_path: P
 def test_three_sections_stop_every_command_and_get_a_fourth(arch: str, tmp_path: Path) -> None:
     path = header(tmp_path, arch, [24, 20, 20])
     before = snapshot(tmp_path)
-    says = f"{arch}.{SECTIONS} has 3 elements; llama.cpp wants 4 numbers"
+    says = f"{arch}.{SECTIONS} has 3 elements; llama.cpp requires 4 numbers"
     assert says in run("inspect", path).out
     extended = run("extend", path, "--method", "yarn", "--factor", "4")
     assert extended.code == 1

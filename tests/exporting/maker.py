@@ -25,7 +25,6 @@ LLAMA3 = (
 )
 QWEN2 = LLAMA3.replace("{1,3}", "")
 ROWS = 300
-AS_IT_CAME = "no certificate needed: ropetool did not produce this checkpoint"
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8", "I8": "i1", "F8_E4M3": "u1"}
 
 SIZES: dict[str, Any] = {
@@ -174,12 +173,6 @@ def checkpoint(path: Path, family: str = "llama", dtype: str = "F32", **changes:
 
 def save(path: Path, data: Any) -> None:
     path.write_text(json.dumps(data), encoding="utf-8")
-
-
-def own_notes(notes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the notes of an export without the last, which says of all these checkpoints that they are not ours."""
-    assert notes[-1] == AS_IT_CAME
-    return notes[:-1]
 
 
 def keys(file: Path | GGUFReader) -> dict[str, Any]:

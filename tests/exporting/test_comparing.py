@@ -122,7 +122,7 @@ def test_what_a_small_type_would_hide_is_seen_before_quantising(
 def test_a_name_that_llama_cpp_takes_for_phi_3_is_written_otherwise(extended: Path, tmp_path: Path) -> None:
     source = Path(shutil.copytree(extended, tmp_path / "my-phi3-tune"))
     made = export_checkpoint(source, tmp_path / "x.gguf", allow_unverified=True)
-    note = "general.name is 'My Phi 3 Tune', for by the name 'My Phi3 Tune' llama.cpp wants Phi-3's own tokens"
+    note = "general.name is 'My Phi 3 Tune', because llama.cpp requires Phi-3 tokens for the name 'My Phi3 Tune'"
     assert note in made.notes
     assert found_in(made, "KL").verdict == PASS
     header = read_header(made.output)
@@ -170,7 +170,7 @@ def test_tokens_of_another_kind_are_refused_before_anything_is_written(
         return {**values, "tokenizer.ggml.pre": Value.of(ValueType.STR, "qwen2")}, notes
 
     monkeypatch.setattr(contents, "tokenizer_values", otherwise)
-    with pytest.raises(LossyExport, match="texts get other tokens in llama"):
+    with pytest.raises(LossyExport, match="texts get different tokens in llama"):
         export_checkpoint(extended, tmp_path / "x.gguf", allow_unverified=True)
     assert leftovers(tmp_path) == []
 
@@ -183,7 +183,7 @@ def test_the_command_ends_with_3_and_leaves_nothing(
     done = run("export", str(extended), "--allow-unverified", "-o", "x.gguf", "--split-max-size", "2M")
     assert done.code == 3
     assert done.err.startswith("Error: x-00001-of-0000")
-    assert "\nTry: --no-check, which keeps it" in done.err
+    assert "\nTry: --no-check, which keeps the file" in done.err
     assert leftovers(tmp_path) == []
     kept = run("export", str(extended), "--allow-unverified", "--no-check", "-o", "x.gguf")
     assert kept.code == 0

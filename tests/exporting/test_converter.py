@@ -264,8 +264,8 @@ def test_the_network_of_its_own_has_nobody_in_it() -> None:
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "ended by SIGSEGV"),
         ("import sys; sys.exit('Model FooForCausalLM is not supported')", "Model FooForCausalLM is not supported"),
         ("import no_such_package", "ModuleNotFoundError: No module named 'no_such_package'"),
-        ("import os; assert 'HF_TOKEN' not in os.environ and os.environ['HF_HUB_OFFLINE'] == '1'", "^it ended without a file"),
-        ("", "it ended without a file"),
+        ("import os; assert 'HF_TOKEN' not in os.environ and os.environ['HF_HUB_OFFLINE'] == '1'", "^it ended without writing a file"),
+        ("", "it ended without writing a file"),
     ],
 )  # fmt: skip
 def test_what_it_may_not_do_stops_it(text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +282,7 @@ def test_one_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> Non
     pid = tmp_path / "work" / "pid"
     text = f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
     begin = time.monotonic()
-    assert said(tmp_path, text, seconds=2) == "it had not ended after 2 seconds"
+    assert said(tmp_path, text, seconds=2) == "it did not end within 2 seconds"
     assert time.monotonic() - begin < 30
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text("utf-8")), 0)
@@ -324,9 +324,7 @@ def test_that_logits_were_not_compared_is_said(
     """As where only remote code has the class."""
     monkeypatch.setattr("ropetool.verification.short_divergence._lacking", lambda sides: "torch is not installed")
     made = exported(source, hands_out(tmp_path, right), tmp_path / "x.gguf")
-    assert any(
-        note.startswith("its logits were not compared with the checkpoint's, for torch is") for note in made.notes
-    )
+    assert any(note.startswith("the logits were not compared with the checkpoint (torch is") for note in made.notes)
 
 
 def test_another_base_than_the_checkpoint_s_is_put_right(
@@ -354,7 +352,7 @@ def test_an_epsilon_under_a_name_that_llama_cpp_does_not_ask_for_is_written_agai
     write_patched(header, Patch(set={other: header.values[name]}, remove=frozenset({name})), tmp_path / "wrong.gguf")
     made = exported(source, hands_out(tmp_path, tmp_path / "wrong.gguf"), tmp_path / "x.gguf")
     assert maker.keys(made.output)[name] == pytest.approx(1e-5)
-    assert any("llama.cpp's converter wrote it under another name" in note for note in made.notes)
+    assert any("llama.cpp's converter wrote a different key" in note for note in made.notes)
 
 
 def patched(right: Path, folder: Path, keys: dict[str, Value]) -> Path:
@@ -384,15 +382,15 @@ def test_a_file_that_is_none_is_refused(source: Path, right: Path, tmp_path: Pat
     }  # fmt: skip
     for name, data in cases.items():
         (tmp_path / name).write_bytes(data)
-        refused(source, hands_out(tmp_path, tmp_path / name), target, CorruptFile, "wrote a file that cannot be read")
+        refused(source, hands_out(tmp_path, tmp_path / name), target, CorruptFile, "wrote an unreadable file")
 
 
 @pytest.mark.parametrize(
     ("key", "number", "words"),
     [
-        ("block_count", 3, "llama.block_count is 3 where config.json makes it 2"),
-        ("embedding_length", 64, "llama.embedding_length is 64 where config.json makes it 32"),
-        ("attention.head_count", 2, "llama.attention.head_count is 2 where config.json makes it 4"),
+        ("block_count", 3, "llama.block_count is 3, but 2 in config.json"),
+        ("embedding_length", 64, "llama.embedding_length is 64, but 32 in config.json"),
+        ("attention.head_count", 2, "llama.attention.head_count is 2, but 4 in config.json"),
     ],
 )
 def test_a_file_of_other_sizes_is_refused(
@@ -437,9 +435,7 @@ def test_a_file_over_which_llama_cpp_ends_its_process_is_refused(
     keys = {"llama.expert_used_count": Value.of(ValueType.U32, 3)}
     wrong = patched(right, tmp_path, keys)
     (tmp_path / "out").mkdir()
-    refused(
-        source, hands_out(tmp_path, wrong), tmp_path / "out" / "x.gguf", CorruptFile, "ends its process .*GGML_ASSERT"
-    )
+    refused(source, hands_out(tmp_path, wrong), tmp_path / "out" / "x.gguf", CorruptFile, "aborts .*GGML_ASSERT")
 
 
 def test_a_file_that_llama_cpp_does_not_load_is_refused(
@@ -461,7 +457,7 @@ def test_a_trial_that_stops_before_its_end_is_no_pass(
     monkeypatch.setattr("ropetool.gguf_export.converter.trial._CHILD", "import no_such_module")
     monkeypatch.setattr("ropetool.verification.short_divergence._lacking", lambda sides: "torch is not installed")
     (tmp_path / "out").mkdir()
-    words = "the converter's file could not be tried: ModuleNotFoundError: No module named 'no_such_module'"
+    words = "ropetool could not test the converter's file: ModuleNotFoundError: No module named 'no_such_module'"
     refused(source, hands_out(tmp_path, right), tmp_path / "out" / "x.gguf", CorruptFile, words)
 
 
@@ -504,7 +500,7 @@ def test_a_split_is_made_of_its_file(source: Path, right: Path, tmp_path: Path, 
 def test_a_family_with_a_table_is_written_by_it(source: Path, tmp_path: Path) -> None:
     never = script(tmp_path, "raise SystemExit('called')")
     made = exported(source, never, tmp_path / "x.gguf", check=False)
-    assert made.notes[0] == "--converter was not used: ropetool has a table of its own for llama"
+    assert made.notes[0] == "ropetool ignored --converter, because it has its own tensor table for llama"
     assert "converter" not in json.loads(Path(f"{made.output}.ropetool.json").read_text("utf-8"))["export"]
 
 
@@ -553,7 +549,7 @@ def test_what_no_table_tells_is_not_called_wrong(tmp_path: Path) -> None:
         found = {check.name: check for check in read_back(file, tmp_path / "model")}
         assert [found[name].verdict for name in ("tables", "weights", "files")] == ["pass", "not run", "not run"]
         assert "wqkv.weight is only in A" in found["weights"].detail
-        assert "no table says" in found["files"].detail
+        assert "no tensor table" in found["files"].detail
         provenance.place(file).unlink(missing_ok=True)
 
 
@@ -561,8 +557,8 @@ def test_what_no_table_tells_is_not_called_wrong(tmp_path: Path) -> None:
 def test_a_class_of_remote_code_is_said_to_be_one_and_its_file_is_verified_alone(tmp_path: Path) -> None:
     remote_models.make("InternLM2ForCausalLM", tmp_path / "model")
     made = export_checkpoint(tmp_path / "model", tmp_path / "x.gguf", converter="auto", outtype="f32")
-    reason = "internlm2 needs remote code, which ropetool never runs"
-    assert f"its logits were not compared with the checkpoint's, for {reason}: that" in " ".join(made.notes)
+    reason = "only remote code has a class for internlm2, and ropetool never runs it"
+    assert f"the logits were not compared with the checkpoint ({reason}), so" in " ".join(made.notes)
     found = verify_checkpoint(made.output, suite="quick", lengths=[64], segments=8)
     assert any(f"cannot run: {reason}, so the target is compared with itself" in note for note in found.notes)
     assert {check.name: check.verdict for check in found.checks}["tables"] == "pass"

@@ -67,7 +67,7 @@ NO_VECTORS = {
     "deepseek_v3": "deepseek2.cpp: ggml_rope_ext(ctx0, q_pe, inp_pos, nullptr, ...)",
 }
 TABLES = ("yarn, beta 8", "llama3", "longrope")
-LOSSY = {(family, cell): "uses no frequency vectors" for family in NO_VECTORS for cell in TABLES} | {
+LOSSY = {(family, cell): "does not use frequency vectors" for family in NO_VECTORS for cell in TABLES} | {
     # gemma3.cpp: ggml_rope_ext(..., freq_base_l, freq_scale_l, ext_factor, attn_factor, ...): attn_factor is the same
     # for sliding layers, whose own scale is 1.
     ("gemma3_text", "yarn, factor 1"): "sliding_attention: attention factor 0.878249 instead of 1",
@@ -79,15 +79,15 @@ LOSSY = {(family, cell): "uses no frequency vectors" for family in NO_VECTORS fo
     ("minicpm3", "yarn"): "the whole score is multiplied by 1 instead of 1.29648",
     ("minicpm3", "yarn, beta 8"): "the whole score is multiplied by 1 instead of 1.29648",
     # exaone4.cpp creates LLM_TENSOR_ROPE_FREQS alone.
-    ("exaone4", "longrope"): "no short and long lists",
+    ("exaone4", "longrope"): "not a short and a long list",
 }  # fmt: skip
 # Of the others: what libllama's loader and graph take, which tests/oracle holds against it.
 for _name in CONFIGS.keys() - NO_VECTORS.keys():
     _arch = archs.get(families.get(_name).gguf_architecture)
     if not _arch.vectors:
-        LOSSY |= {(_name, cell): "uses no frequency vectors" for cell in TABLES}
+        LOSSY |= {(_name, cell): "does not use frequency vectors" for cell in TABLES}
     elif archs.ROPE_FACTORS_LONG not in _arch.loads("longrope"):
-        LOSSY |= {(_name, "longrope"): "no short and long lists"}
+        LOSSY |= {(_name, "longrope"): "not a short and a long list"}
 # No keys of a gemma4 say these of a proportional table, so there is no such checkpoint.
 LOSSY |= {
     ("gemma4_text", cell): "of a table of rope type proportional" for cell in CELLS if cell not in ("linear", "ntk")
@@ -349,7 +349,7 @@ def test_kimi_k2s_betas_have_no_place(tmp_path: Path) -> None:
     source = _as_published_kimi_k2(tmp_path / "model", beta_fast=1.0, beta_slow=1.0)
     with pytest.raises(
         LossyExport,
-        match=r"deepseek2 files cannot hold yarn scaling with .*, beta_fast 1\.0, beta_slow 1\.0: yarn keys give another table",
+        match=r"deepseek2 files cannot store yarn scaling with .*, beta_fast 1\.0, beta_slow 1\.0: yarn keys give a different table",
     ):
         export(source, tmp_path / "x.gguf")
 
@@ -407,7 +407,5 @@ def test_what_is_tied_is_what_transformers_ties(
 
 def test_a_head_that_llama_cpp_has_no_place_for(tmp_path: Path) -> None:
     source = _with_head(models.write(tmp_path / "model", "cohere"), _another_head)
-    with pytest.raises(
-        LossyExport, match=r"lm_head\.weight is not the same as model\.embed_tokens\.weight; llama\.cpp takes"
-    ):
+    with pytest.raises(LossyExport, match=r"lm_head\.weight differs from model\.embed_tokens\.weight; llama\.cpp uses"):
         export(source, tmp_path / "x.gguf")

@@ -140,7 +140,7 @@ def test_the_refusal_names_the_option_and_how_far_it_is(oss: Path, tmp_path: Pat
     with pytest.raises(LossyExport, match="truncate False") as caught:
         maker.export(oss, tmp_path / "x.gguf")
     assert (
-        "; or --allow-inexact, which writes the nearest that llama.cpp holds: 8 of 32 pairs turn" in caught.value.try_
+        "; or --allow-inexact, which writes the nearest table for llama.cpp: 8 of 32 pairs rotate" in caught.value.try_
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -187,7 +187,7 @@ def test_a_table_that_follows_the_length_becomes_the_unscaled_one(tmp_path: Path
     source = maker.checkpoint(tmp_path / "model", rope_scaling={"rope_type": "dynamic", "factor": 4.0})
     made = maker.export(source, tmp_path / "x.gguf", allow_inexact=True)
     assert (made.encoding, str(made.deviation)) == (
-        "base frequency, inexact", "the same up to 512 tokens, and other tables beyond"
+        "base frequency, inexact", "the tables agree up to 512 tokens and differ beyond"
     )  # fmt: skip
     assert same_tables(made.output, source).verdict == INEXACT
 
@@ -207,9 +207,8 @@ def test_the_difference_stands_in_the_file_the_record_and_the_card(written: tupl
     record = json.loads(Path(f"{file}.ropetool.json").read_text())
     assert record["export"]["deviation"] == made.to_json()["deviation"] == made.deviation.to_json()
     card = Path(f"{file}.README.md").read_text()
-    deviation = f"{made.deviation}; KL {checks['KL'].figure:.2g} nats a token."
-    assert f"llama.cpp cannot represent the positions of the checkpoint exactly: {deviation}" in card
-    assert f"positions are not exactly the checkpoint's, as --allow-inexact accepts: {made.deviation}" in made.notes
+    assert f"which llama.cpp cannot hold: {made.deviation}; KL {checks['KL'].figure:.2g} nats per token." in card
+    assert f"the RoPE table differs from the checkpoint (--allow-inexact): {made.deviation}" in made.notes
 
 
 def tables_of(file: Path, source: Path) -> dict[str, Check]:
@@ -287,7 +286,7 @@ def test_the_command_says_it(demo: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     refused = run("export", str(demo), "-o", "x.gguf")
     assert refused.code == 1
-    assert "or --allow-inexact, which writes the nearest that llama.cpp holds: 12 of 32 pairs" in refused.err
+    assert "or --allow-inexact, which writes the nearest table for llama.cpp: 12 of 32 pairs" in refused.err
     done = run("export", str(demo), "-o", "x.gguf", "--allow-inexact", "--no-check", "--json")
     data = json.loads(done.out)
     assert done.code == 0

@@ -112,13 +112,14 @@ def test_rows_that_are_no_whole_blocks_are_told(
     found = maker.tensors(result.output)
     narrow = {name: kind for name, (kind, shape, _) in found.items() if len(shape) > 1 and shape[0] % 256}
     assert set(narrow.values()) <= types
-    told = [note for note in result.notes if "their rows are not whole" in note]
+    told = [note for note in result.notes if "their rows do not fit" in note]
     assert len(told) == (1 if types else 0)
     for kind, count in Counter(narrow.values()).items():
-        assert f"{len(narrow)} tensors are stored in other types" in told[0]
-        assert f"{count} in {kind}" in told[0]
+        assert told[0].startswith(f"{len(narrow)} tensors are stored in ")
+        assert (f"{kind} ({count})" if len({*narrow.values()}) > 1 else kind) in told[0]
         assert next(iter(narrow)) in told[0]
-        assert f"whole {outtype} blocks, of 256 numbers" in told[0]
+        assert f"instead of {outtype}" in told[0]
+        assert "blocks of 256 numbers" in told[0]
 
 
 def test_quantised_files_can_be_split(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_importance_goes_into_the_blocks(legacy: bool, tmp_path: Path) -> None:
 
 def test_types_that_need_one_say_so(tmp_path: Path) -> None:
     source = maker.checkpoint(tmp_path / "model", dtype="F16", **WIDE)
-    with pytest.raises(ConfigError, match=r"llama.cpp makes iq2_xxs only with an importance matrix") as caught:
+    with pytest.raises(ConfigError, match=r"llama.cpp quantises to iq2_xxs only with an importance matrix") as caught:
         maker.export(source, outtype="iq2_xxs")
     assert caught.value.where == "--imatrix"
     plain = maker.export(source, tmp_path / "plain.gguf").output
@@ -222,7 +223,7 @@ def test_the_file_says_which_matrix_it_was_made_with_and_what_that_lacked(tmp_pa
     names = names_of(maker.export(source, tmp_path / "plain.gguf").output)
     weights = {name: np.ones(256, np.float32) for name in names if "ffn_up" not in name}
     made = maker.export(source, tmp_path / "x.gguf", outtype="q4_k_s", imatrix=write_imatrix(tmp_path / "i", weights))
-    assert "the importance matrix says nothing of 2 matrices, blk.0.ffn_up.weight the first" in made.notes
+    assert "the importance matrix has no entry for 2 matrices, the first blk.0.ffn_up.weight" in made.notes
     stated = maker.keys(made.output)
     assert (stated["quantize.imatrix.file"], stated["quantize.imatrix.entries_count"]) == ("i", len(weights))
     whole = write_imatrix(tmp_path / "j", {name: np.ones(256, np.float32) for name in names if name.startswith("blk.")})
@@ -233,8 +234,8 @@ def test_the_file_says_which_matrix_it_was_made_with_and_what_that_lacked(tmp_pa
 @pytest.mark.parametrize(
     ("name", "size", "text"),
     [
-        ("blk.9.ffn_up.weight", 256, "none of its 1 entries, blk.9.ffn_up.weight the first, is for a matrix of this"),
-        ("blk.0.ffn_up.weight", 128, "has 128 numbers for blk.0.ffn_up.weight, which has 256 columns"),
+        ("blk.9.ffn_up.weight", 256, "none of its 1 entries, the first blk.9.ffn_up.weight, is for a matrix of this"),
+        ("blk.0.ffn_up.weight", 128, "has 128 numbers for blk.0.ffn_up.weight; it must have 256, one for each column"),
     ],
 )
 def test_a_matrix_of_another_model_is_refused(name: str, size: int, text: str, tmp_path: Path) -> None:
@@ -252,7 +253,7 @@ def test_a_matrix_of_another_model_is_refused(name: str, size: int, text: str, t
 def test_without_the_extra_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     source = maker.checkpoint(tmp_path / "model", **WIDE)
-    with pytest.raises(MissingDependency, match=r"q4_k_m is made by llama.cpp's own quantiser") as caught:
+    with pytest.raises(MissingDependency, match=r"q4_k_m needs llama.cpp's quantiser") as caught:
         maker.export(source, outtype="q4_k_m")
     assert install_line("llama") in caught.value.try_
     maker.export(source, outtype="q8_0")
@@ -263,14 +264,14 @@ def test_a_nan_is_found_before_libllama(tmp_path: Path) -> None:
     given = maker.weights({**maker.CONFIGS["llama"], **WIDE})
     given["model.layers.0.mlp.up_proj.weight"][1][7, 9] = np.nan
     maker.write_safetensors(source / "model.safetensors", given)
-    with pytest.raises(CheckpointError, match=r"model.layers.0.mlp.up_proj.weight holds NaN in row 7, column 9"):
+    with pytest.raises(CheckpointError, match=r"model.layers.0.mlp.up_proj.weight contains NaN in row 7, column 9"):
         maker.export(source, outtype="q6_k", allow_nan=True)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_libllamas_words_are_passed_on(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(b"GGUF nonsense")
-    with pytest.raises(CheckpointError, match=r"llama.cpp does not quantise it: .*failed to") as caught:
+    with pytest.raises(CheckpointError, match=r"llama.cpp cannot quantise the model: .*failed to") as caught:
         kquants.quantise(tmp_path / "x.gguf", tmp_path / "y.gguf", "q4_k_m", None)
     assert caught.value.where == str(tmp_path / "y.gguf")
 
@@ -287,10 +288,13 @@ def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
     done = subprocess.run(
         [sys.executable, "-c", code, plain, tmp_path / "y.gguf"], capture_output=True, text=True, check=True
     )
-    assert done.stdout == f"{tmp_path / 'y.gguf'}: could not be written to the end\n"
+    assert done.stdout == f"{tmp_path / 'y.gguf'}: could not be written completely; the disk may be full\n"
 
     def fail(*_: object) -> None:
-        raise OutputError("could not be written to the end", where=str(tmp_path / ".x.gguf.ropetool-abc" / "small"))
+        raise OutputError(
+            "could not be written completely; the disk may be full",
+            where=str(tmp_path / ".x.gguf.ropetool-abc" / "small"),
+        )
 
     monkeypatch.setattr(kquants, "quantise", fail)
     with pytest.raises(OutputError, match="could not be written") as caught:

@@ -45,7 +45,7 @@ def exported(tmp_path: Path, card: str | bytes | None = None, **changes: Any) ->
     if card is not None:
         (source / "README.md").write_bytes(card if isinstance(card, bytes) else card.encode())
     result = maker.export(source, tmp_path / "x.gguf")
-    return maker.keys(result.output), maker.own_notes(result.notes)
+    return maker.keys(result.output), result.notes
 
 
 def test_the_sizes_stand_under_the_architecture(tmp_path: Path) -> None:
@@ -92,14 +92,14 @@ def test_a_card_that_cannot_be_used_does_not_stop_the_export(card: str | bytes, 
     keys, (note,) = exported(tmp_path, card)
     assert keys["general.name"] == "Tiny Model v2"
     assert "general.license" not in keys
-    assert note.startswith("name, licence and the like come only from the folder, not from README.md")
+    assert note.startswith("general.* keys such as name and licence come from the folder only, not from README.md")
 
 
 @pytest.mark.parametrize("start", ["\n", "\ufeff"])
 def test_a_card_whose_front_matter_begins_late_is_noted(start: str, tmp_path: Path) -> None:
     keys, (note,) = exported(tmp_path, f"{start}{CARD}")
     assert "general.license" not in keys
-    assert note.endswith("README.md: its front matter begins below the first line")
+    assert note.endswith("README.md: its front matter must begin in the first line")
 
 
 def test_a_prompt_in_a_card_is_no_reference(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_norwegian_is_a_language(tmp_path: Path) -> None:
 def test_a_path_in_the_config_that_is_none(tmp_path: Path) -> None:
     keys, (note,) = exported(tmp_path, _name_or_path=5)
     assert keys["general.name"] == "Tiny Model v2"
-    assert "come only from the folder" in note
+    assert "come from the folder only" in note
 
 
 def test_a_source_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,9 +136,9 @@ def test_generation_settings_that_are_none_are_noted(tmp_path: Path) -> None:
     source = maker.checkpoint(tmp_path / "model")
     for text in ("", "{", "[]", '{"top_k": "many"}', "[" * 10_000):
         (source / "generation_config.json").write_text(text)
-        notes = maker.own_notes(maker.export(source, tmp_path / "x.gguf", force=True).notes)
+        notes = maker.export(source, tmp_path / "x.gguf", force=True).notes
         assert all("generation_config.json" in note for note in notes)
-        ends = [note for note in notes if note.startswith("the tokens that end a text are config.json's alone")]
+        ends = [note for note in notes if note.startswith("end-of-text tokens come from config.json only")]
         assert (len(notes), len(ends)) == ((1, 0) if "top_k" in text else (2, 1))
         assert maker.keys(tmp_path / "x.gguf")["tokenizer.ggml.eos_token_id"] == 257
     assert not [key for key in maker.keys(tmp_path / "x.gguf") if "sampling" in key]
@@ -150,7 +150,7 @@ def test_generation_settings_without_values(content: dict[str, Any], tmp_path: P
     maker.save(source / "generation_config.json", content)
     result = maker.export(source, tmp_path / "x.gguf")
     keys = maker.keys(result.output)
-    assert maker.own_notes(result.notes) == ()
+    assert result.notes == ()
     assert (keys["tokenizer.ggml.eos_token_id"], keys["tokenizer.ggml.eot_token_id"]) == (257, 260)  # config.json's
     assert not [key for key in keys if "sampling" in key]
 

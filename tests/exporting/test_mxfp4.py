@@ -30,7 +30,7 @@ TOLERANCE = 2e-4  # of the largest logit
 # llama.cpp's kernel for processors rounds what it multiplies with MXFP4 to 8 bits. Measured .023; transformers with the
 # same rounding before its two products is .023 away from itself too, and from llama.cpp .0034, at most places 1e-5.
 ROUNDED = 0.05
-NOTE = "experts stay in MXFP4, as they are stored: --outtype is for the other matrices"
+NOTE = "experts stay in MXFP4; --outtype applies only to the other matrices"
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_experts_stay_what_they_are(outtype: str, name: str, others: str, file_t
     result = export_checkpoint(small, outtype=outtype, force=True)
     assert (result.output.name, result.outtype) == (f"model-{name}.gguf", name.lower())
     assert NOTE in result.notes
-    assert not any("not whole" in note for note in result.notes)
+    assert not any("do not fit blocks" in note for note in result.notes)
     found = maker.tensors(result.output)
     assert {found[key][0] for key in ("token_embd.weight", "blk.1.attn_q.weight", "output.weight")} == {others}
     assert {kind for kind, _, _ in experts_of(result.output).values()} == {"MXFP4"}
@@ -161,7 +161,7 @@ def test_experts_stay_what_they_are(outtype: str, name: str, others: str, file_t
 
 
 def test_it_is_no_type_to_ask_for(small: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match="'mxfp4_moe' is not a type that is written"):
+    with pytest.raises(UnknownName, match="unknown type 'mxfp4_moe'"):
         export_checkpoint(small, tmp_path / "x.gguf", outtype="mxfp4_moe")
 
 
@@ -236,48 +236,48 @@ WITH_NAN[2, 5, 3] = 255
 BAD: dict[str, tuple[dict[str, tuple[str, np.ndarray] | None], type[RopetoolError], str]] = {
     "no scales": (
         {"gate_up_proj_scales": AWAY}, CorruptFile,
-        r"no weight file holds \S+\.gate_up_proj_scales, which belongs to \S+\.gate_up_proj_blocks$",
+        r"no weight file contains \S+\.gate_up_proj_scales, which \S+\.gate_up_proj_blocks requires$",
     ),
     "no codes": (
         {"down_proj_blocks": AWAY}, CorruptFile,
-        r"no weight file holds \S+\.down_proj_blocks, which belongs to \S+\.down_proj_scales$",
+        r"no weight file contains \S+\.down_proj_blocks, which \S+\.down_proj_scales requires$",
     ),
     "neither": (
         {"down_proj_blocks": AWAY, "down_proj_scales": AWAY}, CorruptFile,
-        r"no weight file holds \S+\.down_proj, which its config asks for$",
+        r"no weight file contains \S+\.down_proj, which the config requires$",
     ),
     "codes of another type": (
         {"gate_up_proj_blocks": ("I8", BLOCKS)}, UnsupportedDtype,
-        r"gate_up_proj_blocks has type I8; MXFP4 codes and scales are U8$",
+        r"gate_up_proj_blocks has type I8; MXFP4 codes and scales must be U8$",
     ),
     "scales of another type": (
         {"gate_up_proj_scales": ("F32", SCALES.astype(np.float32))}, UnsupportedDtype,
-        r"gate_up_proj_scales has type F32; MXFP4 codes and scales are U8$",
+        r"gate_up_proj_scales has type F32; MXFP4 codes and scales must be U8$",
     ),
     "scales of another shape": (
         {"gate_up_proj_scales": ("U8", SCALES[:, :, :3])}, CorruptFile,
-        r"gate_up_proj_scales has shape \[4, 128, 3\]; the codes of shape \[4, 128, 4, 16\] ask for \[4, 128, 4\]$",
+        r"gate_up_proj_scales has shape \[4, 128, 3\]; the codes of shape \[4, 128, 4, 16\] require \[4, 128, 4\]$",
     ),
     "blocks of 30": (
         {"gate_up_proj_blocks": ("U8", BLOCKS[..., :15])}, CorruptFile,
-        r"gate_up_proj_blocks has shape \[4, 128, 4, 15\], and config.json asks for 4 experts of 128 rows of 128 "
-        r"numbers, 32 of them in 16 bytes$",
+        r"gate_up_proj_blocks has shape \[4, 128, 4, 15\], but config.json requires 4 experts of 128 rows of 128 numbers, "
+        r"32 of them in 16 bytes$",
     ),
     "one expert": (
         {"gate_up_proj_blocks": ("U8", BLOCKS[:1]), "gate_up_proj_scales": ("U8", SCALES[:1])}, CorruptFile,
-        r"has shape \[1, 128, 4, 16\], and config.json asks for 4 experts",
+        r"has shape \[1, 128, 4, 16\], but config.json requires 4 experts",
     ),
     "no axis": (
         {"gate_up_proj_blocks": ("U8", BLOCKS[0, 0, 0, 0]), "gate_up_proj_scales": ("U8", SCALES[0, 0, 0])}, CorruptFile,
-        r"has shape \[\], and config.json asks for 4 experts",
+        r"has shape \[\], but config.json requires 4 experts",
     ),
     "NaN": (
         {"gate_up_proj_scales": ("U8", WITH_NAN)}, CheckpointError,
-        r"gate_up_proj_scales holds 255 for expert 2, row 5, block 3; above 252 numbers become infinite or NaN$",
+        r"gate_up_proj_scales contains 255 for expert 2, row 5, block 3; above 252 numbers become infinite or NaN$",
     ),
     "the plain weight too": (
         {"gate_up_proj": ("BF16", np.zeros((4, 128, 128), np.uint16))}, LossyExport,
-        r"gate_up_proj_blocks has no place in a gpt-oss file of this config, nor have 1 others$",
+        r"a gpt-oss file with this config has no place for \S+\.gate_up_proj_blocks \(1 more\)$",
     ),
 }  # fmt: skip
 
@@ -298,7 +298,7 @@ def test_rows_that_are_no_whole_blocks_are_refused(tmp_path: Path) -> None:
         export_checkpoint(source, tmp_path / "x.gguf")
 
 
-@pytest.mark.parametrize(("method", "said"), [("gptq", "packed by gptq"), (None, "of the quant_method null")])
+@pytest.mark.parametrize(("method", "said"), [("gptq", "packed by gptq"), (None, "has the quant_method null")])
 def test_other_methods_are_refused(method: str | None, said: str, small: Path, tmp_path: Path) -> None:
     source = shutil.copytree(small, tmp_path / "model")
     config = json.loads((source / "config.json").read_text())

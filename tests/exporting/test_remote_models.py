@@ -39,7 +39,7 @@ def changed(config: Mapping[str, Any], keys: Sequence[str], *value: Any) -> dict
 def test_what_published_files_state_is_computed(name: str, tmp_path: Path) -> None:
     reason = families.of_config(STATED[name]).not_computed
     if reason:
-        with pytest.raises(LossyExport, match=f"and computes something else: {re.escape(reason)}$"):
+        with pytest.raises(LossyExport, match=f"but computes something else: {re.escape(reason)}$"):
             computable.check(HfCheckpoint.open(write_config(tmp_path / "m", STATED[name])))
         return
     computable.check(HfCheckpoint.open(write_config(tmp_path / "m", STATED[name])))
@@ -55,7 +55,7 @@ def test_what_llama_cpp_takes_for_granted_is_refused_otherwise(name: str, key: s
     if None in families.of_config(STATED[name]).fixed[key]:
         computable.check(checkpoint)
     else:
-        with pytest.raises(LossyExport, match=f": {key} is not stated, and its class assumes something else; "):
+        with pytest.raises(LossyExport, match=f": {key} is not set, and its default differs; "):
             computable.check(checkpoint)
 
 

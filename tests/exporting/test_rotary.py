@@ -47,16 +47,15 @@ def test_yarn_keeps_its_explicit_factor(tmp_path: Path) -> None:
 def test_a_context_that_was_left_as_it_was_is_raised(tmp_path: Path) -> None:
     keys, _, result = exported(tmp_path, "qwen2", rope_scaling=YARN)
     assert keys["qwen2.context_length"] == result.context_length == 2048
-    assert maker.own_notes(result.notes) == (
-        "context_length is 2048, which YaRN's factor 4 reaches from 512; config.json still states "
-        "max_position_embeddings 512",
+    assert result.notes == (
+        "context_length is 2048, YaRN's factor 4 times 512; max_position_embeddings in config.json is still 512",
     )
 
 
 @pytest.mark.parametrize("context", [2048, 4096])
 def test_a_context_that_reaches_as_far_stays(context: int, tmp_path: Path) -> None:
     _, _, result = exported(tmp_path, "qwen2", max_position_embeddings=context, rope_scaling=YARN)
-    assert (result.context_length, maker.own_notes(result.notes)) == (context, ())
+    assert (result.context_length, result.notes) == (context, ())
 
 
 @pytest.mark.parametrize(
@@ -81,7 +80,7 @@ def test_a_llama_holds_any_table_and_a_qwen2_refuses_it(scaling: dict[str, Any],
         found = np.frombuffer(tensors["rope_freqs.weight"][2], np.float32)
         np.testing.assert_allclose(found, scaling["long_factor"], rtol=1e-6)
     qwen2 = changes | {"head_dim": None, "hidden_size": 4 * dim}
-    with pytest.raises(LossyExport, match="uses no frequency vectors for qwen2") as caught:
+    with pytest.raises(LossyExport, match="does not use frequency vectors for qwen2") as caught:
         exported(tmp_path / "other", "qwen2", **qwen2)
     assert scaling["rope_type"] in str(caught.value)
     assert caught.value.try_.startswith(f"ropetool export {tmp_path}/other/model --rearch llama")
@@ -92,12 +91,12 @@ def test_lists_that_differ_are_written_and_noted(tmp_path: Path) -> None:
     assert keys["llama.rope.scaling.type"] == "longrope"
     assert keys["llama.rope.scaling.original_context_length"] == 512
     assert np.frombuffer(tensors["rope_factors_short.weight"][2], np.float32)[1] == 1.25
-    assert "by the context that it allocates" in result.notes[0]
+    assert "by its context size" in result.notes[0]
 
 
 def test_a_table_that_follows_the_length_is_refused(tmp_path: Path) -> None:
     scaling = {"rope_type": "dynamic", "factor": 4.0}
-    with pytest.raises(LossyExport, match=r"llama files cannot hold dynamic scaling with factor 4\.0: its table"):
+    with pytest.raises(LossyExport, match=r"llama files cannot store dynamic scaling with factor 4\.0: its table"):
         exported(tmp_path, rope_scaling=scaling)
 
 
@@ -111,16 +110,14 @@ def test_a_window_inside_the_context_is_refused_unless_allowed(tmp_path: Path) -
     assert caught.value.try_.startswith("--allow-full-attention")
     assert not (tmp_path / "x.gguf").exists()
     result = maker.export(source, tmp_path / "x.gguf", allow_full_attention=True)
-    assert "beyond 256 tokens it computes something else" in result.notes[0]
+    assert "on texts of more than 256 tokens its results differ" in result.notes[0]
 
 
-def test_a_window_around_the_context_is_a_note(tmp_path: Path) -> None:
+def test_a_window_around_the_context_is_nothing(tmp_path: Path) -> None:
     _, _, result = exported(tmp_path, "mistral", sliding_window=512)
-    assert maker.own_notes(result.notes) == (
-        "llama.cpp ignores the sliding window of 512 tokens; a context of 512 stays inside it",
-    )  # fmt: skip
+    assert result.notes == ()
 
 
 def test_a_window_that_is_off_is_nothing(tmp_path: Path) -> None:
     _, _, result = exported(tmp_path, "qwen2", sliding_window=64, use_sliding_window=False)
-    assert maker.own_notes(result.notes) == ()
+    assert result.notes == ()

@@ -193,7 +193,7 @@ def test_names_are_those_of_the_gguf_package(name: str) -> None:
 
 GEMMA4 = {
     "per_layer_config": (
-        {"per_layer_config": {"1": {"head_dim": 64}}}, LossyExport, "per_layer_config states sizes layer by layer"
+        {"per_layer_config": {"1": {"head_dim": 64}}}, LossyExport, "per_layer_config sets sizes for each layer"
     ),
     "vocabulary": (
         {"vocab_size_per_layer_input": 200}, LossyExport, "vocab_size_per_layer_input is 200 and vocab_size 300"
@@ -201,10 +201,10 @@ GEMMA4 = {
     "shared": ({"num_kv_shared_layers": 5}, ConfigError, "5 is more than the 4 layers"),
     "experts": (
         {"enable_moe_block": True, "num_experts": 2, "top_k_experts": 3, "moe_intermediate_size": 8}, ConfigError,
-        "3 is not a number from 1 to num_experts 2",
+        "3 must be from 1 to num_experts, 2",
     ),
     "bidirectional": ({"use_bidirectional_attention": "all"}, LossyExport, 'use_bidirectional_attention is "all"'),
-    "biases": ({"attention_bias": True}, LossyExport, "llama.cpp has no bias behind gemma4's attention"),
+    "biases": ({"attention_bias": True}, LossyExport, "llama.cpp has no output bias in the attention of gemma4"),
 }  # fmt: skip
 
 
@@ -311,46 +311,46 @@ REFUSED: list[tuple[str, dict[str, Any], type[RopetoolError], str]] = [
     ("qwen3_moe", {"norm_topk_prob": False}, LossyExport, "norm_topk_prob is false; llama.cpp computes as if it were true"),
     ("qwen3_moe", {"norm_topk_prob": None}, LossyExport, "norm_topk_prob is null"),
     ("qwen3_moe", {"mlp_only_layers": [1]}, LossyExport, r"mlp_only_layers is \[1\]"),
-    ("gemma2", {"query_pre_attn_scalar": 24}, LossyExport, "query_pre_attn_scalar is 24; llama.cpp takes 32"),
+    ("gemma2", {"query_pre_attn_scalar": 24}, LossyExport, "query_pre_attn_scalar is 24; llama.cpp uses 32"),
     ("gemma2", {"final_logit_softcapping": None}, LossyExport, "final_logit_softcapping is null"),
-    ("gemma2", {"tie_word_embeddings": False}, LossyExport, "takes the embedding as the head"),
-    ("gemma3_text", {"layer_types": ["sliding_attention"] * 3}, LossyExport, "every layer slides"),
+    ("gemma2", {"tie_word_embeddings": False}, LossyExport, "uses the embedding as the head"),
+    ("gemma3_text", {"layer_types": ["sliding_attention"] * 3}, LossyExport, "every layer has a sliding window"),
     ("gemma3_text", {"hidden_activation": "silu"}, LossyExport, 'hidden_activation is "silu"'),
     ("exaone4", {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}, LossyExport, "ignores the"),
     ("starcoder2", {"sliding_window": 64}, LossyExport, "ignores the sliding window of 64 tokens"),
     ("starcoder2", {"use_bias": False}, LossyExport, "use_bias is false"),
     ("cohere", {"use_qk_norm": True}, LossyExport, "from 64 layers on"),
-    ("olmo2", {"attention_bias": True}, LossyExport, "no bias behind olmo2's attention"),
+    ("olmo2", {"attention_bias": True}, LossyExport, "no output bias in the attention of olmo2"),
     ("gpt_oss", {"swiglu_limit": 5.0}, LossyExport, "swiglu_limit is 5.0"),
     ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 2, "topk_group": 1}, LossyExport, "two best experts"),
-    ("deepseek_v2", {"num_hidden_layers": 27}, LossyExport, "deepseek2 of 27 layers to have none"),
+    ("deepseek_v2", {"num_hidden_layers": 27}, LossyExport, "deepseek2 model of 27 layers"),
     ("deepseek_v3", {"rope_interleave": False}, LossyExport, "pairs neighbouring channels"),
-    ("deepseek_v3", {"rms_norm_eps": 1e-3}, LossyExport, r"rms_norm_eps is 0\.001; llama\.cpp adds it in the norms of the"),
-    ("deepseek_v3", {"n_group": 4, "topk_group": 1}, ConfigError, "4 experts do not make 4 groups of two and more, of which 1"),
-    ("deepseek_v3", {"n_group": 2, "topk_group": 3}, ConfigError, "of two and more, of which 3 are used"),
+    ("deepseek_v3", {"rms_norm_eps": 1e-3}, LossyExport, r"rms_norm_eps is 0\.001; llama\.cpp also uses it for the"),
+    ("deepseek_v3", {"n_group": 4, "topk_group": 1}, ConfigError, "4 experts cannot form 4 equal groups of at least 2 with 1"),
+    ("deepseek_v3", {"n_group": 2, "topk_group": 3}, ConfigError, "of at least 2 with 3 of the groups in use"),
     ("granite", {"residual_multiplier": 0}, LossyExport, "residual_multiplier is 0; llama.cpp computes as if it were not set"),
     ("granite", {"attention_multiplier": 0.0}, LossyExport, "attention_multiplier is 0"),
     ("cohere", {"logit_scale": 0}, LossyExport, "logit_scale is 0"),
     ("smollm3", {"use_sliding_window": True, "sliding_window": 64}, LossyExport, "ignores the sliding window of 64 tokens"),
     ("smollm3", {"layer_types": ["sliding_attention"] * 4, "sliding_window": 64}, LossyExport, "ignores the sliding window"),
-    ("deepseek_v3", {"kv_lora_rank": 0}, ConfigError, "0 is not a whole number from 1"),
+    ("deepseek_v3", {"kv_lora_rank": 0}, ConfigError, "0 must be a whole number from 1"),
     ("falcon", {"parallel_attn": False}, LossyExport, "parallel_attn is false"),
     ("falcon", {"bias": True}, LossyExport, "bias is true"),
     ("minicpm3", {"scale_emb": 6}, LossyExport, "scale_emb is 6; llama.cpp computes as if it were 12"),
-    ("minicpm3", {"rms_norm_eps": 1e-3}, LossyExport, r"adds it in the norms of the latents too"),
-    ("minicpm3", {"q_lora_rank": None}, ConfigError, "q_lora_rank: 0 is not a whole number from 1"),
+    ("minicpm3", {"rms_norm_eps": 1e-3}, LossyExport, r"also uses it for the latent norms"),
+    ("minicpm3", {"q_lora_rank": None}, ConfigError, "q_lora_rank: 0 must be a whole number from 1"),
     ("jais2", {"mlp_bias": False}, LossyExport, "mlp_bias is false"),
     ("olmo", {"clip_qkv": 0}, LossyExport, "clip_qkv is 0; llama.cpp computes as if it were not set"),
-    ("gemma", {"attention_bias": True}, LossyExport, "no bias behind gemma's attention"),
+    ("gemma", {"attention_bias": True}, LossyExport, "no output bias in the attention of gemma"),
     ("phi", {"qk_layernorm": True}, LossyExport, "qk_layernorm is true"),
     ("ernie4_5", {"use_bias": True}, LossyExport, "use_bias is true"),
-    ("mellum", {"mlp_layer_types": ["sparse", "dense", "sparse"]}, LossyExport, "dense layers behind others"),
-    ("phi3", {"head_dim": 48}, LossyExport, "llama.cpp reckons with hidden_size"),
+    ("mellum", {"mlp_layer_types": ["sparse", "dense", "sparse"]}, LossyExport, "dense layers after others"),
+    ("phi3", {"head_dim": 48}, LossyExport, "llama.cpp uses hidden_size"),
     ("qwen3_5_text", {"linear_value_head_dim": 32}, LossyExport, "linear_key_dim"),
-    ("qwen3_5_text", {"linear_num_value_heads": 5}, ConfigError, "5 is not a multiple of linear_num_key_heads 2"),
+    ("qwen3_5_text", {"linear_num_value_heads": 5}, ConfigError, "5 must be a multiple of linear_num_key_heads, 2"),
     ("lfm2", {"conv_bias": True}, LossyExport, "conv_bias is true"),
     ("lfm2_moe", {"norm_topk_prob": False}, LossyExport, "norm_topk_prob is false"),
-    ("granite", {}, CorruptFile, "no weight file holds model.embed_tokens.weight"),
+    ("granite", {}, CorruptFile, "no weight file contains model.embed_tokens.weight"),
 ]  # fmt: skip
 
 
@@ -372,7 +372,7 @@ def test_what_llama_cpp_does_not_compute(
     ("family", "changes", "text"),
     [
         ("gemma2", {"layer_types": ["full_attention"] * 3}, "no layer slides"),
-        ("smollm3", {"no_rope_layers": [1, 0, 1, 1]}, "other layers: they are rotated by another table"),
+        ("smollm3", {"no_rope_layers": [1, 0, 1, 1]}, "other layers: they rotate with a different table"),
         ("exaone4", {"num_hidden_layers": 64, "sliding_window": None}, "layer types"),
     ],
 )
@@ -399,14 +399,14 @@ def test_drafting_layers_are_left_out(tmp_path: Path) -> None:
     maker.save(source / "config.json", {**config, "num_nextn_predict_layers": 1, "first_k_dense_replace": 1})
     result = maker.export(source, tmp_path / "x.gguf")
     assert not any(name.startswith("blk.1.") for name in maker.tensors(result.output))
-    assert any("that only draft tokens are left out" in note for note in result.notes)
+    assert any("of draft layers are left out" in note for note in result.notes)
     maker.save(source / "config.json", {**config, "num_nextn_predict_layers": 0})
-    with pytest.raises(LossyExport, match=r"model\.layers\.1.* has no place"):
+    with pytest.raises(LossyExport, match=r"has no place for model\.layers\.1"):
         maker.export(source, tmp_path / "y.gguf")
 
 
 def test_an_activation_that_llama_cpp_approximates_is_noted(tmp_path: Path) -> None:
     source = models.write(tmp_path / "model", "gpt_neox", {"hidden_act": "gelu"})
-    assert any("gelu by its tanh form" in note for note in maker.export(source, tmp_path / "x.gguf").notes)
+    assert any("gelu in its tanh form" in note for note in maker.export(source, tmp_path / "x.gguf").notes)
     source = models.write(tmp_path / "other", "gpt_neox")
     assert not any("gelu" in note for note in maker.export(source, tmp_path / "y.gguf").notes)

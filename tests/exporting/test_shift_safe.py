@@ -168,8 +168,8 @@ def test_a_qwen2_as_llama_holds_any_table(method: str, tmp_path: Path) -> None:
     source = models.write(tmp_path / "model", "qwen2", {"rope_parameters": rope, **CONTEXT})
     with pytest.raises(LossyExport) as caught:
         maker.export(source, tmp_path / "x.gguf")
-    exact = f"ropetool export {source} --rearch llama, whose files hold any table"
-    assert caught.value.try_.startswith(f"{exact}; or --allow-inexact, which writes the nearest that llama.cpp holds: ")
+    exact = f"ropetool export {source} --rearch llama, whose files can store any table"
+    assert caught.value.try_.startswith(f"{exact}; or --allow-inexact, which writes the nearest table for llama.cpp: ")
     made = maker.export(source, tmp_path / "x.gguf", outtype="f32", rearch="llama")
     assert made.arch == "llama"
     assert models.apart(models.torch_logits(source), models.llama_logits(made.output)) < TOLERANCE
@@ -177,7 +177,7 @@ def test_a_qwen2_as_llama_holds_any_table(method: str, tmp_path: Path) -> None:
 
 def test_other_architectures_are_not_rewritten(tmp_path: Path) -> None:
     source = models.write(tmp_path / "model", "qwen3")
-    with pytest.raises(ConfigError, match=r"qwen3 models are not written as llama.*qwen2 as llama") as caught:
+    with pytest.raises(ConfigError, match=r"qwen3 models cannot be written as llama.*qwen2 as llama") as caught:
         maker.export(source, tmp_path / "x.gguf", rearch="llama")
     assert caught.value.where == "--rearch"
     assert not (tmp_path / "x.gguf").exists()

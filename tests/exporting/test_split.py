@@ -87,7 +87,7 @@ def whole_and_split(tmp_path: Path, **choices: Any) -> tuple[Path, list[Path]]:
     parts = sorted(tmp_path.glob("x-*.gguf"))
     assert result.output == parts[0]
     assert result.nbytes == sum(path.stat().st_size for path in parts)
-    assert f"split over {len(parts)} files, of which this is the first" in result.notes
+    assert f"the model is split into {len(parts)} files; load this one, the first" in result.notes
     return tmp_path / "whole.gguf", parts
 
 
@@ -182,7 +182,7 @@ def test_parts_are_asked_for_before_the_tokenizer(tmp_path: Path, monkeypatch: p
     source = maker.checkpoint(tmp_path / "model")
     maker.export(source, tmp_path / "x.gguf", split_max_tensors=8)
     monkeypatch.delattr("ropetool.gguf_model.contents.tokenizer_values")
-    with pytest.raises(OutputError, match="exists already, a part of a model of this name"):
+    with pytest.raises(OutputError, match="exists already, as a part of a split model with this name"):
         prepare(source, tmp_path / "x.gguf", ExportOptions(limits=Limits(tensors=5)))
 
 
@@ -221,7 +221,7 @@ def test_a_split_leaves_another_file_and_parts_of_another_number(tmp_path: Path)
         "x-00001-of-00002.gguf", "x-00001-of-00003.gguf", "x-00002-of-00002.gguf", "x-00002-of-00003.gguf",
         "x-00003-of-00003.gguf",
     ]  # fmt: skip
-    said = "parts of another number were left beside it: x-00001-of-00003.gguf, the first of 3"
+    said = "the folder still contains 3 parts of an older split, the first x-00001-of-00003.gguf; delete them if unused"
     assert [said in result.notes for result in (first, second)] == [False, True]
 
 

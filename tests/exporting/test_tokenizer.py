@@ -33,7 +33,7 @@ def exported(tmp_path: Path, change: ChangeJson | None = None, **files: Any) -> 
     for name, content in files.items():
         maker.save(source / f"{name}.json", content)
     result = maker.export(source, tmp_path / "x.gguf")
-    return maker.keys(result.output), maker.own_notes(result.notes)
+    return maker.keys(result.output), result.notes
 
 
 # --- tokens and merges
@@ -81,7 +81,7 @@ def test_tokens_that_look_special_are_control_tokens(tmp_path: Path) -> None:
 
 def test_habits_that_llama_cpp_does_not_follow_are_noted(tmp_path: Path) -> None:
     _, notes = exported(tmp_path, lambda data: data["added_tokens"][2].update(lstrip=True, single_word=True))
-    assert notes == ("token 'word' has lstrip and single_word, which llama.cpp does not follow",)
+    assert notes == ("token 'word' has lstrip and single_word, which llama.cpp ignores",)
 
 
 def test_many_tokens_of_one_habit_are_one_note(tmp_path: Path) -> None:
@@ -89,16 +89,16 @@ def test_many_tokens_of_one_habit_are_one_note(tmp_path: Path) -> None:
         data["added_tokens"] += [maker.added(262 + at, f"<t{at}>", rstrip=True) for at in range(3)]
 
     _, notes = exported(tmp_path, add)
-    assert notes == ("3 tokens, '<t0>' the first, have rstrip, which llama.cpp does not follow",)
+    assert notes == ("3 tokens, the first '<t0>', have rstrip, which llama.cpp ignores",)
 
 
 def test_a_vocabulary_larger_than_the_embedding_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LossyExport, match="'extra' with id 300, and the embedding has 300 rows"):
+    with pytest.raises(LossyExport, match="'extra' has id 300, but the embedding has 300 rows"):
         exported(tmp_path, lambda data: data["model"]["vocab"].update(extra=maker.ROWS))
     assert not (tmp_path / "x.gguf").exists()
 
 
-@pytest.mark.parametrize(("more", "said"), [(1, "token '<extra0>' is"), (2, "2 tokens, '<extra0>' the first, are")])
+@pytest.mark.parametrize(("more", "said"), [(1, "token '<extra0>' is"), (2, "2 tokens, the first '<extra0>', are")])
 def test_tokens_added_beyond_the_embedding_are_left_out(more: int, said: str, tmp_path: Path) -> None:
     source = maker.checkpoint(tmp_path / "model")
     data = maker.tokenizer()
@@ -107,7 +107,7 @@ def test_tokens_added_beyond_the_embedding_are_left_out(more: int, said: str, tm
     values, notes = tokenizer_values(source, maker.CONFIGS["llama"], maker.ROWS)
     tokens = values["tokenizer.ggml.tokens"].decode()
     assert (len(tokens), tokens[-1]) == (maker.ROWS, "[PAD299]")
-    assert notes == (f"{said} left out: the embedding has 300 rows, and none for what was added beyond",)
+    assert notes == (f"{said} left out: the embedding has only 300 rows",)
 
 
 def test_a_model_without_a_type_is_a_bpe(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_words_that_skip_the_merges_matter_only_where_merges_do_not_make_them() 
     data["model"]["vocab"]["Ġtea"] = 262  # no merges lead there, so a word of that text is one token or four
     library = tokenizers.Tokenizer.from_str(json.dumps(data))
     assert library.encode(" tea", add_special_tokens=False).ids == [262]
-    with pytest.raises(LossyExport, match="like qwen2, but with ignore_merges true"):
+    with pytest.raises(LossyExport, match="like qwen2, but has ignore_merges true"):
         recognise(data, "here")
 
 
@@ -173,17 +173,21 @@ def test_the_expressions_are_the_published_ones() -> None:
 
 
 UNKNOWN: list[tuple[str, Any, str]] = [
-    ("another expression", [maker.split(r"\w+|[^\w]"), BYTES], r"splits text by \\w\+\|\[\^\\w\]; known are llama-bpe"),
+    ("another expression", [maker.split(r"\w+|[^\w]"), BYTES], r"splits text by \\w\+\|\[\^\\w\]; known: llama-bpe"),
     ("two of them", [maker.split(LLAMA3), maker.split(QWEN2), BYTES], "then"),
-    ("joined digits", [{**DIGITS, "individual_digits": False}, WHOLE], "is none that llama.cpp has a name for"),
+    ("joined digits", [{**DIGITS, "individual_digits": False}, WHOLE], "llama.cpp does not support its pre-tokenizer"),
     ("dropped spaces", [maker.split(r"\s+", "Removed"), BYTES], "drops or joins parts"),
     ("digits alone kept", [maker.split(r"\p{N}", "Removed", invert=True), WHOLE], "drops or joins parts"),
     ("plain text", [maker.split(LLAMA3)], "its last pre-tokenizer is not ByteLevel"),
-    ("words", [{"type": "Whitespace"}, BYTES], "is none that llama.cpp has a name for"),
+    ("words", [{"type": "Whitespace"}, BYTES], "llama.cpp does not support its pre-tokenizer"),
     ("a leading space", [{**WHOLE, "add_prefix_space": True}], "add_prefix_space"),
     ("nothing", [], "its last pre-tokenizer is not ByteLevel"),
     ("no expression", [BYTES], "splits text by no regular expression"),
-    ("a plain pattern", [{**maker.split("x"), "pattern": {"String": " "}}, BYTES], "has a name for"),
+    (
+        "a plain pattern",
+        [{**maker.split("x"), "pattern": {"String": " "}}, BYTES],
+        "llama.cpp does not support its pre-tokenizer",
+    ),
 ]
 
 
@@ -241,20 +245,20 @@ def test_the_post_processor_decides(processor: Any, expected: tuple[bool, bool],
 
 def test_a_wish_that_transformers_does_not_grant_is_noted(tmp_path: Path) -> None:
     _, notes = exported(tmp_path, tokenizer_config={**maker.TOKENIZER_CONFIG, "add_bos_token": False})
-    assert notes == ("add_bos_token is false, but the post-processor adds one, which is what counts",)
+    assert notes == ("add_bos_token is false, but the post-processor adds one; the file follows the post-processor",)
 
 
 REFUSED_PROCESSORS: list[tuple[str, Any, type[RopetoolError], str]] = [
-    ("no text", maker.template("<|bos|>"), LossyExport, "puts a text there 0 times"),
-    ("twice", maker.template("A", "A"), LossyExport, "puts a text there 2 times"),
-    ("another one", maker.template("<|eos|>", "A"), LossyExport, "adds token 257, while its bos token is 256"),
-    ("bert's", {"type": "BertProcessing"}, LossyExport, "\"BertProcessing\" is not known"),
+    ("no text", maker.template("<|bos|>"), LossyExport, "inserts a text 0 times"),
+    ("twice", maker.template("A", "A"), LossyExport, "inserts a text 2 times"),
+    ("another one", maker.template("<|eos|>", "A"), LossyExport, "adds token 257, but llama.cpp adds only its bos token, 256"),
+    ("bert's", {"type": "BertProcessing"}, LossyExport, "unknown post-processor \"BertProcessing\""),
     ("no token", maker.template("<|x|>", "A", ids={"<|x|>": [280]}), LossyExport, "adds token 280, which the vocabulary"),
     ("unknown token", maker.template("<|x|>", "A"), CorruptFile, "is absent; it must be an object"),
     ("no template", {"type": "TemplateProcessing"}, CorruptFile, "single is absent; it must be a list"),
     ("an endless id", maker.template("<|x|>", "A", ids={"<|x|>": [float("inf")]}), CorruptFile, "ids is .Infinity.; it must be"),
-    ("a number", 3, CorruptFile, "a post-processor that is none"),
-    ("no list", {"type": "Sequence", "processors": {}}, CorruptFile, "a post-processor that is none"),
+    ("a number", 3, CorruptFile, "post_processor must be an object"),
+    ("no list", {"type": "Sequence", "processors": {}}, CorruptFile, "post_processor must be an object"),
 ]  # fmt: skip
 
 
@@ -287,7 +291,7 @@ def test_two_tokens_in_front_are_left_to_the_prompt(tmp_path: Path) -> None:
     processor = maker.template("<|bos|>", "<|eos|>", "A")
     keys, notes = exported(tmp_path, lambda data: data.update(post_processor=processor))
     assert (keys["tokenizer.ggml.add_bos_token"], keys["tokenizer.ggml.add_eos_token"]) == (False, False)
-    assert notes[0].startswith("its post-processor puts tokens [256, 257] before a text and [] behind")
+    assert notes[0].startswith("its post-processor adds tokens [256, 257] before a text and [] after it")
 
 
 @pytest.mark.parametrize("place", ["config.json", "generation_config.json"])
@@ -302,7 +306,7 @@ def test_several_end_tokens(place: str, tmp_path: Path) -> None:
     rest = [n for n in ends if n != found["eos_token_id"]]
     assert found["eos_token_id"] == (261 if place == "config.json" else 257)
     assert [found["eot_token_id"], found["eom_token_id"]] == rest[:2]
-    assert notes == (f"token {TEXTS[rest[2]]!r} ends a text, which a GGUF file has no key left for",)
+    assert notes == (f"token {TEXTS[rest[2]]!r} also ends a text, but a GGUF file has no more keys for such tokens",)
 
 
 def test_an_end_token_that_llama_cpp_knows_by_its_text_needs_no_key(tmp_path: Path) -> None:
@@ -368,10 +372,10 @@ def test_the_names_of_templates_stand_in_one_order(tmp_path: Path) -> None:
 def test_templates_that_would_overwrite_each_other_are_refused(names: tuple[str, str], tmp_path: Path) -> None:
     """In a key, any sign is an underscore."""
     listed = [{"name": name, "template": f"T{number}"} for number, name in enumerate(names)]
-    with pytest.raises(LossyExport, match=r"both become tokenizer\.chat_template") as refused:
+    with pytest.raises(LossyExport, match=r"both would become tokenizer\.chat_template") as refused:
         exported(tmp_path / "two", tokenizer_config={**maker.TOKENIZER_CONFIG, "chat_template": listed})
     assert f"{names[0]!r} and {names[1]!r}" in refused.value.message
-    assert refused.value.try_.startswith("rename one of them")
+    assert refused.value.try_.startswith("rename or remove one of them")
     alike = [{"name": name, "template": "T"} for name in names]
     keys, _ = exported(tmp_path / "alike", tokenizer_config={**maker.TOKENIZER_CONFIG, "chat_template": alike})
     assert "T" in keys.values()
@@ -383,34 +387,37 @@ def test_templates_of_files_that_would_overwrite_each_other_are_refused(tmp_path
     (source / "additional_chat_templates").mkdir()
     for name in ("tool-use", "tool.use"):
         (source / "additional_chat_templates" / f"{name}.jinja").write_text(name)
-    with pytest.raises(LossyExport, match=r"'tool-use' and 'tool\.use' both become tokenizer\.chat_template\.tool_use"):
+    with pytest.raises(
+        LossyExport,
+        match=r"'tool-use' and 'tool\.use' differ, but both would become tokenizer\.chat_template\.tool_use",
+    ):
         maker.export(source, tmp_path / "x.gguf")
     assert not (tmp_path / "x.gguf").exists()
 
 
 @pytest.mark.parametrize("template", [7, [{"name": "default"}], ["x"]])
 def test_a_template_that_is_none_is_refused(template: Any, tmp_path: Path) -> None:
-    with pytest.raises(CorruptFile, match="a chat template that is none"):
+    with pytest.raises(CorruptFile, match="a chat template must have a name"):
         exported(tmp_path, tokenizer_config={**maker.TOKENIZER_CONFIG, "chat_template": template})
 
 
 # --- broken and foreign tokenizers
 
 BROKEN: list[tuple[str, ChangeJson, type[RopetoolError], str]] = [
-    ("word pieces", lambda d: d["model"].update(type="WordPiece"), LossyExport, "is a \"WordPiece\" tokenizer, neither BPE nor"),
+    ("word pieces", lambda d: d["model"].update(type="WordPiece"), LossyExport, 'has the tokenizer type "WordPiece"; supported: BPE and'),
     ("unigram", lambda d: d["model"].update(type="Unigram"), CorruptFile, "vocab is .*; it must be a list"),
-    ("no bytes", lambda d: d["model"].update(byte_fallback=True, ignore_merges=False), LossyExport, "has no tokens for some bytes"),
+    ("no bytes", lambda d: d["model"].update(byte_fallback=True, ignore_merges=False), LossyExport, "lacks tokens for some bytes"),
     ("other decoder", lambda d: d.update(decoder={"type": "Metaspace"}), LossyExport, "is not byte-level"),
     ("suffix", lambda d: d["model"].update(end_of_word_suffix="</w>"), LossyExport, "end_of_word_suffix"),
     ("no model", lambda d: d.pop("model"), CorruptFile, "model is absent; it must be an object"),
-    ("no vocab", lambda d: d["model"].pop("vocab"), CorruptFile, "has no vocab, or no merges"),
-    ("no merges", lambda d: d["model"].pop("merges"), CorruptFile, "has no vocab, or no merges"),
-    ("half a merge", lambda d: d["model"]["merges"].append(["h"]), CorruptFile, "which is not a pair of tokens"),
-    ("no merge", lambda d: d["model"]["merges"].append("h e l"), CorruptFile, "which is not a pair of tokens"),
-    ("a space", lambda d: d["model"]["merges"].append([" ", "h"]), CorruptFile, "spaces are spelled by another letter"),
-    ("negative", lambda d: d["model"]["vocab"].update(h=-1), CorruptFile, "ids are whole numbers"),
+    ("no vocab", lambda d: d["model"].pop("vocab"), CorruptFile, "vocab or merges is missing"),
+    ("no merges", lambda d: d["model"].pop("merges"), CorruptFile, "vocab or merges is missing"),
+    ("half a merge", lambda d: d["model"]["merges"].append(["h"]), CorruptFile, "must be a pair of tokens"),
+    ("no merge", lambda d: d["model"]["merges"].append("h e l"), CorruptFile, "must be a pair of tokens"),
+    ("a space", lambda d: d["model"]["merges"].append([" ", "h"]), CorruptFile, "contains a space inside a token"),
+    ("negative", lambda d: d["model"]["vocab"].update(h=-1), CorruptFile, "ids must be whole numbers"),
     ("same id", lambda d: d["model"]["vocab"].update(extra=5), CorruptFile, "the same id 5"),
-    ("two ids", lambda d: d["added_tokens"].append(maker.added(280, "he")), CorruptFile, "the ids 258 and 280"),
+    ("two ids", lambda d: d["added_tokens"].append(maker.added(280, "he")), CorruptFile, "two ids, 258 and 280"),
     ("no token", lambda d: d["added_tokens"].append({"id": 270}), CorruptFile, "the added token"),
     ("half a token", lambda d: d["added_tokens"].append({"id": 270, "content": "\ud800"}), CorruptFile, "the added token"),
     ("no list", lambda d: d.update(added_tokens=7), CorruptFile, "added_tokens is 7; it must be a list"),
@@ -441,7 +448,7 @@ def test_an_unknown_token_that_cannot_occur_is_no_matter(tmp_path: Path) -> None
 def test_a_missing_tokenizer(tmp_path: Path) -> None:
     source = maker.checkpoint(tmp_path / "model")
     (source / "tokenizer.json").unlink()
-    with pytest.raises(MissingFile, match="a GGUF file holds the tokenizer"):
+    with pytest.raises(MissingFile, match="a GGUF file needs a tokenizer"):
         maker.export(source, tmp_path / "x.gguf")
 
 

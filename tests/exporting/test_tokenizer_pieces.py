@@ -35,8 +35,8 @@ LLAMA2 = Path(os.environ.get("ROPETOOL_REAL_FILES", "nowhere"), "vocab-gguf", "g
 CONFIG = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 PREFIX = "tokenizer.ggml."
 SPACES = [
-    "llama.cpp puts a space before a text that has one in front; the tokenizer does not",
-    "llama.cpp puts a space behind every special token, the tokenizer only before the whole text",
+    "llama.cpp also adds a space before a text that begins with a space; the tokenizer does not",
+    "llama.cpp adds a space after every special token, the tokenizer only before the whole text",
 ]
 
 
@@ -84,7 +84,7 @@ def test_scores_without_ranks_would_be_seen(tmp_path: Path) -> None:
     keys, _, values = exported(tmp_path, tokenizer_json=tokenizer)
     flat = {**values, f"{PREFIX}scores": Value.array(ValueType.F32, [-1000.0] * len(keys["tokens"]))}
     assert different(tokenizer, flat, tmp_path, ["</s>"], 100)
-    with pytest.raises(LossyExport, match="get other tokens"):
+    with pytest.raises(LossyExport, match="get different tokens"):
         check_tokens(tmp_path, flat, ())
 
 
@@ -106,7 +106,7 @@ def test_types_and_padding(tmp_path: Path) -> None:
     with pytest.raises(LossyExport, match="vocab_size is too small"):
         tokenizer_values(tmp_path, {}, count - 1)
     assert tokenizer_values(tmp_path, {}, count + 1)[1] == (
-        f"token '<tool>' is left out: the embedding has {count + 1} rows, and none for what was added beyond",
+        f"token '<tool>' is left out: the embedding has only {count + 1} rows",
     )
 
 
@@ -263,8 +263,8 @@ BPE_REFUSED: list[tuple[str, Change, type[RopetoolError], str]] = [
     ("joined spaces", lambda d: d.update(normalizer={"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}),
      LossyExport, "joins spaces"),
     ("skipped merges", lambda d: d["model"].update(ignore_merges=True), LossyExport, "ignore_merges"),
-    ("a byte less", lambda d: d["model"]["vocab"].pop("<0x41>"), LossyExport, "has no tokens for some bytes"),
-    ("no merges", lambda d: d["model"].pop("merges"), CorruptFile, "has no vocab, or no merges"),
+    ("a byte less", lambda d: d["model"]["vocab"].pop("<0x41>"), LossyExport, "lacks tokens for some bytes"),
+    ("no merges", lambda d: d["model"].pop("merges"), CorruptFile, "vocab or merges is missing"),
     ("words of several", lambda d: (d["model"]["vocab"].update({f"a{SPACE}b": 3000}),
      d.update(pre_tokenizer={"type": "Metaspace", "replacement": SPACE, "split": True})), LossyExport, "several words"),
 ]  # fmt: skip
@@ -291,18 +291,18 @@ def test_tokens_that_are_matched_behind_a_space_are_noted(tmp_path: Path) -> Non
     tokenizer = making.bpe_tokenizer(making.bpe_pieces(), "llama")
     tokenizer.add_tokens(["<late>"])
     _, notes, _ = exported(tmp_path, tokenizer_json=tokenizer)
-    assert notes == ("token '<late>' is matched only behind a space (normalized), in llama.cpp anywhere",)
+    assert notes == ("the tokenizer matches token '<late>' only after a space (normalized), llama.cpp anywhere",)
 
 
 UNIGRAM_REFUSED: list[tuple[str, Change, type[RopetoolError], str]] = [
-    ("bytes", lambda d: d["model"].update(byte_fallback=True), LossyExport, "spells unknown letters by bytes"),
+    ("bytes", lambda d: d["model"].update(byte_fallback=True), LossyExport, "with byte_fallback"),
     ("no unknown", lambda d: d["model"].update(unk_id=None), LossyExport, "has no unknown token"),
-    ("a score too large", lambda d: d["model"]["vocab"][0].__setitem__(1, 10**400), CorruptFile, "in its vocab"),
-    ("a score that is none", lambda d: d["model"]["vocab"][0].__setitem__(1, float("nan")), CorruptFile, "in its vocab"),
-    ("no scores", lambda d: d["model"].update(vocab=["a"]), CorruptFile, "in its vocab; a text and a finite number belong there"),
-    ("twice", lambda d: d["model"]["vocab"].append(["a", -1.0]), CorruptFile, "two tokens of one text"),
-    ("tabs", lambda d: d.update(pre_tokenizer={"type": "WhitespaceSplit"}), LossyExport, "without a charsmap"),
-    ("the end", lambda d: d.update(normalizer={"type": "Strip", "strip_right": True}), LossyExport, "without a charsmap"),
+    ("a score too large", lambda d: d["model"]["vocab"][0].__setitem__(1, 10**400), CorruptFile, "vocab contains"),
+    ("a score that is none", lambda d: d["model"]["vocab"][0].__setitem__(1, float("nan")), CorruptFile, "vocab contains"),
+    ("no scores", lambda d: d["model"].update(vocab=["a"]), CorruptFile, "an entry must be a text and a finite number"),
+    ("twice", lambda d: d["model"]["vocab"].append(["a", -1.0]), CorruptFile, "two tokens with the same text"),
+    ("tabs", lambda d: d.update(pre_tokenizer={"type": "WhitespaceSplit"}), LossyExport, "has no charsmap"),
+    ("the end", lambda d: d.update(normalizer={"type": "Strip", "strip_right": True}), LossyExport, "but has no charsmap"),
     ("joined alone", lambda d: d.update(normalizer={"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}),
      LossyExport, "but not both"),
     ("no map", lambda d: d.update(normalizer={"type": "Precompiled", "precompiled_charsmap": "?"}), CorruptFile, "base64"),
@@ -335,15 +335,15 @@ def test_a_charsmap_is_carried_over(tmp_path: Path) -> None:
 PIECES = making.bpe_pieces()
 PLAIN = making.model_file(PIECES, remove_extra_whitespaces=0)
 FILES_REFUSED: list[tuple[str, bytes, type[RopetoolError], str]] = [
-    ("words", making.model_file(PIECES, 3), LossyExport, "neither BPE nor Unigram"),
+    ("words", making.model_file(PIECES, 3), LossyExport, "must be BPE or Unigram"),
     ("joined spaces", making.model_file(PIECES), LossyExport, "joins spaces"),
     ("characters", making.model_file(PIECES, remove_extra_whitespaces=0, precompiled_charsmap=b"x"), LossyExport, "characters"),
-    ("bytes", making.model_file(PIECES, 1), LossyExport, "spells unknown letters by bytes"),
-    ("twice", making.model_file([*PIECES, PIECES[-1]], remove_extra_whitespaces=0), CorruptFile, "two pieces of one text"),
+    ("bytes", making.model_file(PIECES, 1), LossyExport, "with byte_fallback"),
+    ("twice", making.model_file([*PIECES, PIECES[-1]], remove_extra_whitespaces=0), CorruptFile, "two pieces with the same text"),
     ("cut off", PLAIN[:-3], CorruptFile, "it ends within"),
     ("empty", b"", CorruptFile, "it has no pieces"),
     ("text", b"{}", CorruptFile, "is not a SentencePiece model"),
-    ("a number", making.field(1, 7), CorruptFile, "a number where text"),
+    ("a number", making.field(1, 7), CorruptFile, "a number instead of text"),
     ("a long number", b"\x08" + b"\xff" * 12, CorruptFile, "ends within a number"),
     ("latin-1", making.field(1, making.field(1, b"\xff")), CorruptFile, "is not a SentencePiece model"),
 ]  # fmt: skip

@@ -20,7 +20,7 @@ def test_a_process_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(trial, "find_spec", lambda name: True)
     monkeypatch.setattr(trial, "_CHILD", HANGS)
     monkeypatch.setattr(trial, "SECONDS", 0.5)
-    with pytest.raises(CorruptFile, match=r"had not run one token of the converter's file after 0\.5 seconds") as late:
+    with pytest.raises(CorruptFile, match=r"did not run one token of the converter's file within 0\.5 seconds") as late:
         trial.check_runs(file)
     assert (late.value.where, bool(late.value.try_)) == (str(file), True)
 

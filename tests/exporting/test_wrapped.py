@@ -40,7 +40,7 @@ def test_llama_cpp_computes_what_the_wrapper_does_with_text(family: str, wrapper
     wanted = models.torch_logits(source, models.SHORT)
     tolerance = 1e-3 if family in models.TABLED else TOLERANCE
     assert models.apart(wanted, models.llama_logits(made.output, models.SHORT)) < tolerance
-    assert any("the file holds the text model alone" in note for note in made.notes)
+    assert any("the file contains only the text model" in note for note in made.notes)
 
 
 @pytest.mark.parametrize(("family", "wrapper"), [("llama", "llava"), ("mistral", "mistral3"), ("gemma3", "gemma3")])
@@ -72,11 +72,11 @@ def _without(name: str) -> Any:
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
-        (_without("layers.1.mlp.up_proj.weight"), CorruptFile, r"no weight file holds model\.layers\.1\.mlp\.up_proj\.weight"),
-        (_without("lm_head.weight"), CorruptFile, r"no weight file holds lm_head\.weight"),
+        (_without("layers.1.mlp.up_proj.weight"), CorruptFile, r"no weight file contains model\.layers\.1\.mlp\.up_proj\.weight"),
+        (_without("lm_head.weight"), CorruptFile, r"no weight file contains lm_head\.weight"),
         (
             lambda stored: {**stored, "language_model.model.layers.0.adapter.weight": next(iter(stored.values())).clone()},
-            LossyExport, r"model\.layers\.0\.adapter\.weight has no place",
+            LossyExport, r"has no place for model\.layers\.0\.adapter\.weight",
         ),
     ],
 )  # fmt: skip
@@ -93,5 +93,5 @@ def test_sizes_that_transformers_leaves_out_are_those_of_the_class(tmp_path: Pat
     config = json.loads((source / "config.json").read_text())
     del config["text_config"]["intermediate_size"]
     (source / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CorruptFile, match=r"has shape \[64, 128\], and config.json asks for \[11008, 128\]"):
+    with pytest.raises(CorruptFile, match=r"has shape \[64, 128\]; config.json requires \[11008, 128\]"):
         maker.export(source, tmp_path / "x.gguf")

@@ -23,7 +23,7 @@ from ropetool.errors import CorruptFile, LossyExport, RopetoolError
 from ropetool.files.gguf import Value, ValueType
 from ropetool.gguf_import.tokenizer import tokenizer_files
 
-NO_POST_PROCESSOR = "a GGUF file holds no post-processor; the one written puts"
+NO_POST_PROCESSOR = "a GGUF file has no post-processor; the new one adds"
 
 
 def tokenizer_json(values: dict[str, Value], model_type: str = "llama") -> dict[str, Any]:
@@ -51,7 +51,7 @@ def test_a_byte_level_bpe() -> None:
     assert (data["normalizer"], data["pre_tokenizer"]["use_regex"]) == (None, True)
     assert notes == (
         f"{NO_POST_PROCESSOR} nothing around a text (add_bos_token, add_eos_token)",
-        "a GGUF file does not hold lstrip, rstrip and single_word of added tokens; they have none of them here",
+        "a GGUF file does not store lstrip, rstrip and single_word of added tokens; ropetool sets none of these flags",
     )
     assert json.loads(files["tokenizer_config.json"]) == {
         "add_bos_token": False, "add_eos_token": False, "eos_token": "<|end|>", "clean_up_tokenization_spaces": False,
@@ -79,13 +79,13 @@ def test_words_that_are_tokens_skip_the_merges_by_name() -> None:
 def test_text_is_composed_for_the_models_that_do(pre: str, model_type: str, composes: bool) -> None:
     files, notes = tokenizer_files(bpe(pre=pre, bos_token_id=6), model_type, "x.gguf")
     assert (json.loads(files["tokenizer.json"])["normalizer"] == {"type": "NFC"}) == composes
-    assert any("text is composed first (NFC)" in note for note in notes) == composes
+    assert any("the tokenizer composes text first (NFC)" in note for note in notes) == composes
 
 
 def test_what_llama_cpp_splits_otherwise_is_said() -> None:
     notes = tokenizer_files(bpe(pre="tekken", bos_token_id=6), "mistral", "x.gguf")[1]
     assert notes[0].startswith(
-        "text is split as tokenizers of tekken do, llama.cpp almost does: other tokens come there of"
+        "the tokenizer splits text as tekken tokenizers do. llama.cpp splits some text differently:"
     )
 
 
@@ -93,8 +93,8 @@ def test_what_llama_cpp_splits_otherwise_is_said() -> None:
 
 
 @pytest.mark.parametrize(("bos", "eos", "single", "said"), [
-    (True, False, ["<s>", "A"], "'<s>' before each text"), (False, True, ["A", "</s>"], "'</s>' behind it"),
-    (True, True, ["<s>", "A", "</s>"], "'<s>' before each text and '</s>' behind it"),
+    (True, False, ["<s>", "A"], "'<s>' before each text"), (False, True, ["A", "</s>"], "'</s>' after it"),
+    (True, True, ["<s>", "A", "</s>"], "'<s>' before each text and '</s>' after it"),
     (False, False, None, "nothing around a text"),
 ])  # fmt: skip
 def test_the_post_processor(bos: bool, eos: bool, single: list[str] | None, said: str) -> None:
@@ -114,20 +114,20 @@ def test_what_the_file_does_not_say_is_as_in_llama_cpp() -> None:
     assert config(bpe(pre="llama-bpe", bos_token_id=6))["add_bos_token"] is True
     assert config(bpe(pre="glm4", bos_token_id=6))["add_bos_token"] is False
     assert (
-        "there is no tokenizer.ggml.bos_token_id: '<s>' is taken, as in llama.cpp"
+        "the file does not set tokenizer.ggml.bos_token_id: the tokenizer uses '<s>', as llama.cpp does"
         in tokenizer_files(scored(), "llama", "")[1]
     )
 
 
 def test_a_special_token_that_is_a_normal_word_is_said() -> None:
     notes = tokenizer_files(bpe(eos_token_id=0), "llama", "x.gguf")[1]
-    assert "eos_token 'a' is a normal token, which transformers looks for in text, llama.cpp not" in notes
+    assert "eos_token 'a' is a normal token: transformers matches it in text, llama.cpp does not" in notes
     assert [token["content"] for token in tokenizer_json(bpe(eos_token_id=0))["added_tokens"]] == ["a", "<|end|>"]
 
 
 def test_a_padding_token_that_is_a_normal_word_is_not_named() -> None:
     notes = tokenizer_files(bpe(padding_token_id=0), "llama", "x.gguf")[1]
-    assert any("padding_token_id is 'a', a normal token: not named" in note for note in notes)
+    assert any("padding_token_id is 'a', a normal token: left out" in note for note in notes)
     assert "pad_token" not in config(bpe(padding_token_id=0))
     assert [token["content"] for token in tokenizer_json(bpe(padding_token_id=0))["added_tokens"]] == ["<|end|>"]
 
@@ -153,11 +153,8 @@ def test_unused_rows_are_left_out() -> None:
     vocabulary = tokenizer_json(values)["model"]["vocab"]
     assert (vocabulary["a"], vocabulary["[PAD1]"], vocabulary["x"]) == (259, 262, 263)
     assert not {"[PAD260]", ""} & vocabulary.keys()
-    assert (
-        "2 rows without a token, 260 the first, are left out of the tokenizer"
-        in tokenizer_files(values, "llama", "")[1]
-    )
-    note = "tokenizer.ggml.padding_token_id is 260, a row without a token, and is left out"
+    assert "the tokenizer leaves out 2 rows without a token, the first 260" in tokenizer_files(values, "llama", "")[1]
+    note = "tokenizer.ggml.padding_token_id is 260, a row without a token: left out"
     assert note in tokenizer_files(scored(pieces, padding_token_id=260), "llama", "")[1]
 
 
@@ -171,7 +168,7 @@ def test_spaces_behind_the_added_tokens_of_phi_3() -> None:
     assert {token["content"]: token["rstrip"] for token in added} == {
         "<unk>": False, "<s>": False, "</s>": True, "<|user|>": True,
     }  # fmt: skip
-    assert any("they have rstrip, as llama.cpp has it for models of this name" in note for note in notes)
+    assert any("ropetool sets rstrip, like llama.cpp for models with this name" in note for note in notes)
 
 
 # --- SentencePiece
@@ -193,12 +190,14 @@ def test_a_bpe_by_scores() -> None:
 def test_what_no_list_of_pairs_follows_is_said() -> None:
     tied = [(text, -1.0, NORMAL) for text in ("a", "b", "c", "ab", "bc")]
     assert tokenizer_files(scored(tied), "llama", "x.gguf")[1][0].startswith(
-        "tokens 'ab' and 'bc', and maybe others, have one score, -1"
+        "tokens 'ab' and 'bc', and maybe others, have the same score, -1"
     )
     runs = [(text, -1.0, NORMAL) for text in ("a", "aa", "aaa", "aaaa")]
     assert not any("score" in note for note in tokenizer_files(scored(runs), "llama", "x.gguf")[1])
     lacking = [("a", -1.0, NORMAL), ("a\u00e9", -1.0, NORMAL)]
-    assert "has the letter '\u00e9', which has no token" in tokenizer_files(scored(lacking), "llama", "x.gguf")[1][0]
+    assert (
+        "contains the letter '\u00e9', which has no token" in tokenizer_files(scored(lacking), "llama", "x.gguf")[1][0]
+    )
 
 
 # --- chat templates
@@ -214,7 +213,7 @@ def test_chat_templates() -> None:
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "a.b", "x" * 65, "\u00e9"])
 def test_a_template_whose_name_is_no_file_name(name: str) -> None:
-    with pytest.raises(CorruptFile, match="names a chat template; names are 1 to 64 letters"):
+    with pytest.raises(CorruptFile, match="is not a valid name of a chat template; names have 1 to 64 letters"):
         tokenizer_files({**bpe(), f"tokenizer.chat_template.{name}": value_of("x")}, "llama", "x.gguf")
 
 
@@ -235,39 +234,39 @@ def without(values: dict[str, Value], name: str) -> dict[str, Value]:
 
 NAN = Value.array(ValueType.F32, [float("nan")] * 262)
 REFUSED: list[tuple[str, dict[str, Value], type[RopetoolError], str]] = [
-    ("no model", without(bpe(), "model"), CorruptFile, "has no tokenizer.ggml.model"),
-    ("words", keyed("bert", SPECIAL), LossyExport, 'tokenizer.ggml.model is "bert", which is not written .* known are gpt2'),
+    ("no model", without(bpe(), "model"), CorruptFile, "does not set tokenizer.ggml.model"),
+    ("words", keyed("bert", SPECIAL), LossyExport, 'tokenizer.ggml.model is "bert"; ropetool writes a tokenizer.json only for gpt2'),
     ("a number for a model", bpe(model=3), CorruptFile, "tokenizer.ggml.model is 3; it must be text"),
     ("not UTF-8", bpe(model="\udcff"), CorruptFile, "tokenizer.ggml.model is text that is not UTF-8; it must be text"),
-    ("no tokens", without(bpe(), "tokens"), CorruptFile, "has no tokenizer.ggml.tokens"),
+    ("no tokens", without(bpe(), "tokens"), CorruptFile, "does not set tokenizer.ggml.tokens"),
     ("tokens as numbers", bpe(tokens=zeros(7)), CorruptFile, "tokens is a list of 7 f32; it must be a list of at most"),
     ("one text", bpe(tokens="a"), CorruptFile, 'tokens is "a"; it must be a list'),
-    ("two alike", bpe(tokens=[*"abca", "ab", "abc", "<|end|>"]), CorruptFile, 'tokens has "a" twice, as 0 and 3'),
+    ("two alike", bpe(tokens=[*"abca", "ab", "abc", "<|end|>"]), CorruptFile, 'tokens contains "a" twice, as 0 and 3'),
     ("half a letter", bpe(tokens=[*"abc\udcff", "ab", "abc", "<|end|>"]), CorruptFile, "which is not text"),
     ("a long token", bpe(tokens=[*"abc", "x" * 1025, "ab", "abc", "<|end|>"]), CorruptFile, "has a token of 1,025 letters"),
     ("types too few", bpe(token_type=types(6)), CorruptFile, "token_type is a list of 6 i32; it must be 7 of i32, one for each"),
     ("types too many", bpe(token_type=types(8)), CorruptFile, "token_type is a list of 8 i32"),
     ("types as floats", bpe(token_type=zeros(7)), CorruptFile, "token_type is a list of 7 f32"),
-    ("a type", bpe(token_type=Value.array(ValueType.I32, [NORMAL] * 6 + [7])), CorruptFile, r"token_type\[6\] is 7; types are 1 to 6"),
-    ("no merges", without(bpe(), "merges"), CorruptFile, "has no tokenizer.ggml.merges"),
+    ("a type", bpe(token_type=Value.array(ValueType.I32, [NORMAL] * 6 + [7])), CorruptFile, r"token_type\[6\] is 7; types must be 1 to 6"),
+    ("no merges", without(bpe(), "merges"), CorruptFile, "does not set tokenizer.ggml.merges"),
     ("a merge of one", bpe(tokens=[*"abc ", "<|end|>"], merges=["ab"], token_type=types(5), scores=zeros(5), eos_token_id=4),
-     CorruptFile, r'merges\[0\] is "ab"; two tokens with a space between'),
+     CorruptFile, r'merges\[0\] is "ab"; it must be two tokens separated by a space'),
     ("a merge of strangers", bpe(tokens=[*"abc ", "ab", "<|end|>", "x"]), CorruptFile,
-     r'merges\[1\] is "ab c", and there is no token "abc"'),
-    ("no name", without(bpe(), "pre"), LossyExport, "has no tokenizer.ggml.pre, which says how text is split"),
-    ("default", bpe(pre="default"), LossyExport, 'tokenizer.ggml.pre is "default".* is not known; known are llama-bpe'),
+     r'merges\[1\] is "ab c", but there is no token "abc"'),
+    ("no name", without(bpe(), "pre"), LossyExport, "does not set tokenizer.ggml.pre, so the split of text"),
+    ("default", bpe(pre="default"), LossyExport, 'tokenizer.ggml.pre is "default".*; ropetool can write a .* only for llama-bpe'),
     ("a name misspelt", bpe(pre="qwen-2"), LossyExport, r'tokenizer.ggml.pre is "qwen-2" \(did you mean qwen2'),
     ("an id beyond", bpe(eos_token_id=7), CorruptFile, "eos_token_id is 7; it must be a token's id, 0 to 6"),
     ("a negative id", bpe(eos_token_id=Value.of(ValueType.I32, -1)), CorruptFile, "eos_token_id is -1; it must be"),
     ("an id as text", bpe(eos_token_id="x"), CorruptFile, 'eos_token_id is "x"; it must be'),
     ("a switch as a number", bpe(add_bos_token=1), CorruptFile, "add_bos_token is 1; it must be true or false"),
-    ("nothing to add", bpe(add_bos_token=True), LossyExport, "add_bos_token is true, .* and tokenizer.ggml.bos_token_id names no token"),
-    ("nothing to add by default", bpe(pre="llama-bpe"), LossyExport, "add_bos_token is true, stated or by llama.cpp's default"),
-    ("no scores", without(scored(), "scores"), CorruptFile, "has no tokenizer.ggml.scores"),
+    ("nothing to add", bpe(add_bos_token=True), LossyExport, "add_bos_token is true, .*bos_token_id does not set a token"),
+    ("nothing to add by default", bpe(pre="llama-bpe"), LossyExport, "add_bos_token is true, in the file or by llama.cpp's default"),
+    ("no scores", without(scored(), "scores"), CorruptFile, "does not set tokenizer.ggml.scores"),
     ("scores too few", scored(scores=zeros(3)), CorruptFile, "scores is a list of 3 f32; it must be 262 of f32 or i32"),
-    ("no number", scored(scores=NAN), CorruptFile, r"scores\[0\] is nan; scores are finite"),
-    ("a byte less", keyed("llama", [*SPECIAL, *BYTES[:-1]]), LossyExport, "has no token <0xFF>, .* one for each byte"),
-    ("no unknown", keyed("t5", [("a", 0.0, NORMAL)], add_eos_token=False), LossyExport, "names no unknown token"),
+    ("no number", scored(scores=NAN), CorruptFile, r"scores\[0\] is nan; scores must be finite"),
+    ("a byte less", keyed("llama", [*SPECIAL, *BYTES[:-1]]), LossyExport, "has no token <0xFF>; .* one for each byte"),
+    ("no unknown", keyed("t5", [("a", 0.0, NORMAL)], add_eos_token=False), LossyExport, "does not set tokenizer.ggml.unknown_token_id"),
     ("a charsmap of text", keyed("t5", SPECIAL, unknown_token_id=0, add_eos_token=False, precompiled_charsmap=["a"]),
      CorruptFile, 'precompiled_charsmap is "arr of str" of 1; it must be 5 to'),
     ("a template", bpe() | {"tokenizer.chat_template": value_of(3)}, CorruptFile, "tokenizer.chat_template is 3; it must be text"),
@@ -286,7 +285,7 @@ def test_keys_that_are_refused(values: dict[str, Value], error: type[RopetoolErr
 def test_hostile_sizes_are_refused_soon() -> None:
     # A run of every length up to 1,024, in many letters: pairs by the million, each of two long texts.
     pieces = [(letter * count, -1.0, NORMAL) for letter in "abcdefgh" for count in range(1, 1025)]
-    with pytest.raises(LossyExport, match="too long to list the pairs"):
+    with pytest.raises(LossyExport, match="too long to list the merges"):
         tokenizer_files(
             scored([piece for piece in pieces if len(piece[0]) > 700 or len(piece[0]) == 1]), "llama", "x.gguf"
         )

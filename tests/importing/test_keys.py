@@ -117,10 +117,10 @@ def test_a_missing_key_is_assumed_by_llama_cpp_or_refused(family: str, files: Fi
 def test_attention_to_later_tokens_and_a_missing_epsilon_are_refused(family: str, files: Files) -> None:
     model = files(family)
     causal = model.after(Patch(set={f"{model.name}.attention.causal": Value.of(ValueType.BOOL, False)}))
-    with pytest.raises(LossyExport, match=rf"attention\.causal is false, which no key of a {family} config says"):
+    with pytest.raises(LossyExport, match=rf"attention\.causal is false, which a {family} config cannot set"):
         described(causal, family)
     # Without the class, others of the architecture may object first; this sentence is among theirs.
-    with pytest.raises(RopetoolError, match=r"attention\.causal is false, which no key of a .* config says"):
+    with pytest.raises(RopetoolError, match=r"attention\.causal is false, which a .* config cannot set"):
         described(causal, AS.get(family, ""))
     epsilon = next(key for key in model.values if key.endswith("_epsilon"))
     with pytest.raises(

@@ -79,7 +79,7 @@ def test_a_key_that_must_be_zero_stops_it() -> None:
     config, _ = of("gemma4 of gemma4_text")["gemma4 of gemma4_text plain v5"]
     config = {**config, "text_config": {**config["text_config"], "hidden_size_per_layer_input": 256}}
     assert mlx_cases.decoded(PROGRAM, config) == (
-        "refuses: NotImplementedError: gemma4 does not take hidden_size_per_layer_input of 256"
+        "refuses: NotImplementedError: gemma4 does not support hidden_size_per_layer_input 256"
     )
     assert "per-layer inputs" in live([config])[0]["error"]
 

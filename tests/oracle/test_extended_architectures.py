@@ -169,7 +169,7 @@ def test_a_leaking_factor_is_refused_where_llama_cpp_would_leak_it(tmp_path: Pat
     assert models.apart(*logits) > 20 * TOLERANCE
 
     file = headers.write(tmp_path / "header.gguf", "gemma3")
-    with pytest.raises(LossyExport, match="sliding layers rotate by the same factor"):
+    with pytest.raises(LossyExport, match="sliding layers share the factor"):
         ropetool.plan(file, "yarn", factor=4, attention_factor=1.3)
 
 

@@ -182,5 +182,5 @@ def test_layers_of_one_table_that_slide_are_named(model_type: str, tmp_path: Pat
     keys = {**SIZES, "num_hidden_layers": 6, "sliding_window": 96, "rope_scaling": None, "rope_theta": 1e4}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **keys}))
     sliding = [i for i, kind in enumerate(made(model_type, keys).layer_types) if kind == names.SLIDING_ATTENTION]
-    said = f"3 of the 6 layers ({', '.join(map(str, sliding))}) look back 96 tokens at most, by the same table"
+    said = f"3 of the 6 layers ({', '.join(map(str, sliding))}) look back at most 96 tokens; they use the same table"
     assert said in inspection.inspect(tmp_path).notes

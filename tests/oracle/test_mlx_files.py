@@ -102,7 +102,7 @@ def test_a_type_without_a_model_is_named_so() -> None:
     """`not known` is for what a program lacks, and says that."""
     config = {"model_type": "falcon", **families.get("falcon").default_sizes}
     for program in PROGRAMS:
-        assert mlx_cases.decoded(program, config) == f"not known: {program} has no model of falcon"
+        assert mlx_cases.decoded(program, config) == f"not known: {program} has no model file for falcon"
 
 
 def test_a_type_that_another_file_runs_is_decoded_as_that_file() -> None:

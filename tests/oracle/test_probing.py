@@ -80,7 +80,7 @@ def test_a_norm_behind_the_rotation_makes_the_factor_vanish(monkeypatch: pytest.
 def test_a_rotation_that_is_left_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = llama(monkeypatch, lambda q, k, cos, sin: (q, k))
     assert (entry["outcome"], entry["reason"]) == (
-        "does not rotate", "it has rotary modules, and no layer follows their tables",
+        "does not rotate", "it has rotary modules, but no layer uses their tables",
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A type that no data describes is read from the installed transformers: a made-up one on a built-in class."""
+"""A type that ropetool has no data on is read from the installed transformers: a made-up one on a built-in class."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def source(tmp_path: Path) -> Path:
 def test_it_is_inspected_and_extended(source: Path, tmp_path: Path) -> None:
     shown = inspection.inspect(source)
     assert shown.rope is not None
-    assert any("no data describes tomorrow" in note for note in shown.notes)
+    assert any("ropetool has no data on tomorrow" in note for note in shown.notes)
     plan = ropetool.plan(source, "yarn", factor=4)
     assert any("read from the installed transformers" in note for note in plan.notes)
     output = ropetool.apply(plan, source, tmp_path / "out").output
@@ -102,9 +102,9 @@ def test_an_unknown_wrapper_and_an_unknown_text_model_are_read_one_after_the_oth
     (source / "config.json").write_text(json.dumps({"model_type": wrapper, "text_config": CONFIG}))
     plan = ropetool.plan(source, "yarn", factor=4)
     assert {edit.path[0] for edit in plan.edits} == {"text_config"}
-    noted = [note for note in inspection.inspect(source).notes if "no data describes" in note]
+    noted = [note for note in inspection.inspect(source).notes if "ropetool has no data on" in note]
     assert [note.split(":")[0] for note in noted] == [
-        *(["no data describes tomorrow_vl"] if wrapper == "tomorrow_vl" else []), "no data describes tomorrow",
+        *(["ropetool has no data on tomorrow_vl"] if wrapper == "tomorrow_vl" else []), "ropetool has no data on tomorrow",
     ]  # fmt: skip
 
 

@@ -178,14 +178,18 @@ def test_odd_and_older_keys_are_read_as_the_class_reads_them(name: str, tmp_path
 @pytest.mark.parametrize(
     ("name", "keys", "why"),
     [
-        ("laguna", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "KeyError: rope_scaling takes the place"),
+        (
+            "laguna",
+            {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+            "KeyError: rope_scaling replaces the keys",
+        ),
         ("minimax_m2", {"num_key_value_heads": None}, "ValidationError: num_key_value_heads is null"),
         (
             "glm",
             {"head_dim": None, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-            "TypeError: yarn with a head_dim",
+            "TypeError: head_dim is null, which yarn",
         ),
-        ("youtu", {"head_dim": None}, "TypeError: default with a head_dim of null"),
+        ("youtu", {"head_dim": None}, "TypeError: head_dim is null, which default"),
     ],
 )
 def test_what_stops_the_class_is_refused(name: str, keys: dict[str, Any], why: str, tmp_path: Path) -> None:

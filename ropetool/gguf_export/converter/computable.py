@@ -18,17 +18,17 @@ def check(checkpoint: HfCheckpoint) -> None:
     family = checkpoint.family
     if family.not_computed:
         raise LossyExport(
-            f"llama.cpp loads a {family.name} and computes something else: {family.not_computed}",
+            f"llama.cpp loads {family.name} models but computes something else: {family.not_computed}",
             where=checkpoint.where,
         )
     for key, values in family.fixed.items():
         for stated in _reached(checkpoint.section, key.split(".")):
             if stated in values:
                 continue
-            found = "is not stated, and its class assumes something else" if stated is None else f"is {shown(stated)}"
-            taken = "not stated" if values[0] is None else shown(values[0])
+            found = "is not set, and its default differs" if stated is None else f"is {shown(stated)}"
+            taken = "not set" if values[0] is None else shown(values[0])
             raise LossyExport(
-                f"{key} {found}; llama.cpp computes a {family.name} as if it were {taken}",
+                f"{key} {found}; for {family.name}, llama.cpp computes as if it were {taken}",
                 where=checkpoint.where,
             )
 

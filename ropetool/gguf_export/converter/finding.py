@@ -40,15 +40,15 @@ def find(asked: str) -> Converter:
         script = _found()
         if script is None:
             raise MissingDependency(
-                f"llama.cpp's converter was not found: {SOURCES} names no folder with {SCRIPT}, neither it nor "
-                f"{COMMANDS[1]} is on the PATH, and the package is not installed",
+                f"llama.cpp's converter was not found: {SCRIPT} is not in the folder of {SOURCES}, {SCRIPT} and {COMMANDS[1]} are "
+                "not on the PATH, and the package is not installed",
                 where=f"{OPTION} {AUTO}", try_=_INSTALL,
             )  # fmt: skip
         return _converter(script)
     path = Path(asked)
     script = path / SCRIPT if path.is_dir() else path
     if not script.is_file():
-        what = f"holds no {SCRIPT}" if path.is_dir() else "is neither a folder nor a script"
+        what = f"does not contain {SCRIPT}" if path.is_dir() else "is neither a folder nor a script"
         raise NotACheckpoint(what, where=f"{OPTION} {asked}", try_=_INSTALL)
     return _converter(script)
 

@@ -23,13 +23,13 @@ _NORM = re.compile(r".*layers\.(\d+)\.self_attn\.([qk])_norm\.(weight|bias)")
 ROUNDING = 1e-6  # of float32, which the file holds
 # What llama.cpp computes otherwise than transformers, by architecture, and no key changes.
 OTHERWISE = {
-    "chameleon": "llama.cpp leaves out tokens of images in the first row of a batch alone (chameleon.cpp:198)",
-    "gemma3n": "llama.cpp takes the spread of n channels by n - 1 where it thins a feed-forward (gemma3n.cpp:395)",
-    "hrm_text": "llama.cpp attends causally; prefix_lm, a prompt that sees all of itself, is not computed (hrm-text.cpp:11)",
-    "hy_v4": "llama.cpp, as vLLM, turns channels that are neighbours, and transformers 5.23 those half a head apart",
-    "minimax-m3": "llama.cpp chooses blocks of keys with flash attention alone, and else attends to all (minimax-m3.cpp:233); "
-    "the logits are compared without",
-    "qwen4exp": "beyond indexer_budget tokens llama.cpp attends to as many as indexer_compress_ratio - 1 too many "
+    "chameleon": "llama.cpp suppresses image tokens only in the first row of a batch (chameleon.cpp:198)",
+    "gemma3n": "llama.cpp divides by n - 1 for the standard deviation of n channels in sparse layers (gemma3n.cpp:395)",
+    "hrm_text": "llama.cpp always attends causally; it does not compute prefix_lm, full attention in the prompt (hrm-text.cpp:11)",
+    "hy_v4": "llama.cpp and vLLM rotate pairs of neighbouring channels, transformers 5.23 pairs half a head apart",
+    "minimax-m3": "llama.cpp selects blocks of keys only with flash attention, and otherwise attends to all keys "
+    "(minimax-m3.cpp:233); ropetool compares logits without flash attention",
+    "qwen4exp": "beyond indexer_budget tokens llama.cpp attends to up to indexer_compress_ratio - 1 extra tokens "
     "(qwen4exp.cpp:688)",
 }
 
@@ -51,7 +51,8 @@ def check_norms(file: GgufCheckpoint, checkpoint: HfCheckpoint) -> None:
         written = file.stored.get(f"blk.{match[1]}.attn_{match[2]}_norm.{match[3]}")
         if written is not None and _rows(written) == 1:
             raise LossyExport(
-                f"llama.cpp's converter gives all heads of {name} the norm of the first", where=checkpoint.where
+                f"llama.cpp's converter writes the norm of the first head of {name} for all heads",
+                where=checkpoint.where,
             )
 
 
@@ -72,7 +73,7 @@ def with_heads(file: GgufCheckpoint) -> tuple[GgufCheckpoint, tuple[str, ...]]:
     count = max(heads, default=0)
     if file.name not in archs.RECURRENT_WITHOUT_HEADS or not count or heads[0] or {*heads} != {0, count}:
         return file, ()
-    note = f"{key} is {count}: llama.cpp's converter wrote 0 for layers that keep a state, and llama.cpp would then rotate nothing"
+    note = f"ropetool set {key} to {count}: llama.cpp's converter wrote 0 for layers with a state, and llama.cpp would not rotate"
     return file.after(Patch(set={key: Value.of(ValueType.U32, count)})), (note,)
 
 
@@ -87,7 +88,7 @@ def mended(file: GgufCheckpoint, config: Mapping[str, Any]) -> tuple[dict[str, V
     if asked not in file.values:
         found[asked] = Value.of(ValueType.F32, number)
         notes.append(
-            f"{asked} is {number:g}, {key} of {names.CONFIG_JSON}; llama.cpp's converter wrote it under another name"
+            f"ropetool set {asked} to {number:g}, {key} in {names.CONFIG_JSON}; llama.cpp's converter wrote a different key"
         )
     for name in (f"{file.name}.{suffix}" for suffix in EPSILONS.values()):
         value = file.values.get(name)
@@ -96,5 +97,7 @@ def mended(file: GgufCheckpoint, config: Mapping[str, Any]) -> tuple[dict[str, V
         written = float(str(value.decode()))
         if not math.isclose(written, number, rel_tol=ROUNDING):
             found[name] = Value.of(ValueType.F32, number)
-            notes.append(f"{name} is {number:g}, {key} of {names.CONFIG_JSON}; llama.cpp's converter wrote {written:g}")
+            notes.append(
+                f"ropetool set {name} to {number:g}, {key} in {names.CONFIG_JSON}; llama.cpp's converter wrote {written:g}"
+            )
     return found, tuple(notes)

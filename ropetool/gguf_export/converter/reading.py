@@ -32,7 +32,7 @@ def check_computed(file: GgufCheckpoint, where: str) -> None:
     )
     if file.name in LOSES_ATTENTION and lost is not None:
         raise LossyExport(
-            f"layer {lost} attends and has no feed-forward; llama.cpp leaves out all of such a layer of {file.name}",
+            f"layer {lost} has attention but no feed-forward; llama.cpp skips the whole layer in {file.name} models",
             where=where,
         )
 
@@ -48,9 +48,9 @@ def checked(path: Path, checkpoint: HfCheckpoint, converter: Converter) -> GgufC
         _ = file.name
         faults = list(_faults(file, checkpoint.section))
     except RopetoolError as error:
-        raise CorruptFile(f"it wrote a file that cannot be read: {error.message}", where=where) from None
+        raise CorruptFile(f"the converter wrote an unreadable file: {error.message}", where=where) from None
     if faults:
-        raise CorruptFile(f"it wrote a file that contradicts the checkpoint: {faults[0]}", where=where)
+        raise CorruptFile(f"the converter wrote a file that contradicts the checkpoint: {faults[0]}", where=where)
     return file
 
 
@@ -64,14 +64,14 @@ def _faults(file: GgufCheckpoint, config: Mapping[str, Any]) -> Iterator[str]:
     ):
         stated = _number(file, suffix)
         if stated is not None and isinstance(wanted, int) and stated != wanted:
-            yield f"{file.name}.{suffix} is {stated} where {names.CONFIG_JSON} makes it {wanted}"
+            yield f"{file.name}.{suffix} is {stated}, but {wanted} in {names.CONFIG_JSON}"
     embedding = file.tensors.get(EMBEDDING)
     if embedding is None or len(embedding.shape) != 2:
-        yield f"it has no matrix {EMBEDDING}"
+        yield f"it has no {EMBEDDING} matrix"
         return
     columns, rows = embedding.shape
     if columns != _number(file, archs.EMBEDDING_LENGTH):
-        yield f"{EMBEDDING} has rows of {columns}, and {file.name}.{archs.EMBEDDING_LENGTH} is another number"
+        yield f"{EMBEDDING} has rows of {columns} numbers, but {file.name}.{archs.EMBEDDING_LENGTH} differs"
     tokens = file.values.get(TOKENS)
     if tokens is not None and tokens.count != rows:
         yield f"{EMBEDDING} has {rows} rows for {tokens.count} tokens"
@@ -86,7 +86,7 @@ def _faults(file: GgufCheckpoint, config: Mapping[str, Any]) -> Iterator[str]:
     stack = _number(file, TWO_STACKS[file.name]) if file.name in TWO_STACKS else None
     held = {2 * stack} if stack is not None else {stated, (stated or 0) - drafts}
     if stated is not None and max(blocks, default=-1) + 1 not in held:
-        yield f"it has {len(blocks)} layers of tensors, and {file.name}.{archs.BLOCK_COUNT} is {stated}"
+        yield f"it has tensors of {len(blocks)} layers, but {file.name}.{archs.BLOCK_COUNT} is {stated}"
 
 
 def _number(file: GgufCheckpoint, suffix: str) -> int | None:

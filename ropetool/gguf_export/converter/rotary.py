@@ -19,7 +19,7 @@ from ropetool.runtimes.decoded import first_that_serves
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp.decoding import decode
 from ropetool.runtimes.llama_cpp.encodings import GgufEncoding, edits_of, gguf_encodings, rotating_entry
-from ropetool.runtimes.llama_cpp.exported import objection_to, reached_context
+from ropetool.runtimes.llama_cpp.exported import objection_to, reached_context, rejections
 from ropetool.runtimes.llama_cpp.exported_layers import ignored_window_notes
 from ropetool.runtimes.llama_cpp.regrouped import regrouped
 
@@ -57,7 +57,7 @@ def turned(source: RopeSet, file: GgufCheckpoint, *, allow_full_attention: bool,
         return Turned(mended, target, AS_CONVERTED, window, (*mended_notes, *context_notes, *window_notes))
     entry = rotating_entry(target)
     if entry.table is None or entry.rope_theta is None:
-        raise LossyExport(f"the converter's file computes something else: {objection}", where=where)
+        raise LossyExport(f"the file from the converter computes something else: {objection}", where=where)
 
     def attempt(encoding: GgufEncoding) -> tuple[Patch | None, str]:
         patch = patch_of(edits_of(encoding, file.name, file))
@@ -66,10 +66,8 @@ def turned(source: RopeSet, file: GgufCheckpoint, *, allow_full_attention: bool,
 
     kept, tried = first_that_serves(gguf_encodings(target, file.name, entry.rope_theta), attempt)
     if kept is None:
-        rejected = "; ".join(f"{encoding.name} give another table ({reason})" for encoding, reason in tried)
-        raise LossyExport(
-            f"{file.name} files cannot hold what the checkpoint computes: {rejected or objection}", where=where
-        )
+        reasons = "; ".join(rejections(tried)) or objection
+        raise LossyExport(f"{file.name} files cannot store the table of the checkpoint: {reasons}", where=where)
     kept = replace(kept, set={**mended.set, **kept.set}, remove=mended.remove | kept.remove)
     return Turned(kept, target, tried[-1][0].name, window, (*mended_notes, *context_notes, *window_notes))
 
@@ -78,7 +76,9 @@ def _decoded(file: GgufCheckpoint, where: str) -> RopeSet:
     try:
         return decode(file)
     except (Refuses, RopetoolError) as error:
-        raise LossyExport(f"llama.cpp does not take the converter's file: {sentence_of(error)}", where=where) from None
+        raise LossyExport(
+            f"llama.cpp does not load the file from the converter: {sentence_of(error)}", where=where
+        ) from None
 
 
 def _mended(source: RopeSet, file: GgufCheckpoint, where: str) -> tuple[Patch, tuple[str, ...]]:
@@ -123,7 +123,7 @@ def _sections(file: GgufCheckpoint) -> tuple[frozenset[str], tuple[str, ...]]:
     sections = [int(pairs) for pairs in decoded]
     if len(sections) < 4 or sections[3] <= 0:
         return frozenset(), ()
-    said = f"{key} {sections} is left out: llama.cpp takes the fourth position of text for 0; a second file for images needs it"
+    said = f"{key} {sections} is left out, because llama.cpp sets the fourth position of text to 0; image input needs this key"
     return frozenset({key}), (said,)
 
 

@@ -43,18 +43,18 @@ def check_runs(file: Path) -> None:
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise CorruptFile(
-            f"llama.cpp had not run one token of the converter's file after {seconds:g} seconds", where=str(file),
-            try_="the export again on an idle machine, or with --no-check",
+            f"llama.cpp did not run one token of the converter's file within {seconds:g} seconds", where=str(file),
+            try_="export again on an idle machine, or with --no-check",
         ) from None  # fmt: skip
     if done.returncode == _REFUSED:
-        raise CorruptFile(f"the converter's file cannot be used: {done.stdout.strip()[:300]}", where=str(file))
+        raise CorruptFile(f"llama.cpp cannot use the converter's file: {done.stdout.strip()[:300]}", where=str(file))
     if done.returncode == 0:
         return
     if done.returncode > 0:
-        last = done.stderr.strip().splitlines()[-1:] or [f"it ends with {done.returncode}"]
-        raise CorruptFile(f"the converter's file could not be tried: {last[0][:300]}", where=str(file))
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise CorruptFile(f"ropetool could not test the converter's file: {last[0][:300]}", where=str(file))
     said = [line for line in done.stderr.splitlines() if _PLACE.search(line)]
     raise CorruptFile(
-        f"llama.cpp ends its process over the converter's file: {said[0].strip()[:200] if said else 'without a word'}",
+        f"llama.cpp aborts on the converter's file: {said[0].strip()[:200] if said else 'without a message'}",
         where=str(file),
     )

@@ -54,10 +54,10 @@ def tokenizer_files(values: Mapping[str, Value], model_type: str, where: str) ->
     """
     kind = read_text(values, MODEL, where)
     if kind is None:
-        raise CorruptFile(f"has no {MODEL}, so there is no tokenizer to write", where=where, try_=ORIGINAL)
+        raise CorruptFile(f"does not set {MODEL}, so ropetool cannot write a tokenizer", where=where, try_=ORIGINAL)
     if kind not in _DEFAULT_IDS:
         raise LossyExport(
-            f"{MODEL} is {shown(kind)}, which is not written as tokenizer.json; known are {', '.join(_DEFAULT_IDS)}",
+            f"{MODEL} is {shown(kind)}; ropetool writes a tokenizer.json only for {', '.join(_DEFAULT_IDS)}",
             where=where, try_=ORIGINAL,
         )  # fmt: skip
     with uncollected():
@@ -152,12 +152,14 @@ def _templates(values: Mapping[str, Value], where: str) -> Iterator[tuple[str, s
             continue
         if key != _TEMPLATE_KEY and _NAME.fullmatch(name) is None:
             raise CorruptFile(
-                f"{shown(key)} names a chat template; names are 1 to 64 letters, digits and _, as converters write them",
+                f"{shown(key)} is not a valid name of a chat template; names have 1 to 64 letters, digits and _",
                 where=where, try_=AGAIN,
             )  # fmt: skip
         text = read_text(values, key, where) or ""
         if len(text.encode()) > MAX_TEMPLATE:
-            raise CorruptFile(f"{key} has more than {MAX_TEMPLATE:,} bytes, which no chat template has", where=where)
+            raise CorruptFile(
+                f"{key} has more than {MAX_TEMPLATE:,} bytes, the maximum for a chat template", where=where
+            )
         yield (CHAT_TEMPLATE_JINJA if key == _TEMPLATE_KEY else f"{MORE_TEMPLATES}/{name}.jinja"), text
 
 
@@ -167,15 +169,15 @@ def _templates(values: Mapping[str, Value], where: str) -> Iterator[tuple[str, s
 def _notes(vocabulary: Vocabulary, special: Special, stripping: bool) -> Iterator[str]:
     texts = {number: text for text, number in vocabulary.ids.items()}
     before = f"{texts[special.ids['bos']]!r} before each text" if special.add_bos else ""
-    behind = f"{texts[special.ids['eos']]!r} behind it" if special.add_eos else ""
+    behind = f"{texts[special.ids['eos']]!r} after it" if special.add_eos else ""
     added = " and ".join(filter(None, (before, behind))) or "nothing around a text"
-    yield f"a GGUF file holds no post-processor; the one written puts {added} (add_bos_token, add_eos_token)"
+    yield f"a GGUF file has no post-processor; the new one adds {added} (add_bos_token, add_eos_token)"
     if vocabulary.found:
-        flags = "rstrip, as llama.cpp has it for models of this name," if stripping else "none of them"
-        yield f"a GGUF file does not hold lstrip, rstrip and single_word of added tokens; they have {flags} here"
+        flags = "rstrip, like llama.cpp for models with this name" if stripping else "none of these flags"
+        yield f"a GGUF file does not store lstrip, rstrip and single_word of added tokens; ropetool sets {flags}"
     for kind, number in special.ids.items():
         if texts[number] not in vocabulary.found:
-            yield f"{kind}_token {texts[number]!r} is a normal token, which transformers looks for in text, llama.cpp not"
+            yield f"{kind}_token {texts[number]!r} is a normal token: transformers matches it in text, llama.cpp does not"
     if vocabulary.unused:
         first = vocabulary.unused[0]
-        yield f"{len(vocabulary.unused)} rows without a token, {first} the first, are left out of the tokenizer"
+        yield f"the tokenizer leaves out {len(vocabulary.unused)} rows without a token, the first {first}"

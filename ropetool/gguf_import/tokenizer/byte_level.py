@@ -37,14 +37,14 @@ def read_pre_tokenizer(values: Mapping[str, Value], where: str) -> tuple[str, Pr
     name = read_text(values, PRE, where)
     if name is None:
         raise LossyExport(
-            f"has no {PRE}, which says how text is split into words; llama.cpp splits such text in a way of its own",
+            f"does not set {PRE}, so the split of text into words is unknown; llama.cpp then uses a special split",
             where=where, try_=f"{AGAIN}, or {ORIGINAL}",
         )  # fmt: skip
     known = PRE_TOKENIZERS.get(name)
     if known is None:
         raise LossyExport(
-            f"{PRE} is {shown(name)}{did_you_mean(name, PRE_TOKENIZERS)}, and which expressions tokenizer.json splits text "
-            f"by for it is not known; known are {', '.join(PRE_TOKENIZERS)}", where=where, try_=ORIGINAL,
+            f"{PRE} is {shown(name)}{did_you_mean(name, PRE_TOKENIZERS)}; ropetool can write a tokenizer.json only for "
+            f"{', '.join(PRE_TOKENIZERS)}", where=where, try_=ORIGINAL,
         )  # fmt: skip
     return name, known
 
@@ -56,14 +56,13 @@ def byte_level(values: Mapping[str, Value], vocabulary: Vocabulary, model_type: 
     notes: tuple[str, ...] = ()
     if pre.difference:
         notes += (
-            f"text is split as tokenizers of {name} do, llama.cpp almost does: other tokens come there of "
-            f"{pre.difference}",
+            f"the tokenizer splits text as {name} tokenizers do. llama.cpp splits some text differently: {pre.difference}",
         )
     composing = composes(name, model_type)
     if composing:
         notes += (
-            f"text is composed first (NFC), as tokenizers of {model_type} do and llama.cpp does not: letters that come "
-            "apart, such as e and a combining accent, get other tokens there",
+            f"the tokenizer composes text first (NFC), as {model_type} tokenizers do. llama.cpp does not: decomposed letters, "
+            "such as e with a combining accent, get different tokens in llama.cpp",
         )
     return Core(
         model, {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
@@ -85,7 +84,7 @@ def _pre_tokenizer(splits: tuple[str, ...]) -> Part | None:
 def _merges(values: Mapping[str, Value], vocabulary: Vocabulary, where: str) -> Sequence[tuple[str, str]]:
     listed = read_texts(values, MERGES, MAX_MERGES, where)
     if listed is None:
-        raise CorruptFile(f"has no {MERGES}, which byte-level BPE goes by", where=where, try_=AGAIN)
+        raise CorruptFile(f"does not set {MERGES}, which byte-level BPE requires", where=where, try_=AGAIN)
     found: dict[tuple[str, str], None] = {}  # of two alike llama.cpp takes the first, the tokenizers library the last
     ids = vocabulary.ids
     for number, merge in enumerate(listed):
@@ -93,12 +92,12 @@ def _merges(values: Mapping[str, Value], vocabulary: Vocabulary, where: str) -> 
         if not (left and right) or not is_text(merge):
             shows = shown(merge) if is_text(merge) else "not UTF-8"
             raise CorruptFile(
-                f"{MERGES}[{number}] is {shows}; two tokens with a space between belong there", where=where, try_=AGAIN
+                f"{MERGES}[{number}] is {shows}; it must be two tokens separated by a space", where=where, try_=AGAIN
             )
         missing = next((text for text in (left, right, left + right) if text not in ids), None)
         if missing is not None:
             raise CorruptFile(
-                f"{MERGES}[{number}] is {shown(merge)}, and there is no token {shown(missing)}", where=where, try_=AGAIN
+                f"{MERGES}[{number}] is {shown(merge)}, but there is no token {shown(missing)}", where=where, try_=AGAIN
             )
         found[left, right] = None
     return list(found)

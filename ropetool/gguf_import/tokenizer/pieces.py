@@ -46,7 +46,7 @@ def joined_by_score(values: Mapping[str, Value], vocabulary: Vocabulary, unknown
     missing = next((name for name in map("<0x{:02X}>".format, range(256)) if name not in vocabulary.ids), None)
     if missing is not None:
         raise LossyExport(
-            f"has no token {missing}, and a {MODEL} of llama has one for each byte; llama.cpp ends the process over text "
+            f"has no token {missing}; a tokenizer with the {MODEL} llama needs one for each byte, or llama.cpp aborts on text "
             "with such a byte", where=where, try_=AGAIN,
         )  # fmt: skip
     merges, notes = _merges(vocabulary, _scores(values, vocabulary, where), where)
@@ -61,8 +61,8 @@ def joined_by_score(values: Mapping[str, Value], vocabulary: Vocabulary, unknown
         vocabulary.ids, merges, unk_token=texts.get(unknown) if unknown is not None else None,
         fuse_unk=True, byte_fallback=True,
     )  # fmt: skip
-    where_spaces = "before each text and behind each added token" if prefixed else "nowhere"
-    notes.append(f"a space is added {where_spaces}, as llama.cpp does ({ADD_SPACE})")
+    where_spaces = "adds a space before each text and after each added token" if prefixed else "does not add spaces"
+    notes.append(f"the tokenizer {where_spaces}, as llama.cpp does ({ADD_SPACE})")
     return Core(
         model, {"type": "Sequence", "decoders": decoders}, sequence("normalizers", normalizers), notes=tuple(notes)
     )
@@ -71,11 +71,11 @@ def joined_by_score(values: Mapping[str, Value], vocabulary: Vocabulary, unknown
 def _scores(values: Mapping[str, Value], vocabulary: Vocabulary, where: str) -> Sequence[float]:
     numbers = read_numbers(values, SCORES, {ValueType.F32, ValueType.I32}, vocabulary.rows, where)
     if numbers is None:
-        raise CorruptFile(f"has no {SCORES}, which SentencePiece tokenizers go by", where=where, try_=AGAIN)
+        raise CorruptFile(f"does not set {SCORES}, which SentencePiece tokenizers require", where=where, try_=AGAIN)
     scores: list[float] = numbers.astype(float).tolist()
     odd = next((number for number, score in enumerate(scores) if not math.isfinite(score)), None)
     if odd is not None:
-        raise CorruptFile(f"{SCORES}[{odd}] is {scores[odd]}; scores are finite numbers", where=where, try_=AGAIN)
+        raise CorruptFile(f"{SCORES}[{odd}] is {scores[odd]}; scores must be finite numbers", where=where, try_=AGAIN)
     return scores
 
 
@@ -88,8 +88,8 @@ def _merges(vocabulary: Vocabulary, scores: Sequence[float], where: str) -> tupl
     joinable = dict(vocabulary.joinable())
     if sum(len(text) ** 2 for text in joinable) > MAX_STEPS:
         raise LossyExport(
-            f"its tokens are too long to list the pairs that make them: the squares of their lengths are more than "
-            f"{MAX_STEPS:,} together; a quarter is more than any known vocabulary has", where=where,
+            f"its tokens are too long to list the merges that form them: the squares of their lengths add up to more than "
+            f"{MAX_STEPS:,}", where=where,
         )  # fmt: skip
     known = {text: text for text in joinable}
 
@@ -105,8 +105,8 @@ def _merges(vocabulary: Vocabulary, scores: Sequence[float], where: str) -> tupl
         overlapping = None if notes else _overlapping(tied)
         if overlapping is not None:
             notes.append(
-                f"tokens {overlapping[0]!r} and {overlapping[1]!r}, and maybe others, have one score, {score:g}: where both "
-                "fit llama.cpp takes the one further left, the tokenizer written here the same one always"
+                f"tokens {overlapping[0]!r} and {overlapping[1]!r}, and maybe others, have the same score, {score:g}: if both "
+                "fit, llama.cpp uses the leftmost, but the new tokenizer always the same one"
             )
     return merges, [*notes, *_letters_without_token(joinable, vocabulary.types)]
 
@@ -144,8 +144,8 @@ def _letters_without_token(known: Mapping[str, int], types: Sequence[int]) -> It
         lacking = next((letter for letter in text if letter not in known), None)
         if len(text) > 1 and lacking is not None and types[number] != BYTE:
             yield (
-                f"token {text!r}, and maybe others, has the letter {lacking!r}, which has no token: llama.cpp may make it "
-                "of such letters, the tokenizer written here spells them by bytes"
+                f"token {text!r}, and maybe others, contains the letter {lacking!r}, which has no token: llama.cpp may form "
+                "the token, but the new tokenizer splits the letter into bytes"
             )
             return
 
@@ -157,7 +157,7 @@ def likeliest(values: Mapping[str, Value], vocabulary: Vocabulary, unknown: int 
     """Return the parts of a Unigram. Raises: LossyExport without an unknown token; CorruptFile."""
     if unknown is None:
         raise LossyExport(
-            f"names no unknown token ({PREFIX}unknown_token_id), which a {MODEL} of t5 needs", where=where, try_=AGAIN
+            f"does not set {PREFIX}unknown_token_id, which the {MODEL} t5 requires", where=where, try_=AGAIN
         )
     scores = _scores(values, vocabulary, where)
     # The library takes the lowest of all scores for what an unknown letter costs, llama.cpp that of normal tokens.

@@ -78,7 +78,7 @@ def read_vocabulary(values: Mapping[str, Value], where: str) -> Vocabulary:
     """Return the tokens of a file. Raises: CorruptFile for lists that contradict each other or themselves."""
     texts = read_texts(values, TOKENS, MAX_TOKENS, where)
     if texts is None:
-        raise CorruptFile(f"has no {TOKENS}, so there is no tokenizer to write", where=where, try_=AGAIN)
+        raise CorruptFile(f"does not set {TOKENS}, so ropetool cannot write a tokenizer", where=where, try_=AGAIN)
     check_lengths(texts, where)
     types = _types(values, len(texts), where)
     unused = [number for number, text in enumerate(texts) if not text or _is_filler(text, number, types[number])]
@@ -86,7 +86,7 @@ def read_vocabulary(values: Mapping[str, Value], where: str) -> Vocabulary:
     ids: dict[str, int] = {}
     for number, text in enumerate(texts):
         if number not in left_out and ids.setdefault(text, number) != number:
-            raise CorruptFile(f"{TOKENS} has {shown(text)} twice, as {ids[text]} and {number}", where=where)
+            raise CorruptFile(f"{TOKENS} contains {shown(text)} twice, as {ids[text]} and {number}", where=where)
     found = {
         text: types[number] != USER_DEFINED
         for text, number in ids.items()
@@ -107,8 +107,8 @@ def _types(values: Mapping[str, Value], rows: int, where: str) -> Sequence[int]:
     odd = np.flatnonzero((types < NORMAL) | (types > BYTE))
     if len(odd):
         raise CorruptFile(
-            f"{TYPES}[{odd[0]}] is {types[odd[0]]}; types are 1 to 6, normal, unknown, control, user-defined, unused "
-            "and byte", where=where,
+            f"{TYPES}[{odd[0]}] is {types[odd[0]]}; types must be 1 to 6: normal, unknown, control, user-defined, "
+            "unused and byte", where=where,
         )  # fmt: skip
     listed: list[int] = types.tolist()
     return listed
@@ -138,22 +138,22 @@ def read_special(
             number = defaults.get(kind)
             if number is None or texts.get(number) not in vocabulary.found:
                 continue
-            notes.append(f"there is no {key}: {texts[number]!r} is taken, as in llama.cpp")
+            notes.append(f"the file does not set {key}: the tokenizer uses {texts[number]!r}, as llama.cpp does")
         if kind in _ASIDE and number in texts and texts[number] not in vocabulary.found:
             notes.append(
-                f"{key} is {texts[number]!r}, a normal token: not named, for transformers would look for it in text"
+                f"{key} is {texts[number]!r}, a normal token: left out, because transformers would match it in text"
             )
         elif number in texts:
             ids[kind] = number
         else:
-            notes.append(f"{key} is {number}, a row without a token, and is left out")
+            notes.append(f"{key} is {number}, a row without a token: left out")
     added = []
     for kind, default in zip(("bos", "eos"), adds, strict=True):
         key = f"{PREFIX}add_{kind}_token"
         wanted = read_bool(values, key, default, where)
         if wanted and kind not in ids:
             raise LossyExport(
-                f"{key} is true, stated or by llama.cpp's default, and {SPECIAL_KEYS[kind]} names no token to add",
+                f"{key} is true, in the file or by llama.cpp's default, but {SPECIAL_KEYS[kind]} does not set a token to add",
                 where=where, try_=AGAIN,
             )  # fmt: skip
         added.append(wanted)

@@ -40,10 +40,10 @@ def check_exported(family: Family, where: str) -> None:
     """Raise LossyExport where a family has no table."""
     if family.export is None:
         raise LossyExport(
-            f"no table says which tensors a GGUF file of {family.name} has, as {len(families.exported())} do of other families "
+            f"ropetool has no tensor table for {family.name}, only for {len(families.exported())} other families "
             "(docs/families.md)",
             where=where,
-            try_="--converter auto, with which llama.cpp's own converter writes the tensors",
+            try_="--converter auto, which uses llama.cpp's converter for the tensors",
         )  # fmt: skip
 
 

@@ -84,7 +84,7 @@ class Model:
     def untied(self, reason: str) -> Model:
         """Return the model with a head of its own. Raises: LossyExport where llama.cpp has no place for one."""
         if self.table.head == ABSENT:
-            raise self.lossy(f"{reason}; llama.cpp takes the embedding as the head of {self.arch}")
+            raise self.lossy(f"{reason}; llama.cpp uses the embedding as the head of {self.arch}")
         return replace(self, switches={**self.switches, "tied": False, "untied": True})
 
     def stored_as(self, held: Collection[str]) -> Model:
@@ -109,7 +109,7 @@ class Model:
             return caveats
         return (
             *caveats,
-            f"llama.cpp computes {activation} by its tanh form, which can move logits by 1e-3 of the largest",
+            f"llama.cpp computes {activation} in its tanh form; logits can differ by 1e-3 of the largest",
         )
 
     @property
@@ -121,7 +121,7 @@ class Model:
         """Return a number of the config, the default where it is absent. Raises: ConfigError."""
         value = self.config.get(key, default)
         if not is_number(value):
-            raise ConfigError(f"{shown(value)} is not a number", where=f"{self.where}: {key}")
+            raise ConfigError(f"{shown(value)} must be a number", where=f"{self.where}: {key}")
         return float(value)
 
     def need_nonzero(self, key: str, default: float) -> None:

@@ -109,7 +109,7 @@ def _entries(model: Model, one: Stated) -> int:
     if found is None:
         return int(one.default)
     if not isinstance(found, list):
-        raise ConfigError(f"{shown(found)} is not a list", where=f"{model.where}: {one.entries}")
+        raise ConfigError(f"{shown(found)} must be a list", where=f"{model.where}: {one.entries}")
     return len(found)
 
 
@@ -148,11 +148,14 @@ def _leading(words: Any, one: Count, layers: int, where: str) -> int:
     """Return how many leading layers have the first of two words. Raises: ConfigError; LossyExport for others that do."""
     place = f"{where}: {one.words_key}"
     if not isinstance(words, list) or len(words) < layers or any(word not in one.words for word in words):
-        raise ConfigError(f"is not a list of {' and '.join(map(shown, one.words))}, one a layer, {layers}", where=place)
+        raise ConfigError(
+            f"must be a list of {layers} words, {' or '.join(map(shown, one.words))} for each layer", where=place
+        )
     found = words[:layers].count(one.words[0])
     if one.words[0] in words[found:layers]:
         raise LossyExport(
-            f"has {one.words[0]} layers behind others; llama.cpp takes the first layers alone for it", where=place
+            f"has {one.words[0]} layers after others; llama.cpp supports {one.words[0]} only in the first layers",
+            where=place,
         )
     return found
 
@@ -166,15 +169,17 @@ def count(config: Mapping[str, Any], one: Count, where: str) -> int:
     value = config.get(key)
     if one.alike and isinstance(value, list) and value:
         if any(other != value[0] for other in value):
-            raise LossyExport(f"{key} has not the same number for all layers, and llama.cpp takes one", where=where)
+            raise LossyExport(
+                f"{key} differs between layers; llama.cpp accepts only one number for all layers", where=where
+            )
         value = value[0]
     if value is None:
         value = one.default if one.null is None or key not in config else one.null
     if value is None:
-        raise ConfigError("is missing; export needs it", where=f"{where}: {key}")
+        raise ConfigError("is missing; export requires it", where=f"{where}: {key}")
     if not isinstance(value, int) or isinstance(value, bool) or not one.least <= value <= one.most:
         raise ConfigError(
-            f"{shown(value)} is not a whole number from {one.least} to {one.most}", where=f"{where}: {key}"
+            f"{shown(value)} must be a whole number from {one.least} to {one.most}", where=f"{where}: {key}"
         )
     return value
 
@@ -193,7 +198,7 @@ def _kv_heads(config: Mapping[str, Any], family: Family, table: Export, common: 
 def _epsilon(model: Model) -> float:
     value = model.config.get(model.table.eps_key, model.table.eps)
     if not is_number(value) or value <= 0:
-        raise ConfigError(f"{shown(value)} is not a number above 0", where=f"{model.where}: {model.table.eps_key}")
+        raise ConfigError(f"{shown(value)} must be a number above 0", where=f"{model.where}: {model.table.eps_key}")
     return float(value)
 
 
@@ -224,13 +229,13 @@ def _check_architecture(model: Model) -> None:
     c, table = model.counts, model.table
     if table.square and c["queries"] != c["hidden"]:
         raise model.lossy(
-            f"head_dim is {c['head_dim']}; llama.cpp reckons with hidden_size / num_attention_heads, "
+            f"head_dim is {c['head_dim']}; llama.cpp uses hidden_size / num_attention_heads, "
             f"{c['hidden']} / {c['heads']}, for {model.arch}"
         )
     for one, other in table.equal.items():
         if c[one] != c[other]:
             raise model.lossy(
-                f"{one} are {c[one]} and {other} {c[other]}; llama.cpp takes {model.arch} to have as many of both"
+                f"{one} is {c[one]} and {other} {c[other]}; llama.cpp requires equal numbers for {model.arch}"
             )
     if c["heads"] % c["kv_heads"]:
         raise ConfigError(
@@ -238,6 +243,6 @@ def _check_architecture(model: Model) -> None:
             where=model.where,
         )
     if not table.output_bias and model.config.get("attention_bias") is True:
-        raise model.lossy(f"attention_bias is true; llama.cpp has no bias behind {model.arch}'s attention")
+        raise model.lossy(f"attention_bias is true; llama.cpp has no output bias in the attention of {model.arch}")
     if not model.tied:
         model.untied("tie_word_embeddings is false")

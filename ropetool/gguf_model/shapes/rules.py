@@ -25,8 +25,8 @@ def _check_cohere(model: Model) -> None:
     normed = model.switches["use_qk_norm"]
     if normed != (model.layers >= COHERE_NORMS):
         raise model.lossy(
-            f"use_qk_norm is {str(normed).lower()}; llama.cpp takes a command-r of {model.layers} layers "
-            f"to have these norms from {COHERE_NORMS} layers on, and only then"
+            f"use_qk_norm is {str(normed).lower()}, but the model has {model.layers} layers; llama.cpp uses these norms exactly "
+            f"if a command-r model has {COHERE_NORMS} layers or more"
         )
 
 
@@ -49,7 +49,7 @@ def _check_score(model: Model) -> None:
     stated, divided = model.number("query_pre_attn_scalar", 256.0), _divided(model.counts, model.arch)
     if stated != divided:
         raise model.lossy(
-            f"query_pre_attn_scalar is {stated:g}; llama.cpp takes {divided} in a {model.arch} of this size"
+            f"query_pre_attn_scalar is {stated:g}; llama.cpp uses {divided} for a {model.arch} of this size"
         )
 
 
@@ -72,7 +72,7 @@ def _check_last_sparse(model: Model) -> None:
     last = model.config.get("moe_layer_end_index")
     if last not in (None, -1) and (not isinstance(last, int) or last < model.layers - 1):
         raise model.lossy(
-            f"moe_layer_end_index is {shown(last)}; llama.cpp takes all layers from moe_layer_start_index on to have experts"
+            f"moe_layer_end_index is {shown(last)}; llama.cpp assumes experts in all layers from moe_layer_start_index on"
         )
 
 
@@ -90,14 +90,14 @@ def _check_llama4(model: Model) -> None:
     normed, step = model.config.get("use_qk_norm", True) is True, model.counts["step"]
     if normed != (model.experts != WITHOUT_NORMS):
         raise model.lossy(
-            f"use_qk_norm is {str(normed).lower()}; llama.cpp normalises queries and keys of a llama4 unless it has "
-            f"{WITHOUT_NORMS} experts, and this one has {model.experts}"
+            f"use_qk_norm is {str(normed).lower()}, but the model has {model.experts} experts; llama.cpp normalises queries and "
+            f"keys of a llama4 model unless it has {WITHOUT_NORMS} experts"
         )
     routed = [layer for layer in range(model.layers) if (layer + 1) % step == 0]
     if model.config.get("moe_layers") not in (None, routed):
         raise model.lossy(
-            f"moe_layers is {shown(model.config['moe_layers'])}; llama.cpp takes every layer to have experts that "
-            f"interleave_moe_layer_step, {step}, divides"
+            f"moe_layers is {shown(model.config['moe_layers'])}; llama.cpp assumes experts in every layer whose "
+            f"number is a multiple of interleave_moe_layer_step, {step}"
         )
 
 
@@ -158,7 +158,7 @@ def _latent_eps(model: Model) -> tuple[str, ...]:
     eps = model.number("rms_norm_eps", model.table.eps)
     if eps == LATENT_EPS:
         return ()
-    note = f"rms_norm_eps is {eps:g}; llama.cpp adds it in the norms of the latents too, where transformers adds {LATENT_EPS:g}"
+    note = f"rms_norm_eps is {eps:g}; llama.cpp also uses it for the latent norms, but transformers uses {LATENT_EPS:g} there"
     if eps > MOST_EPS:
         raise model.lossy(note)
     return (note,)
@@ -194,10 +194,13 @@ def _of_v3(filed: Filed) -> Mapping[str, Any]:
 def _check_latents(model: Model) -> None:
     _latent_eps(model)
     if model.counts["query_latent"] and _without_query_latent(model.counts):
-        raise model.lossy(f"q_lora_rank is set; llama.cpp takes a deepseek2 of {model.layers} layers to have none")
+        raise model.lossy(
+            f"q_lora_rank is set; llama.cpp does not support it for a deepseek2 model of {model.layers} layers"
+        )
     if model.config.get("rope_interleave", True) is False:
         raise model.lossy(
-            "rope_interleave is false; llama.cpp pairs neighbouring channels of deepseek2", "ropetool bake layout"
+            "rope_interleave is false; llama.cpp always pairs neighbouring channels of deepseek2",
+            "ropetool bake layout",
         )
 
 
@@ -206,7 +209,7 @@ def _check_v2(model: Model) -> None:
     c, method = model.counts, model.config.get("topk_method", "greedy")
     if method != "greedy" and c["groups"] > max(1, c["groups_used"]):
         raise model.lossy(
-            "topk_method is group_limited_greedy; llama.cpp ranks groups by their two best experts, transformers by the best"
+            "topk_method is group_limited_greedy; llama.cpp ranks groups by their two best experts, transformers by the best one"
         )
 
 
@@ -216,7 +219,7 @@ def _check_v3(model: Model) -> None:
     experts, groups, used = (model.counts[name] for name in ("experts", "groups", "groups_used"))
     if groups > 1 and (experts % groups or experts < 2 * groups or not 0 < used <= groups):
         raise ConfigError(
-            f"{experts} experts do not make {groups} groups of two and more, of which {used} are used",
+            f"{experts} experts cannot form {groups} equal groups of at least 2 with {used} of the groups in use",
             where=f"{model.where}: n_group, topk_group",
         )
 
@@ -255,22 +258,22 @@ def _check_gemma4(model: Model) -> None:
     c = model.counts
     if model.config.get("per_layer_config") is not None:
         raise model.lossy(
-            "per_layer_config states sizes layer by layer; export takes them from global_head_dim and num_global_key_value_heads",
-            "state these two instead, as published gemma4 configs do",
+            "per_layer_config sets sizes for each layer; export reads only global_head_dim and num_global_key_value_heads",
+            "set global_head_dim and num_global_key_value_heads instead, as published gemma4 configs do",
         )
     if c["per_layer"] and c["per_layer_vocabulary"] != c["vocabulary"]:
         raise model.lossy(
-            f"vocab_size_per_layer_input is {c['per_layer_vocabulary']} and vocab_size {c['vocabulary']}; llama.cpp takes "
-            f"{model.arch} to have as many of both"
+            f"vocab_size_per_layer_input is {c['per_layer_vocabulary']} and vocab_size {c['vocabulary']}; llama.cpp requires "
+            f"equal numbers for {model.arch}"
         )
     if not 0 <= c["own_layers"] <= c["layers"]:
         raise ConfigError(
-            f"{c['shared_layers']} is more than the {c['layers']} layers there are",
+            f"{c['shared_layers']} is more than the {c['layers']} layers of the model",
             where=f"{model.where}: num_kv_shared_layers",
         )
     if model.switches["enable_moe_block"] and not 0 < c["used"] <= c["experts"]:
         raise ConfigError(
-            f"{c['used']} is not a number from 1 to num_experts {c['experts']}", where=f"{model.where}: top_k_experts"
+            f"{c['used']} must be from 1 to num_experts, {c['experts']}", where=f"{model.where}: top_k_experts"
         )
 
 
@@ -348,7 +351,7 @@ def _check_delta(model: Model) -> None:
     c = model.counts
     if c["linear_values"] % c["linear_keys"]:
         raise ConfigError(
-            f"{c['linear_values']} is not a multiple of linear_num_key_heads {c['linear_keys']}",
+            f"{c['linear_values']} must be a multiple of linear_num_key_heads, {c['linear_keys']}",
             where=f"{model.where}: linear_num_value_heads",
         )
 

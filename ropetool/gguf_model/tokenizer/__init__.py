@@ -51,8 +51,8 @@ def tokenizer_values(path: Path, config: Mapping[str, Any], rows: int) -> tuple[
             values, notes = _from_model_file(path, config, rows)
         else:
             raise MissingFile(
-                f"does not exist, nor does {SENTENCEPIECE_MODEL}; a GGUF file holds the tokenizer", where=str(file),
-                try_=f"copy {names.TOKENIZER_JSON} and {names.TOKENIZER_CONFIG_JSON} of the model that it was made from "
+                f"is missing, and so is {SENTENCEPIECE_MODEL}; a GGUF file needs a tokenizer", where=str(file),
+                try_=f"copy {names.TOKENIZER_JSON} and {names.TOKENIZER_CONFIG_JSON} of the original model "
                 f"into {word(path)}",
             )  # fmt: skip
     return values | _template_values(path), notes
@@ -73,7 +73,7 @@ def _from_json(
         special = special_tokens(path, config, tokenizer, tokens.ids, where)
         return _piece_values(pieces, tokens) | _special_values(special), (*pieces.notes, *tokens.notes, *special.notes)
     if model.get("type") != "BPE":
-        raise LossyExport(f"is a {shown(model.get('type'))} tokenizer, neither BPE nor Unigram", where=where)
+        raise LossyExport(f"has the tokenizer type {shown(model.get('type'))}; supported: BPE and Unigram", where=where)
     check_bpe(model, where)
     check_byte_level(tokenizer, where)
     pre, notes = recognise(tokenizer, where)
@@ -99,7 +99,7 @@ def _added_beside(path: Path) -> list[Any]:
     if isinstance(decoder, Mapping):
         for number, token in decoder.items():
             if not isinstance(token, Mapping) or not (number.isdecimal() and len(number) < 10):
-                raise CorruptFile(f"has the added token {number!r}, which is none", where=str(path))
+                raise CorruptFile(f"the added token {number!r} must be a number and an object", where=str(path))
             found[int(number)] = {**token, "id": int(number)}
     return list(found.values())
 
@@ -179,6 +179,6 @@ def _check_names(templates: Sequence[Mapping[str, str]], path: Path) -> None:
         other = first.setdefault(key, one)
         if other["template"] != one["template"]:
             raise LossyExport(
-                f"its chat templates {other['name']!r} and {one['name']!r} both become {TEMPLATE}{key}, and differ",
-                where=str(path), try_="rename one of them, or take it out, where the tokenizer's files name it",
+                f"its chat templates {other['name']!r} and {one['name']!r} differ, but both would become {TEMPLATE}{key}",
+                where=str(path), try_="rename or remove one of them in the tokenizer files",
             )  # fmt: skip

@@ -16,25 +16,28 @@ def check_byte_level(tokenizer: Mapping[str, Any], where: str) -> None:
     """Return if a tokenizer.json with a BPE model is byte-level. Raises: LossyExport for one that is not."""
     model, decoder = tokenizer["model"], tokenizer.get("decoder")
     if not isinstance(decoder, Mapping) or decoder.get("type") != "ByteLevel":
-        raise LossyExport(f"is not byte-level: its decoder is {shown(decoder)}", where=where)
+        raise LossyExport(f"is not byte-level: its decoder is {shown(decoder)}, not ByteLevel", where=where)
     if model.get("unk_token") and not _byte_letters() <= model["vocab"].keys():
-        raise LossyExport("has unk_token for bytes without a token; llama.cpp leaves such bytes out", where=where)
+        raise LossyExport("uses unk_token for bytes without a token; llama.cpp drops such bytes", where=where)
 
 
 def check_bpe(model: Mapping[str, Any], where: str) -> None:
     """Return if this is a BPE as llama.cpp knows it. Raises: CorruptFile without vocab or merges; LossyExport."""
     if not isinstance(model.get("vocab"), Mapping) or not isinstance(model.get("merges"), list):
-        raise CorruptFile("has no vocab, or no merges", where=where)
+        raise CorruptFile("vocab or merges is missing", where=where)
     for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.get(key):
-            raise LossyExport(f"has {key} {shown(model[key])}, which llama.cpp does not have", where=where)
+            raise LossyExport(f"sets {key} {shown(model[key])}, which llama.cpp does not support", where=where)
     for merge in model["merges"]:
         parts = merge.split(" ") if isinstance(merge, str) else merge
         left, right = parts if isinstance(parts, list) and len(parts) == 2 else ("", "")
         if not (isinstance(left, str) and isinstance(right, str) and left and right):
-            raise CorruptFile(f"has the merge {shown(merge)}, which is not a pair of tokens", where=where)
+            raise CorruptFile(f"the merge {shown(merge)} must be a pair of tokens", where=where)
         if " " in left or " " in right:
-            raise CorruptFile(f"has the merge {shown(merge)}; spaces are spelled by another letter", where=where)
+            raise CorruptFile(
+                f"the merge {shown(merge)} contains a space inside a token, which byte-level BPE does not allow",
+                where=where,
+            )
 
 
 def _byte_letters() -> set[str]:

@@ -89,7 +89,7 @@ class _Reader:
             raise ValueError("it has no pieces")
         charsmap = _message(normalizer.get(_CHARSMAP, b""))
         if len(charsmap) > MAX_CHARSMAP:
-            raise ValueError(f"its charsmap has {len(charsmap):,} bytes; at most {MAX_CHARSMAP:,} are read")
+            raise ValueError(f"its charsmap has {len(charsmap):,} bytes; the maximum is {MAX_CHARSMAP:,}")
         # The defaults are those of the .proto.
         return ModelFile(
             tuple(pieces), _number(trainer.get(_MODEL_TYPE, UNIGRAM)), _number(normalizer.get(_DUMMY_PREFIX, 1)) != 0,
@@ -123,7 +123,7 @@ class _Reader:
             elif wire in (_FIXED32, _FIXED64):
                 size = 4 if wire == _FIXED32 else 8
             else:
-                raise ValueError(f"byte {at} has the wire type {wire}")
+                raise ValueError(f"byte {at} has the unknown wire type {wire}")
             if size > len(raw) - at:
                 raise ValueError(f"it ends within the field at byte {at}")
             yield number, raw[at : at + size]
@@ -146,11 +146,11 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
 
 def _message(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise ValueError("it has a number where text or a message belongs")
+        raise ValueError("it has a number instead of text or a message")
     return value
 
 
 def _number(value: int | bytes) -> int:
     if not isinstance(value, int):
-        raise ValueError("it has text where a number belongs")
+        raise ValueError("it has text instead of a number")
     return value

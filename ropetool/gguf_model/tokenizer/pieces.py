@@ -25,9 +25,10 @@ from ropetool.rope.tables import is_number
 
 SENTENCEPIECE_MODEL = "tokenizer.model"
 LLAMA, T5 = "llama", "t5"  # llama.cpp's names of the two kinds, tokenizer.ggml.model
+NORMALISES = "replaces characters or joins spaces before it splits text; llama.cpp does not"
 CHARSMAP_NOTE = (
-    "the tokenizer replaces characters a cluster at a time, llama.cpp one after the other, as SentencePiece does: other "
-    "tokens come of letters with several marks"
+    "the tokenizer replaces characters by cluster, llama.cpp one by one like SentencePiece: letters with several marks "
+    "get different tokens"
 )
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
@@ -61,13 +62,13 @@ def pieces_of_model_file(path: Path) -> Pieces:
     made, where = model_file.read_model_file(path), str(path)
     kinds = {model_file.UNIGRAM: T5, model_file.BPE: LLAMA}
     if made.model_type not in kinds or made.treat_whitespace_as_suffix:
-        raise LossyExport("is neither BPE nor Unigram with spaces in front of words", where=where)
+        raise LossyExport("must be BPE or Unigram, with spaces at the start of words", where=where)
     kind = kinds[made.model_type]
     entries = {piece.text: Entry(number, piece.score, piece.type) for number, piece in enumerate(made.pieces)}
     if len(entries) < len(made.pieces):
-        raise CorruptFile("has two pieces of one text", where=where)
+        raise CorruptFile("contains two pieces with the same text", where=where)
     if kind == LLAMA and (made.charsmap or made.remove_extra_whitespaces):
-        raise LossyExport("replaces characters or joins spaces before it splits text; llama.cpp does not", where=where)
+        raise LossyExport(NORMALISES, where=where)
     _check_bytes(kind, any(entry.type == BYTE for entry in entries.values()), where)
     return Pieces(kind, entries, made.add_dummy_prefix, made.remove_extra_whitespaces, made.charsmap)
 
@@ -82,7 +83,7 @@ def pieces_of_json(path: Path, tokenizer: Mapping[str, Any], where: str) -> Piec
         return _unigram(tokenizer, where)
     check_bpe(model, where)
     if model.get("ignore_merges") is True:
-        raise LossyExport("has ignore_merges, and llama.cpp's SentencePiece merges all words", where=where)
+        raise LossyExport("sets ignore_merges; llama.cpp always merges words of SentencePiece tokenizers", where=where)
     entries = {
         text: entry._replace(type=BYTE if _BYTE_TOKEN.fullmatch(text) else NORMAL)
         for text, entry in numbered(model["vocab"], where).items()
@@ -90,7 +91,7 @@ def pieces_of_json(path: Path, tokenizer: Mapping[str, Any], where: str) -> Piec
     _check_all_bytes(entries, where)
     spaces = _spaces(tokenizer, entries, where)
     if spaces.charsmap or spaces.squeezed or spaces.stripped or spaces.words:
-        raise LossyExport("replaces characters or joins spaces before it splits text; llama.cpp does not", where=where)
+        raise LossyExport(NORMALISES, where=where)
     entries, notes = _scored(entries, model, path)
     notes += _spelled_out(tokenizer)
     unknown = taken(model, "unk_token", TEXT, where, "")
@@ -101,12 +102,12 @@ def pieces_of_json(path: Path, tokenizer: Mapping[str, Any], where: str) -> Piec
 
 def _check_bytes(kind: str, has_bytes: bool, where: str) -> None:
     if kind == T5 and has_bytes:
-        raise LossyExport("is a Unigram that spells unknown letters by bytes; llama.cpp's has none", where=where)
+        raise LossyExport("is a Unigram with byte_fallback, which llama.cpp does not support", where=where)
 
 
 def _check_all_bytes(entries: Mapping[str, Entry], where: str) -> None:
     if sum(entry.type == BYTE for entry in entries.values()) < 256:
-        raise LossyExport("has no tokens for some bytes; llama.cpp ends the process over such a byte", where=where)
+        raise LossyExport("lacks tokens for some bytes; llama.cpp aborts the process at such a byte", where=where)
 
 
 # --- scores
@@ -117,7 +118,7 @@ def _scored(entries: Mapping[str, Entry], model: Mapping[str, Any], path: Path) 
     joined = [text for text, entry in entries.items() if entry.type == NORMAL]
     missing = list(itertools.islice(pairs_without_merge(joined, model), 1))
     notes = [
-        f"llama.cpp joins {left!r} and {right!r}, and maybe other pairs, which the merges do not"
+        f"llama.cpp joins {left!r} and {right!r}, and maybe other pairs that the merges do not join"
         for left, right in missing
     ]
     stated = _stated_scores(entries, path)
@@ -140,7 +141,7 @@ def _spelled_out(tokenizer: Mapping[str, Any]) -> list[str]:
     added = [token for token in taken(tokenizer, "added_tokens", LIST, "", []) if isinstance(token, Mapping)]
     late = [token.get("content") for token in added if token.get("normalized") is True]
     return [
-        f"token {text!r} is matched only behind a space (normalized), in llama.cpp anywhere"
+        f"the tokenizer matches token {text!r} only after a space (normalized), llama.cpp anywhere"
         for text in late
         if prepends
     ]
@@ -154,16 +155,16 @@ def _unigram(tokenizer: Mapping[str, Any], where: str) -> Pieces:
     listed = taken(model, "vocab", LIST, where)
     wrong = next((one for one in listed if not _is_scored(one)), ABSENT)
     if wrong is not ABSENT:
-        raise CorruptFile(f"has {shown(wrong)} in its vocab; a text and a finite number belong there", where=where)
+        raise CorruptFile(f"vocab contains {shown(wrong)}; an entry must be a text and a finite number", where=where)
     check_lengths((text for text, _ in listed), where)
     _check_bytes(T5, model.get("byte_fallback") is True, where)
     unknown = model.get("unk_id")
     if type(unknown) is not int or not 0 <= unknown < len(listed):
-        raise LossyExport("has no unknown token, which llama.cpp's Unigram needs", where=where)
+        raise LossyExport("has no unknown token, which llama.cpp requires for Unigram", where=where)
     entries = {text: Entry(number, float(score)) for number, (text, score) in enumerate(listed)}
     entries[listed[unknown][0]] = Entry(unknown, float(listed[unknown][1]), UNKNOWN)
     if len(entries) < len(listed):
-        raise CorruptFile("has two tokens of one text", where=where)
+        raise CorruptFile("contains two tokens with the same text", where=where)
     spaces = _spaces(tokenizer, entries, where)
     return Pieces(T5, entries, spaces.prefix, _merged(spaces, where), spaces.charsmap, spaces.notes)
 
@@ -172,11 +173,11 @@ def _merged(spaces: _Spaces, where: str) -> bool:
     """Return whether runs of spaces count as one and those at the end as none, which llama.cpp does together."""
     if (spaces.words or spaces.stripped) and not spaces.charsmap:
         raise LossyExport(
-            "drops tabs and line ends like spaces, without a charsmap that makes spaces of them", where=where
+            "drops tabs and line ends like spaces, but has no charsmap that maps them to spaces", where=where
         )
     if spaces.squeezed != spaces.stripped and not spaces.words:
         raise LossyExport(
-            "joins spaces, or drops those at the end, but not both; llama.cpp does both or none", where=where
+            "joins spaces or drops trailing spaces, but not both; llama.cpp does both or neither", where=where
         )
     return spaces.words or spaces.squeezed
 
@@ -215,11 +216,14 @@ def _normalised(found: _Spaces, step: Mapping[str, Any], where: str) -> _Spaces:
 def _charsmap(step: Mapping[str, Any], where: str) -> bytes:
     text = taken(step, "precompiled_charsmap", TEXT, where, "")
     if len(text) > 2 * model_file.MAX_CHARSMAP:
-        raise CorruptFile(f"has a precompiled_charsmap of {len(text):,} letters, more than are read", where=where)
+        raise CorruptFile(
+            f"precompiled_charsmap has {len(text):,} letters; the maximum is {2 * model_file.MAX_CHARSMAP:,}",
+            where=where,
+        )
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:  # binascii.Error is one
-        raise CorruptFile("has a precompiled_charsmap that is not base64", where=where) from None
+        raise CorruptFile("precompiled_charsmap is not base64", where=where) from None
 
 
 def _split(found: _Spaces, step: Mapping[str, Any], entries: Mapping[str, Entry], where: str) -> _Spaces:
@@ -229,16 +233,22 @@ def _split(found: _Spaces, step: Mapping[str, Any], entries: Mapping[str, Entry]
     if kind == "WhitespaceSplit":
         return replace(found, words=True)
     if kind != "Metaspace" or step.get("replacement") != SPACE:
-        raise LossyExport(f"splits text by {shown(dict(step))[:200]}, which llama.cpp has no name for", where=where)
+        raise LossyExport(f"splits text by {shown(dict(step))[:200]}, which llama.cpp does not support", where=where)
     if step.get("split", True) is True and any(_spans_words(text) for text in entries):
-        raise LossyExport("has pieces of several words, and splits text into words; llama.cpp does not", where=where)
+        raise LossyExport(
+            "splits text into words, but has pieces of several words; llama.cpp does not split it", where=where
+        )
     scheme = step.get("prepend_scheme", "always")
     if scheme == "never":
         return found
     dropped = found.squeezed or found.words  # then no text begins with a space any more
-    notes = [] if dropped else ["llama.cpp puts a space before a text that has one in front; the tokenizer does not"]
+    notes = (
+        []
+        if dropped
+        else ["llama.cpp also adds a space before a text that begins with a space; the tokenizer does not"]
+    )
     if scheme == "first":
-        notes.append("llama.cpp puts a space behind every special token, the tokenizer only before the whole text")
+        notes.append("llama.cpp adds a space after every special token, the tokenizer only before the whole text")
     return replace(found, prefix=True, notes=(*found.notes, *notes))
 
 

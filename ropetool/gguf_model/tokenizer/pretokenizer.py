@@ -15,8 +15,8 @@ from ropetool.gguf_model.tokenizer.merges import merges_make_every_token
 from ropetool.gguf_model.tokenizer.pretokenizer_names import DIGIT, GPT2, NAMES, PRE_TOKENIZERS
 
 NFC_NOTE = (
-    "the tokenizer composes text first (NFC), llama.cpp does not: text with decomposed letters, such as e followed by "
-    "a combining accent, gets other tokens there"
+    "the tokenizer composes text first (NFC), llama.cpp does not: decomposed letters, such as e with a combining accent, "
+    "get different tokens in llama.cpp"
 )
 
 
@@ -30,7 +30,7 @@ def recognise(tokenizer: Mapping[str, Any], where: str) -> tuple[str, tuple[str,
     name = _name(splits, tokenizer, where)
     difference = PRE_TOKENIZERS[name].difference
     if difference:
-        notes += (f"llama.cpp splits text almost as the tokenizer does; other tokens come of {difference}",)
+        notes += (f"llama.cpp splits some text differently: {difference}",)
     return name, notes
 
 
@@ -43,12 +43,12 @@ def _name(splits: tuple[str, ...], tokenizer: Mapping[str, Any], where: str) -> 
         return known
     if known is not None:
         raise LossyExport(
-            f"splits text like {known}, but with ignore_merges {str(ignore_merges).lower()}; llama.cpp ties the two, and "
-            "the merges do not make every token", where=where,
+            f"splits text like {known}, but has ignore_merges {str(ignore_merges).lower()}; llama.cpp sets the opposite for "
+            f"{known}, and the merges do not produce every token", where=where,
         )  # fmt: skip
     spelled = " then ".join(splits) or "no regular expression"
     raise LossyExport(
-        f"its pre-tokenizer is not known: it splits text by {spelled}; known are {', '.join(NAMES.values())}",
+        f"its pre-tokenizer is unknown: it splits text by {spelled}; known: {', '.join(NAMES.values())}",
         where=where,
     )
 
@@ -67,11 +67,11 @@ def _splits(pre_tokenizer: Any, where: str) -> Iterator[str]:
     """Yield the expressions that text is split by, in order; ByteLevel must be the last step."""
     steps = list(steps_of(pre_tokenizer, "pretokenizers", where))
     if not steps or _kind(steps[-1], where) != "ByteLevel":
-        raise LossyExport("does not spell text as bytes: its last pre-tokenizer is not ByteLevel", where=where)
+        raise LossyExport("does not encode text as bytes: its last pre-tokenizer is not ByteLevel", where=where)
     for step in steps[:-1]:
         yield _expression(step, where)
     if steps[-1].get("add_prefix_space", True) is True:
-        raise LossyExport("puts a space before each text (add_prefix_space); llama.cpp does not", where=where)
+        raise LossyExport("adds a space before each text (add_prefix_space); llama.cpp does not", where=where)
     if steps[-1].get("use_regex", True) is True:
         yield GPT2
 
@@ -83,14 +83,14 @@ def _expression(step: Mapping[str, Any], where: str) -> str:
         return DIGIT
     expression = pattern.get("Regex") if kind == "Split" and isinstance(pattern, Mapping) else None
     if not isinstance(expression, str):
-        raise LossyExport(f"its pre-tokenizer {shown(dict(step))} is none that llama.cpp has a name for", where=where)
+        raise LossyExport(f"llama.cpp does not support its pre-tokenizer {shown(dict(step))}", where=where)
     expression = expression.replace("\r", r"\r").replace("\n", r"\n")  # DeepSeek's files have the characters themselves
     # The expressions known match every character, so that keeping the matches alone keeps all; but for DIGIT.
     ways = [("Isolated", False)] + ([("Removed", True)] if expression != DIGIT else [])
     if (step.get("behavior"), step.get("invert", False)) not in ways:
         raise LossyExport(
             f"splits text by {expression} with behavior {shown(step.get('behavior'))} and invert "
-            f"{shown(step.get('invert'))}, which drops or joins parts; llama.cpp keeps each match on its own",
+            f"{shown(step.get('invert'))}, which drops or joins parts; llama.cpp keeps each match separate",
             where=where,
         )
     return expression
@@ -105,7 +105,7 @@ def steps_of(part: Any, inner: str, where: str) -> Iterator[Mapping[str, Any]]:
         return
     steps = part.get(inner)
     if not isinstance(steps, list):
-        raise CorruptFile(f"has a Sequence without {inner}", where=where)
+        raise CorruptFile(f"contains a Sequence without {inner}", where=where)
     for step in steps:
         yield from steps_of(step, inner, where)
 
@@ -113,5 +113,5 @@ def steps_of(part: Any, inner: str, where: str) -> Iterator[Mapping[str, Any]]:
 def _kind(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(kind, str):
-        raise CorruptFile(f"{shown(part)} is not a step of a tokenizer, it has no type", where=where)
+        raise CorruptFile(f"the tokenizer step {shown(part)} has no type", where=where)
     return kind

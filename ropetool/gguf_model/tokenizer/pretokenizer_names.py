@@ -97,9 +97,9 @@ class PreTokenizer(NamedTuple):
     difference: str = ""
 
 
-_CASE = "a small letter beyond ASCII with a large one behind it, which stay one word there"
-_MARKS = f"combining marks, which are parted from their letters there, and {_CASE}"
-_SPACES = "spaces beyond ASCII, such as U+3000, which the expressions class with signs or letters"
+_CASE = "it keeps a non-ASCII lowercase letter and a following uppercase letter in one word"
+_MARKS = f"it separates combining marks from their letters, and {_CASE}"
+_SPACES = "the tokenizer treats non-ASCII spaces, such as U+3000, as signs or letters"
 
 # By llama.cpp's name, tokenizer.ggml.pre. Source: src/llama-vocab.cpp of llama.cpp, load and llm_tokenizer_bpe.
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {

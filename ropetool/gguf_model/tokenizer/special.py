@@ -102,7 +102,7 @@ def _ends(path: Path, config: Mapping[str, Any]) -> tuple[list[int], list[str]]:
         stated = _optional(path / GENERATION_CONFIG).get("eos_token_id")
     except CheckpointError as error:
         stated = None
-        notes = [f"the tokens that end a text are {names.CONFIG_JSON}'s alone: {GENERATION_CONFIG} {error.message}"]
+        notes = [f"end-of-text tokens come from {names.CONFIG_JSON} only: {GENERATION_CONFIG} {error.message}"]
     listed = config.get("eos_token_id") if stated is None else stated
     several = listed if isinstance(listed, list) else [listed]
     return [number for number in several if isinstance(number, int) and not isinstance(number, bool)], notes
@@ -115,20 +115,25 @@ def _more_ends(found: dict[str, int], ends: Sequence[int], ids: Mapping[str, int
         found["eos"] = ends[0]
     more = [n for n in dict.fromkeys(ends) if n in texts and n != found.get("eos") and texts[n] not in KNOWN_ENDS]
     found.update(zip(MORE_ENDS, more, strict=False))
-    return [f"token {texts[n]!r} ends a text, which a GGUF file has no key left for" for n in more[len(MORE_ENDS) :]]
+    return [
+        f"token {texts[n]!r} also ends a text, but a GGUF file has no more keys for such tokens"
+        for n in more[len(MORE_ENDS) :]
+    ]
 
 
 def _settle(found: dict[str, int], kind: str, added: int | None, stated: Mapping[str, Any], where: str) -> list[str]:
     """Make the token that is put around the text the special token of its kind, which is all that llama.cpp puts."""
     if added is not None and found.setdefault(kind, added) != added:
         raise LossyExport(
-            f"its post-processor adds token {added}, while its {kind} token is {found[kind]}; llama.cpp adds no other",
+            f"its post-processor adds token {added}, but llama.cpp adds only its {kind} token, {found[kind]}",
             where=where,
         )
     asked = stated.get(f"add_{kind}_token")
     if isinstance(asked, bool) and asked != (added is not None):
-        does = "adds one" if added is not None else "adds none"
-        return [f"add_{kind}_token is {str(asked).lower()}, but the post-processor {does}, which is what counts"]
+        does = "adds one" if added is not None else "does not add one"
+        return [
+            f"add_{kind}_token is {str(asked).lower()}, but the post-processor {does}; the file follows the post-processor"
+        ]
     return []
 
 
@@ -162,13 +167,13 @@ def _around(post_processor: Any, where: str) -> tuple[tuple[int | None, int | No
             before, behind = [*first, *before], [*behind, *last]
         elif step.get("type") != "ByteLevel":  # that one only mends offsets
             raise LossyExport(
-                f"its post-processor {shown(step.get('type'))} is not known; ByteLevel and TemplateProcessing are",
+                f"unknown post-processor {shown(step.get('type'))}; known: ByteLevel and TemplateProcessing",
                 where=where,
             )
     if len(before) > 1 or len(behind) > 1:  # glm4: [gMASK]<sop>, which its chat template writes out
         return (None, None), [
-            f"its post-processor puts tokens {before} before a text and {behind} behind; llama.cpp puts one at most, so "
-            "the file asks for none: a prompt has to have them written out, as chat templates do"
+            f"its post-processor adds tokens {before} before a text and {behind} after it; llama.cpp adds at most one on each "
+            "side. The file adds none: write them in the prompt, as chat templates do"
         ]
     return (before[0] if before else None, behind[0] if behind else None), []
 
@@ -178,7 +183,7 @@ def _steps(part: Any, where: str) -> Iterator[Mapping[str, Any]]:
         return
     inner = part.get("processors") if isinstance(part, Mapping) and part.get("type") == "Sequence" else [part]
     if not isinstance(inner, list) or not all(isinstance(step, Mapping) for step in inner):
-        raise CorruptFile(f"has a post-processor that is none: {shown(part)}", where=where)
+        raise CorruptFile(f"post_processor must be an object: {shown(part)}", where=where)
     yield from inner
 
 
@@ -196,7 +201,7 @@ def _template(step: Mapping[str, Any], where: str) -> tuple[list[int], list[int]
         ids = taken(taken(known, name, OBJECT, place), "ids", TOKEN_IDS, place)
         parts[min(seen, 1)].extend(ids)
     if seen != 1:
-        raise LossyExport(f"its template puts a text there {seen} times; llama.cpp does so once", where=where)
+        raise LossyExport(f"its template inserts a text {seen} times; llama.cpp inserts it once", where=where)
     return parts
 
 
@@ -219,7 +224,7 @@ def chat_templates(path: Path) -> list[dict[str, str]]:
     listed = found if isinstance(found, list) else [{"name": "default", "template": found}]
     for one in listed:
         if not isinstance(one, Mapping) or not all(isinstance(one.get(key), str) for key in ("name", "template")):
-            raise CorruptFile(f"has a chat template that is none: {shown(one)}", where=str(path))
+            raise CorruptFile(f"a chat template must have a name and a template: {shown(one)}", where=str(path))
     chosen = [{"name": one["name"], "template": one["template"]} for one in listed]
     return sorted(chosen, key=lambda one: one["name"] != "default")
 

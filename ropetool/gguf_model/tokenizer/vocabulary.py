@@ -48,7 +48,7 @@ def numbered(vocabulary: Mapping[str, Any], where: str) -> dict[str, Entry]:
     if {*map(type, numbers)} - {int} or min(numbers, default=0) < 0:
         for text, number in vocabulary.items():
             if type(number) is not int or number < 0:
-                raise CorruptFile(f"gives {text!r} the id {shown(number)}; ids are whole numbers from 0", where=where)
+                raise CorruptFile(f"{text!r} has the id {shown(number)}; ids must be whole numbers from 0", where=where)
     return dict(zip(vocabulary, map(Entry, numbers), strict=True))
 
 
@@ -63,11 +63,13 @@ def check_lengths(texts: Iterable[str], where: str) -> None:
         letters += len(text)
         if len(text) > MAX_TOKEN or letters > MAX_LETTERS:
             raise CorruptFile(
-                f"has a token of {len(text):,} letters, and {letters:,} up to there; at most {MAX_TOKEN:,} and "
-                f"{MAX_LETTERS:,} are read", where=where,
+                f"has a token of {len(text):,} letters and tokens of {letters:,} letters in all; the maximum is "
+                f"{MAX_TOKEN:,} and {MAX_LETTERS:,}", where=where,
             )  # fmt: skip
         if not is_text(text):
-            raise CorruptFile(f"has the token {shown(text)}, half of a surrogate pair, which is not text", where=where)
+            raise CorruptFile(
+                f"the token {shown(text)} contains half of a surrogate pair, which is not text", where=where
+            )
 
 
 def laid_out(entries: Mapping[str, Entry], added: Iterable[Any], rows: int, where: str, *, pieces: bool) -> Tokens:
@@ -85,7 +87,7 @@ def laid_out(entries: Mapping[str, Entry], added: Iterable[Any], rows: int, wher
         text, number, special = _added(token, where)
         known = found.get(text)
         if known is not None and known.number != number:
-            raise CorruptFile(f"gives {text!r} the ids {known.number} and {number}", where=where)
+            raise CorruptFile(f"{text!r} has two ids, {known.number} and {number}", where=where)
         if known is None and number >= rows:
             beyond.append(text)
             continue
@@ -95,7 +97,9 @@ def laid_out(entries: Mapping[str, Entry], added: Iterable[Any], rows: int, wher
     by_id = _by_id(found, rows, where)
     texts = tuple(_written(by_id.get(number), number, found, pieces) for number in range(rows))
     if len(set(texts)) < rows:  # llama.cpp aborts the process over two tokens of one text
-        raise CorruptFile("has two tokens of one text, or one named [PADn] as unused rows are", where=where)
+        raise CorruptFile(
+            "contains two tokens with the same text, or a token [PADn], the name of unused rows", where=where
+        )
     filled = [found[by_id[n]] if n in by_id else Entry(n, PADDING_SCORE, UNUSED) for n in range(rows)]
     return Tokens(
         texts, tuple(entry.type for entry in filled), tuple(entry.score for entry in filled),
@@ -114,7 +118,7 @@ def _added(token: Any, where: str) -> tuple[str, int, bool]:
     text = token.get("content") if isinstance(token, Mapping) else None
     number = token.get("id") if isinstance(token, Mapping) else None
     if not is_text(text) or not text or not isinstance(number, int) or isinstance(number, bool) or number < 0:
-        raise CorruptFile(f"has the added token {shown(token)}, which is none", where=where)
+        raise CorruptFile(f"the added token {shown(token)} must have a content and an id", where=where)
     return text, number, token.get("special") is True
 
 
@@ -125,14 +129,14 @@ def _habits(token: Mapping[str, Any]) -> str:
 def _habit_notes(texts_by_habits: Mapping[str, Sequence[str]]) -> Iterator[str]:
     for habits, texts in texts_by_habits.items():
         if habits:
-            who = f"token {texts[0]!r} has" if len(texts) == 1 else f"{len(texts)} tokens, {texts[0]!r} the first, have"
-            yield f"{who} {habits}, which llama.cpp does not follow"
+            who = f"token {texts[0]!r} has" if len(texts) == 1 else f"{len(texts)} tokens, the first {texts[0]!r}, have"
+            yield f"{who} {habits}, which llama.cpp ignores"
 
 
 def _beyond_notes(texts: Sequence[str], rows: int) -> Iterator[str]:
     if texts:
-        which = f"token {texts[0]!r} is" if len(texts) == 1 else f"{len(texts)} tokens, {texts[0]!r} the first, are"
-        yield f"{which} left out: the embedding has {rows} rows, and none for what was added beyond"
+        which = f"token {texts[0]!r} is" if len(texts) == 1 else f"{len(texts)} tokens, the first {texts[0]!r}, are"
+        yield f"{which} left out: the embedding has only {rows} rows"
 
 
 def _looks_special(text: str) -> bool:
@@ -145,9 +149,9 @@ def _by_id(found: Mapping[str, Entry], rows: int, where: str) -> dict[int, str]:
         number = entry.number
         if number >= rows:
             raise LossyExport(
-                f"has token {text!r} with id {number}, and the embedding has {rows} rows: vocab_size is too small",
+                f"token {text!r} has id {number}, but the embedding has {rows} rows: vocab_size is too small",
                 where=where, try_="resize the model's embedding to the tokenizer",
             )  # fmt: skip
         if by_id.setdefault(number, text) != text:
-            raise CorruptFile(f"gives {by_id[number]!r} and {text!r} the same id {number}", where=where)
+            raise CorruptFile(f"{by_id[number]!r} and {text!r} have the same id {number}", where=where)
     return by_id

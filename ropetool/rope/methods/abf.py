@@ -17,7 +17,7 @@ from ropetool.rope.tables import RopeTable
 
 NAME = "abf"
 ALIASES = ("adjusted-base",)
-SUMMARY = "adjusted base frequency: a stated rope_theta; the factor only states the length"
+SUMMARY = "adjusted base frequency: you set rope_theta; the factor sets only the context length"
 SOURCE = "arXiv:2309.16039; arXiv:2308.12950; smaller bases: arXiv:2310.05209"
 AUTO_ATTENTION_FACTOR = "none"
 
@@ -32,11 +32,11 @@ def derive(source: Source, goal: Goal, params: Params) -> Derived:
     if rope_theta is None:
         raise InvalidRope("abf needs the new base", where="--rope-theta", try_="--rope-theta 1e6")
     if not math.isfinite(rope_theta) or rope_theta <= 1:
-        raise InvalidRope(f"{rope_theta:g} is not a base; it is a finite number above 1", where="--rope-theta")
+        raise InvalidRope(f"{rope_theta:g} is not a base; a base is a finite number above 1", where="--rope-theta")
     old = source.rope_theta or source.stated_theta
     if old is None:
         raise InvalidRope(
-            "the source names no rope_theta, so there is no old base to replace",
+            "the source does not set rope_theta, so there is no base to replace",
             where="--method abf",
             try_="--method ntk, which stretches any table",
         )

@@ -11,7 +11,7 @@ from ropetool.rope.tables import RopeTable
 
 NAME = "attention"
 ALIASES = ("attention-factor",)
-SUMMARY = "only the attention factor changes; default logn, sqrt(ln(sL) / ln L)"
+SUMMARY = "changes only the attention factor; default logn, sqrt(ln(sL) / ln L)"
 SOURCE = "kexue.fm/archives/8823; arXiv:2202.12172"
 AUTO_ATTENTION_FACTOR = "logn"
 Params = NoParams
@@ -22,5 +22,5 @@ def derive(source: Source, goal: Goal, params: NoParams) -> Derived:
         RopeTable.fixed(source.inv_freq, chosen_attention_factor(source, goal, AUTO_ATTENTION_FACTOR)),
         goal.target_length,
         softmax_multiplier=source.softmax_multiplier,
-        notes=("the frequencies stay as they are: an attention factor alone does not extend a context",),
+        notes=("the frequencies do not change: an attention factor does not extend the context",),
     )

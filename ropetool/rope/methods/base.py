@@ -42,29 +42,25 @@ class Goal:
         target is below the source's length or beyond 2^31 positions.
         """
         if (factor is None) == (target_length is None):
-            raise InvalidRope("give exactly one of --factor and --target-length", try_="--factor 4")
+            raise InvalidRope("pass exactly one of --factor and --target-length", try_="--factor 4")
         if factor is not None:
             if not is_number(factor) or factor < 1:
-                raise InvalidRope(f"{factor} is not a factor; it is a finite number of at least 1", where="--factor")
-            if length * factor > MAX_LENGTH:
                 raise InvalidRope(
-                    f"{factor:g} times {length} tokens is beyond {MAX_LENGTH} positions, the most that runtimes count",
-                    where="--factor",
+                    f"{factor} is not a factor; a factor is a finite number of at least 1", where="--factor"
                 )
+            if length * factor > MAX_LENGTH:
+                raise _too_long(f"{factor:g} times {length}", "--factor")
             target_length = round(length * factor)
         if not isinstance(target_length, int) or isinstance(target_length, bool):
-            raise InvalidRope(f"{target_length} is not a whole number of tokens", where="--target-length")
+            raise InvalidRope(f"{target_length} must be a whole number of tokens", where="--target-length")
         if target_length < length:
             raise InvalidRope(
-                f"{target_length} is below the {length} tokens that the model was trained on; nothing to extend",
+                f"{target_length} is below the {length} tokens of the trained length; there is nothing to extend",
                 where="--target-length",
                 try_=f"a target length of at least {length}",
             )
         if target_length > MAX_LENGTH:
-            raise InvalidRope(
-                f"{target_length} is beyond {MAX_LENGTH} positions, the most that runtimes count",
-                where="--target-length",
-            )
+            raise _too_long(str(target_length), "--target-length")
         if not isinstance(attention_factor, str) and not (is_number(attention_factor) and attention_factor > 0):
             raise InvalidRope(
                 f"{attention_factor} multiplies cos and sin and must be a finite number above 0",
@@ -99,6 +95,10 @@ def described(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
 
 
+def _too_long(tokens: str, where: str) -> InvalidRope:
+    return InvalidRope(f"{tokens} tokens is above {MAX_LENGTH}, the most that runtimes support", where=where)
+
+
 def chosen_attention_factor(source: Source, goal: Goal, auto: str) -> float:
     """Return the attention factor: the preset's value, the number, or the source's times the method's own.
 
@@ -112,7 +112,7 @@ def chosen_attention_factor(source: Source, goal: Goal, auto: str) -> float:
         return float(preset)
     values = {"none": 1.0, "yarn": yarn_factor(goal.factor), "logn": logn_factor(goal.factor, source.length)}
     if preset not in values:
-        raise InvalidRope(f"{preset!r} is neither a number nor one of {', '.join(PRESETS)}", where="--attention-factor")
+        raise InvalidRope(f"{preset!r} must be a number or one of {', '.join(PRESETS)}", where="--attention-factor")
     return base * values[preset]
 
 
@@ -127,7 +127,7 @@ def check_betas(beta_fast: float, beta_slow: float) -> None:
     if beta_fast < beta_slow:
         raise InvalidRope(
             f"beta_fast {beta_fast:g} is below beta_slow {beta_slow:g}; "
-            "pairs above beta_fast turns are kept, below beta_slow divided",
+            "pairs with more turns than beta_fast are kept, with fewer than beta_slow divided",
             where="--beta-fast",
             try_="--beta-fast 32 --beta-slow 1",
         )
@@ -139,8 +139,8 @@ def reach_note(method: str, source: Source, inv_freq: Array, target_length: int)
     if reached >= target_length * (1 - 1e-9):
         return ()
     return (
-        f"{method} reaches about {math.floor(reached)} tokens, not {target_length}: beyond that, pair {first} "
-        f"leaves the arc that it passes within {source.length} tokens; yarn reaches its target",
+        f"{method} reaches about {math.floor(reached)} tokens, not {target_length}: beyond that, pair {first} rotates "
+        f"further than within the {source.length} trained tokens. The yarn method reaches its target",
     )
 
 

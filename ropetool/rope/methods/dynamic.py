@@ -16,7 +16,7 @@ from ropetool.rope.tables import MAX_LENGTH, RopeTable
 
 NAME = "dynamic"
 ALIASES = ("dynamic-ntk",)
-SUMMARY = "NTK whose factor follows the current length; -p freeze N fixes it at a length"
+SUMMARY = "NTK with a factor that grows with the text; -p freeze N fixes the table for a length"
 SOURCE = "emozilla 2023, reddit.com/r/LocalLLaMA/comments/14mrgpr"
 AUTO_ATTENTION_FACTOR = "none"
 
@@ -35,8 +35,7 @@ def derive(source: Source, goal: Goal, params: Params) -> Derived:
     if params.freeze is not None:
         if not source.length <= params.freeze <= MAX_LENGTH:
             raise InvalidRope(
-                f"{params.freeze} is not between the trained length of {source.length}, up to which the rule changes "
-                f"nothing, and {MAX_LENGTH} positions",
+                f"{params.freeze} must be from the trained length, {source.length}, to {MAX_LENGTH} tokens",
                 where="-p freeze",
             )
         if source.rope_theta is not None:
@@ -58,7 +57,7 @@ def derive(source: Source, goal: Goal, params: Params) -> Derived:
         native=native,
         softmax_multiplier=source.softmax_multiplier,
         notes=(
-            f"max_position_embeddings stays {source.length}: it is the length from which the rule counts. "
-            "The factor is not used, the stretch is n / L. The table changes while a cache grows; -p freeze N writes a fixed one",
+            f"max_position_embeddings stays {source.length}, because the rule counts from it. The rule ignores the factor and "
+            "stretches by n / L. The table changes while the KV cache grows; -p freeze N writes a fixed table",
         ),
     )

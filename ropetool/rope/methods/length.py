@@ -11,7 +11,7 @@ from ropetool.rope.tables import RopeTable
 
 NAME = "length"
 ALIASES = ("context-length",)
-SUMMARY = "only the stated context changes: for a model trained longer than it says, or layers without rotation"
+SUMMARY = "changes only the configured context length: for models trained on longer texts, or layers without rotation"
 SOURCE = "max_position_embeddings of transformers, context_length of GGUF"
 AUTO_ATTENTION_FACTOR = "none"
 KEEPS_TABLES = True

@@ -27,7 +27,7 @@ def derive(source: Source, goal: Goal, params: Params) -> Derived:
     low, high = params.low_freq_factor, params.high_freq_factor
     if not (math.isfinite(low) and math.isfinite(high) and 0 < low < high):
         raise InvalidRope(
-            f"low_freq_factor {low:g} and high_freq_factor {high:g} must be above 0, the low one smaller",
+            f"low_freq_factor {low:g} and high_freq_factor {high:g} must be above 0, and the low one smaller",
             where="-p low_freq_factor",
             try_="-p low_freq_factor 1 -p high_freq_factor 4",
         )

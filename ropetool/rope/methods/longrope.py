@@ -17,7 +17,7 @@ from ropetool.rope.tables import Regime, RopeTable
 
 NAME = "longrope"
 ALIASES = ("su",)
-SUMMARY = "a divisor per pair from a list, one up to the trained length, one beyond"
+SUMMARY = "a divisor per pair: one list up to the trained length, one beyond"
 SOURCE = "arXiv:2402.13753"
 AUTO_ATTENTION_FACTOR = "logn"
 
@@ -35,7 +35,7 @@ class Params:
 def derive(source: Source, goal: Goal, params: Params) -> Derived:
     if not params.long_factor:
         raise InvalidRope(
-            "longrope needs its divisors, and the source has none",
+            "longrope needs a list of divisors, and the source does not have one",
             where="-p long_factor",
             try_="-p long_factor FILE.json, a JSON list of one number per rotary pair",
         )

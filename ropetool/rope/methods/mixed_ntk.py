@@ -14,7 +14,7 @@ from ropetool.rope.tables import RopeTable
 
 NAME = "mixed-ntk"
 ALIASES = ("ntk-mixed",)
-SUMMARY = "a stretch exp(a (i+1)^b) over the pairs, all of the factor for the slowest"
+SUMMARY = "stretches pair i by exp(a (i+1)^b); the slowest pair gets the whole factor"
 SOURCE = "kexue.fm/archives/9706"
 AUTO_ATTENTION_FACTOR = "none"
 
@@ -26,7 +26,9 @@ class Params:
 
 def derive(source: Source, goal: Goal, params: Params) -> Derived:
     if not math.isfinite(params.exponent) or params.exponent <= 0:
-        raise InvalidRope(f"{params.exponent} is not an exponent; it is a finite number above 0", where="-p exponent")
+        raise InvalidRope(
+            f"{params.exponent} is not an exponent; it must be a finite number above 0", where="-p exponent"
+        )
     pairs = source.inv_freq.size
     # a (i+1)^b with a = ln s / pairs^b, written so that no exponent overflows
     share = (np.arange(1, pairs + 1) / pairs) ** params.exponent

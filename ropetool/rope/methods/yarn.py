@@ -51,7 +51,7 @@ def derive_by_parts(source: Source, goal: Goal, params: Params, auto: str) -> De
     elif params.ramp == "turns":
         kept = kept_share_by_turns(source, params.beta_fast, params.beta_slow)
     else:
-        raise InvalidRope(f"{params.ramp!r} is not a ramp; there are dims and turns", where="-p ramp")
+        raise InvalidRope(f"{params.ramp!r} is not a ramp; pass dims or turns", where="-p ramp")
 
     on_whole_score = source.mscale is not None and auto == "yarn" and goal.attention_factor == "auto"
     softmax_multiplier = source.softmax_multiplier
@@ -63,7 +63,7 @@ def derive_by_parts(source: Source, goal: Goal, params: Params, auto: str) -> De
         attention_factor = chosen_attention_factor(source, goal, auto)
         if source.mscale is not None and attention_factor != 1:
             notes = (
-                "this attention factor heats only the rotary part of the score; `auto` puts it on the whole score",
+                "this attention factor scales only the rotary part of the score; --attention-factor auto scales the whole score",
             )
     return Derived(
         RopeTable.fixed(blend(source.inv_freq, kept, goal.factor), attention_factor),

@@ -12,7 +12,7 @@ from ropetool.runtimes.llama_cpp.exported import read_exported
 NAME = "llama.cpp"
 FORMATS = ("gguf",)  # a directory is read by way of our export, where that is asked for by name
 VERSIONS = "llama-cpp-python 0.3.36"
-SUMMARY = "llama.cpp: reads a fixed list of keys for each architecture and ignores the rest without a word"
+SUMMARY = "llama.cpp: reads a fixed list of keys for each architecture and silently ignores the rest"
 
 
 def decode(checkpoint: Checkpoint) -> RopeSet:

@@ -192,20 +192,18 @@ class Architecture:
     def limit(self) -> str:
         """What stands against some tables here, in words; empty where nothing does."""
         if self.fixed_base:
-            return f"its graph rotates by a base of {self.fixed_base:g}, whatever the file says"
+            return f"its graph always rotates with the base {self.fixed_base:g} and ignores the base in the file"
         if self.norm_after:
-            return "it normalises queries and keys after the rotation, which takes any factor away"
+            return "it normalises queries and keys after the rotation, which cancels any factor"
         if self.name in WITHOUT_FACTOR:
-            return "its graph divides YaRN's factor out again and never looks at attn_factor"
+            return "its graph cancels YaRN's factor and does not read attn_factor"
         if self.mla and YARN_LOG_MULTIPLIER not in self.keys:
-            return f"it reads no {YARN_LOG_MULTIPLIER.rpartition('.')[2]}, so one factor is on cos and sin and on the score"
+            return f"it does not read {YARN_LOG_MULTIPLIER.rpartition('.')[2]}, so rotation and score share one factor"
         if self.sliding is not None and self.sliding.needs_base:
-            return "its sliding layers, which have a base of their own, are scaled by the same factors"
+            return "its sliding layers have a separate base, but share the scaling factors"
         if self.sliding is None or (self.sliding.plain and not self.sliding.shares_base):
             return ""
-        return (
-            f"its sliding layers rotate by the same {'base' if self.sliding.shares_base else 'factor on cos and sin'}"
-        )
+        return f"its sliding layers share the {'base' if self.sliding.shares_base else 'factor on cos and sin'}"
 
     def loads(self, scaling_type: str) -> tuple[str, ...]:
         """Return the frequency vectors that a file of this scaling type may hold; any other one stops the loading."""
@@ -228,7 +226,7 @@ def get(name: str) -> Architecture:
     if found is not None:
         return found
     if name in UNDESCRIBED:
-        raise NotKnown(f"llama.cpp {UNDESCRIBED[name]}: what it makes of {name} is not described here")
+        raise NotKnown(f"llama.cpp {UNDESCRIBED[name]}, so ropetool does not decode {name} files")
     raise NotKnown(f"unknown model architecture: {shown(name)}")
 
 
@@ -283,9 +281,9 @@ LAYER_NORMS = _words(
 # Not described here, and what sets them apart; after "llama.cpp". Drafts are made for one other model and run only in a
 # context of it (dflash.cpp, eagle3.cpp, gemma4-assistant.cpp): positions and length are that model's.
 DRAFTS = {
-    "dflash": "runs it only to draft tokens for another model, from that one's hidden states",
-    "eagle3": "runs it only to draft tokens for another model, from the hidden states of three of that one's layers",
-    "gemma4-assistant": "runs it only to draft tokens for a gemma4 model, by whose cached keys it attends",
+    "dflash": "runs it only as a draft model, on hidden states of the main model",
+    "eagle3": "runs it only as a draft model, on hidden states of three layers of the main model",
+    "gemma4-assistant": "runs it only as a draft model of gemma4, on cached keys of the main model",
 }
 UNDESCRIBED = {
     "clip": "runs it to encode images or sound, not text", "gptj": "knows its name and cannot run it", **DRAFTS,

@@ -93,7 +93,9 @@ def _resolve(model: Model, context: int) -> _Resolved:
     stated = archs.FACTOR if model.get(archs.FACTOR) is not None else archs.SCALE_LINEAR
     factor = model.number(stated, 0.0) or 1.0
     if factor < LEAST_FACTOR:
-        raise InvalidRope(f"is {factor:g}; below e^-10 YaRN's own factor turns around", where=model.where(stated))
+        raise InvalidRope(
+            f"is {factor:g}; below e^-10 YaRN's attention factor would be negative", where=model.where(stated)
+        )
     factor = 1.0 if scaling_type == "none" else factor
     mix = model.get(archs.YARN_EXT_FACTOR, -1.0) if archs.YARN_EXT_FACTOR in model.arch.keys else -1.0
     if mix < 0:
@@ -120,7 +122,7 @@ def _theta(model: Model) -> float:
 def _base(model: Model, suffix: str, default: float) -> float:
     base = float(model.get(suffix, default))
     if not 1 < base < math.inf:
-        raise InvalidRope(f"is {base}; a base is above 1, so that later pairs turn slower", where=model.where(suffix))
+        raise InvalidRope(f"is {base}; it must be a finite number above 1", where=model.where(suffix))
     return base
 
 
@@ -136,7 +138,7 @@ def _attn(model: Model, factor: float, mix: float, log_multiplier: float) -> flo
     """Return attn_factor as the context keeps it: with YaRN divided by what ggml multiplies again."""
     stated = model.number(archs.ATTN_FACTOR, 1.0)
     if stated == 0:
-        raise InvalidRope("is 0, which takes the positions away", where=model.where(archs.ATTN_FACTOR))
+        raise InvalidRope("is 0, which removes the positions; it must not be 0", where=model.where(archs.ATTN_FACTOR))
     if mix == 0:
         return model.number_if_read(archs.YARN_ATTN_FACTOR, 1.0) * stated
     return _ratio(model, factor, log_multiplier) / (1 + 0.1 * math.log(factor)) * stated
@@ -151,7 +153,7 @@ def _ratio(model: Model, factor: float, log_multiplier: float) -> float:
     below = _mscale(factor, log_multiplier)
     if below <= 0:
         raise InvalidRope(
-            f"is {log_multiplier:g} after loading, which with factor {factor:g} turns the attention factor around",
+            f"is {log_multiplier:g} after loading; with factor {factor:g} the attention factor would not be positive",
             where=model.where(archs.YARN_LOG_MULTIPLIER),
         )
     return _mscale(factor, 1.0) / below
@@ -295,8 +297,8 @@ def _kept(r: _Resolved, rotary_dim: int) -> Array:
         return np.zeros_like(pairs)
     if min(r.beta_fast, r.beta_slow, r.length) <= 0:
         raise InvalidRope(
-            f"no ramp follows from beta_fast {r.beta_fast:g}, beta_slow {r.beta_slow:g} and an original length of "
-            f"{r.length}; all must be above 0"
+            f"beta_fast is {r.beta_fast:g}, beta_slow {r.beta_slow:g} and the original length {r.length}; "
+            "all must be above 0"
         )
 
     def index(turns: float) -> float:
@@ -348,7 +350,7 @@ def _temperature(model: Model, r: _Resolved) -> Temperature | None:
     if beta == 0:
         return None
     if length == 0:
-        raise Refuses(f"{model.key(archs.TEMPERATURE_SCALE)} is {beta:g}, but the length it counts in is 0")
+        raise Refuses(f"{model.key(archs.TEMPERATURE_SCALE)} is {beta:g}, but the length that it refers to is 0")
     return Temperature(beta, int(length))
 
 

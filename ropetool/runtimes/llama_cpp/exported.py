@@ -97,7 +97,7 @@ def _checked_arch(own: str, rearch: str) -> str:
     if rearch not in REARCH.get(own, ()):
         able = ", ".join(f"{name} as {' or '.join(others)}" for name, others in REARCH.items())
         raise ConfigError(
-            f"{own} models are not written as {rearch}: llama.cpp would compute something else; what can be: {able}",
+            f"{own} models cannot be written as {rearch}: llama.cpp would compute something else; possible: {able}",
             where="--rearch",
         )  # fmt: skip
     return rearch
@@ -113,8 +113,8 @@ def reached_context(source: RopeSet) -> tuple[int, tuple[str, ...]]:
     if reached <= stated:
         return stated, ()
     return reached, (
-        f"context_length is {reached}, which YaRN's factor {entry.factor:g} reaches from {original}; config.json still "
-        f"states max_position_embeddings {stated}",
+        f"context_length is {reached}, YaRN's factor {entry.factor:g} times {original}; max_position_embeddings in config.json "
+        f"is still {stated}",
     )
 
 
@@ -128,7 +128,9 @@ def encode(
     target, arch = rotation.target, rotation.arch
     entry = rotating_entry(target)
     if entry.rope_theta is None:  # an exaone4 that slides nowhere, say
-        raise LossyExport(f"no layer of this {arch} rotates, and {arch} files state a rotation", where=where)
+        raise LossyExport(
+            f"no layer of this {arch} model rotates, but llama.cpp always rotates {arch} files", where=where
+        )
     plain = GgufCheckpoint({**values, **rotation.keys}, {info.name: info for info in infos}, _no_vector, where)
 
     def attempt(encoding: GgufEncoding) -> tuple[GgufEncoding | None, str]:
@@ -138,8 +140,12 @@ def encode(
     kept, tried = first_that_serves(gguf_encodings(target, arch, entry.rope_theta), attempt)
     if kept is not None:
         return replace(kept, keys={**rotation.keys, **kept.keys}), _list_notes(target)
-    rejected = [f"{encoding.name} give another table ({reason})" for encoding, reason in tried]
-    raise _lossy(target, arch, rejected, where)
+    raise _lossy(target, arch, rejections(tried), where)
+
+
+def rejections(tried: Sequence[tuple[GgufEncoding, str]]) -> list[str]:
+    """Return why encodings were rejected, each with its difference."""
+    return [f"{encoding.name} give a different table ({reason})" for encoding, reason in tried]
 
 
 @dataclass(frozen=True)
@@ -194,7 +200,7 @@ def exported(view: HfCheckpoint) -> tuple[Rotation, GgufCheckpoint]:
     """
     arch = view.family.gguf_architecture
     if not arch:
-        raise NotKnown(f"a {view.family.name} is not exported")
+        raise NotKnown(f"ropetool does not export {view.family.name} models")
     source: RopeSet = runtimes.get(view.runtime).decode(view)
     try:
         turned = rotation(source, view)
@@ -233,7 +239,7 @@ def objection_to(target: RopeSet, model: GgufCheckpoint) -> str:
     try:
         found = decode(model)
     except (Refuses, RopetoolError) as refusal:
-        return f"llama.cpp refuses with {sentence_of(refusal)}"
+        return f"llama.cpp stops with {sentence_of(refusal)}"
     return in_words(target.differences(found))
 
 
@@ -242,8 +248,8 @@ def _list_notes(target: RopeSet) -> tuple[str, ...]:
     if table is None or len(table.regimes) == 1:
         return ()
     return (
-        "llama.cpp takes the short or the long list by the context that it allocates, transformers by the length of "
-        f"each text: they differ for texts of up to {table.regimes[0].up_to} tokens in a larger context",
+        "llama.cpp chooses between the two lists by its context size, transformers by the length of each text: results "
+        f"differ for texts of up to {table.regimes[0].up_to} tokens in a larger context",
     )
 
 
@@ -251,20 +257,22 @@ def _lossy(target: RopeSet, arch: str, rejected: list[str], where: str) -> Lossy
     entry = rotating_entry(target)
     stated = ", ".join(f"{name} {value}" for name, value in entry.params.items() if is_number(value) or value is False)
     if entry.table is not None and entry.table.rule is not None:
-        rejected = ["its table follows the length of the text, and a file holds one for all lengths"]
+        rejected = ["its table depends on the length of the text, but a file stores one table for all lengths"]
     elif not keys.get(arch).vectors:
-        rejected.append(f"llama.cpp uses no frequency vectors for {arch}")
+        rejected.append(f"llama.cpp does not use frequency vectors for {arch}")
     elif not rejected:
-        rejected = [f"llama.cpp uses one frequency vector for {arch}, whatever the length, and no short and long lists"]
+        rejected = [f"for {arch}, llama.cpp uses one frequency vector at all lengths, not a short and a long list"]
     what = f"{entry.rope_type} scaling with {stated}" if stated else f"a rope_theta of {entry.rope_theta:g} here"
     source = Path(where).parent
     fixed = entry.table is not None and entry.table.rule is None and len(entry.table.regimes) == 1
     if fixed and arch in REARCH:
-        remedy = f"{command('ropetool', 'export', source, '--rearch', REARCH[arch][0])}, whose files hold any table"
+        remedy = (
+            f"{command('ropetool', 'export', source, '--rearch', REARCH[arch][0])}, whose files can store any table"
+        )
     else:
         factor = number(entry.factor or 1)
         remedy = command("ropetool", "extend", source, "--method", "yarn", "--factor", factor, "--from", "original")
-    return LossyExport(f"{arch} files cannot hold {what}: {'; '.join(rejected)}", where=where, try_=remedy)
+    return LossyExport(f"{arch} files cannot store {what}: {'; '.join(rejected)}", where=where, try_=remedy)
 
 
 def _no_vector(name: str) -> NoReturn:

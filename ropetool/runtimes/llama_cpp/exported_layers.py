@@ -54,7 +54,9 @@ def _chunked(part: Mapping[str, Any], source: RopeSet, where: str) -> frozenset[
     rotating = frozenset(source.entries[names.FULL_ATTENTION].layers)
     stated = part.get("layer_types")
     if stated is not None and rotating != {layer for layer, kind in enumerate(stated) if kind == "chunked_attention"}:
-        raise LossyExport("layer_types has chunked layers that do not rotate, or others that do", where=where)
+        raise LossyExport(
+            "layer_types is wrong: chunked_attention layers must rotate, and other layers must not", where=where
+        )
     return rotating
 
 
@@ -86,7 +88,7 @@ def entries(source: RopeSet, layers: Layers, arch: Architecture, where: str) -> 
             found[kind + UNROTATED if turning else kind] = LayerRope("none", None, full.head_dim, 0, arch.layout, still)
     if names.FULL_ATTENTION not in found:
         raise LossyExport(
-            "every layer slides, and no file is known in which none attends to the whole context", where=where
+            "every layer has a sliding window; export needs a layer that attends to the whole context", where=where
         )
     return found
 
@@ -122,13 +124,13 @@ def window_notes(layers: Layers, arch: Architecture, context: int, where: str, a
 
 
 def ignored_window_notes(window: int, context: int, where: str, allowed: bool) -> tuple[str, ...]:
-    """Return a note on a window that llama.cpp does not know of.
+    """Return a note on a window that llama.cpp does not know of, if it is shorter than the context.
 
     Raises: LossyExport for one shorter than the context, unless full attention is allowed.
     """
     if window >= context:
-        return (f"llama.cpp ignores the sliding window of {window} tokens; a context of {context} stays inside it",)
+        return ()
     ignored = f"llama.cpp ignores the sliding window of {window} tokens and attends to the whole context of {context}"
     if not allowed:
-        raise LossyExport(ignored, where=where, try_="--allow-full-attention, if the model is meant to bear it")
-    return (f"{ignored}: beyond {window} tokens it computes something else than transformers",)
+        raise LossyExport(ignored, where=where, try_="--allow-full-attention, if the model works without the window")
+    return (f"{ignored}: on texts of more than {window} tokens its results differ from transformers",)

@@ -84,7 +84,7 @@ def refusal(model: Model) -> str:
 def refused(arch: str) -> str:
     """Return why no file of an architecture is baked, empty where nothing is known to stand against it."""
     if arch == ADAPTERS:
-        return "its adapters add to queries and keys what no projection holds"
+        return "its adapters add values to queries and keys that are not in the projections"
     found = archs.get(arch)
     lost = found.norm_after and arch not in archs.NORM_UNLESS_EXPERTS
     return found.limit if found.fixed_base or lost or arch in archs.WITHOUT_FACTOR else ""

@@ -116,7 +116,7 @@ def _architecture(model: Numbers) -> Iterator[tuple[str, str]]:
     count = model.view.values.get(SPLIT_COUNT)
     announced = count.decode() if count is not None and count.type is ValueType.U16 else 0
     if len(model.view.files) == 1 and isinstance(announced, int) and announced > 1:
-        yield "split", f"{SPLIT_COUNT} announces {announced} files, and this model is one"
+        yield "split", f"{SPLIT_COUNT} announces {announced} files, but this model is a single file"
 
 
 # --- keys that are missing, of a wrong type or of a wrong length
@@ -131,7 +131,7 @@ def _missing(model: Numbers) -> Iterator[tuple[str, str]]:
         if value is None and judged and model.holds(read.condition):
             yield f"required {read.suffix}", f"{key} is missing, and llama.cpp loads no {model.name} model without it"
         elif value is not None and value.element is None and _as_array_alone(model, key):
-            yield f"required {read.suffix}", f"{key} is {value.label}; llama.cpp wants an array"
+            yield f"required {read.suffix}", f"{key} is {value.label}; llama.cpp requires an array"
     if model.name in GRAPH_NEEDS_GATING and model.has_weights and model.value(GATING) is None:
         yield f"required {GATING}", f"{model.key(GATING)} is missing: llama.cpp aborts the whole process"
     if model.name == EITHER_EPSILON and model.has_weights and not any(map(model.value, EPSILONS)):
@@ -160,13 +160,13 @@ def _wrong(model: Numbers) -> Iterator[tuple[str, str]]:
 
 
 def _of_type(key: str, value: Value, types: Collection[str]) -> str:
-    return f"{key} is {value.label}; llama.cpp reads it as {' or '.join(types)} and converts nothing"
+    return f"{key} is {value.label}; llama.cpp reads it only as {' or '.join(types)}"
 
 
 def _of_length(key: str, value: Value, length: int | None, read: Read) -> Iterator[tuple[str, str]]:
     if length is not None and value.count != length:
         what = f"{length} numbers" if read.length.strip("[]").isdigit() else f"a number for each layer, {length} here"
-        yield f"length {key}", f"{key} has {value.count} elements; llama.cpp wants {what}"
+        yield f"length {key}", f"{key} has {value.count} elements; llama.cpp requires {what}"
 
 
 def _is_read(model: Numbers, key: str, value: Value) -> bool:
@@ -191,7 +191,7 @@ def _unusable(model: Numbers, changed: Collection[str] | None) -> Iterator[tuple
             continue
         numbers = np.asarray(value.decode())
         if not np.isfinite(numbers).all():
-            yield f"finite {key}", f"{key} is a number that is not finite, so every result is invalid"
+            yield f"finite {key}", f"{key} is not a finite number, so every result is invalid"
         elif key.endswith(EPSILONS) and np.min(numbers, initial=0) < 0:
             yield f"epsilon {key}", f"{key} is below 0: llama.cpp aborts the whole process"
 
@@ -204,20 +204,20 @@ def _counts(model: Numbers) -> Iterator[tuple[str, str]]:
     view = model.view
     context = model.value(archs.CONTEXT_LENGTH)
     if context is not None and context.type not in (ValueType.STR, *_FLOATS) and model.get(archs.CONTEXT_LENGTH) == 0:
-        yield "context", f"{model.key(archs.CONTEXT_LENGTH)} is 0: llama.cpp makes no context of 0 tokens"
+        yield "context", f"{model.key(archs.CONTEXT_LENGTH)} is 0: llama.cpp cannot create a context of 0 tokens"
     yield from _experts(model)
     yield from _layers(model)
     yield from _latent(model)
     keys, values = (loading_rules.channels_of(model, suffix) for suffix in (archs.KEY_LENGTH, archs.VALUE_LENGTH))
     if model.has_weights and loading_rules.has_equal_heads(model.name) and keys != values:
-        said = f"{model.key(archs.KEY_LENGTH)} makes {keys} channels and {model.key(archs.VALUE_LENGTH)} {values}"
+        said = f"{model.key(archs.KEY_LENGTH)} gives {keys} channels and {model.key(archs.VALUE_LENGTH)} gives {values}"
         yield "heads", f"{said}: llama.cpp aborts the whole process unless they are equal"
     yield from _drafting(model)
     blocks = [int(found[1]) for found in map(_BLOCK.match, view.tensors) if found is not None]
     count = model.get(archs.BLOCK_COUNT)
     if blocks and (max(blocks) + 1 > count or (max(blocks) + 1 < count and not model.get(archs.NEXTN_LAYERS))):
         key = model.key(archs.BLOCK_COUNT)
-        yield "blocks", f"{key} is {count}, and there are tensors of {max(blocks) + 1} layers"
+        yield "blocks", f"{key} is {count}, but there are tensors of {max(blocks) + 1} layers"
 
 
 def _drafting(model: Numbers) -> Iterator[tuple[str, str]]:
@@ -258,10 +258,10 @@ def _latent(model: Numbers) -> Iterator[tuple[str, str]]:
     channels = loading_rules.channels_of(model)
     if model.value(archs.DIMENSION_COUNT) is not None and channels != kept:
         key = model.key(archs.KEY_LENGTH)
-        said = f"{model.key(KV_LORA_RANK)} and {model.key(archs.DIMENSION_COUNT)} make {kept}"
+        said = f"{model.key(KV_LORA_RANK)} and {model.key(archs.DIMENSION_COUNT)} give {kept}"
         yield (
             "latent",
-            f"a key has {channels} channels by {key} or without it, and {said}: llama.cpp aborts the whole process",
+            f"{key} or its default gives {channels} channels for a key, but {said}: llama.cpp aborts the whole process",
         )
 
 
@@ -306,7 +306,7 @@ def _shapes(model: Numbers) -> Iterator[tuple[str, str]]:
         if keys not in named:
             named.add(keys)
             found, wanted = (" x ".join(map(str, shape)) for shape in (there, asked))
-            yield f"shape {tensor}", f"{tensor} is {found}; llama.cpp loads only {wanted}, by {keys}"
+            yield f"shape {tensor}", f"{tensor} is {found}; llama.cpp loads only {wanted}, from {keys}"
 
 
 # --- what loads and is read as something else
@@ -323,10 +323,10 @@ def _lost(model: Numbers, changed: Collection[str]) -> Iterator[tuple[str, str]]
             read = Read(key, f"[{asked}]", "")
             yield from _of_length(key, value, model.length(read.length), read)
         if key in changed and value.type is ValueType.STR and "\0" in str(value.decode()):
-            yield f"text {key}", f"{key} has a character 0 in it, where llama.cpp cuts every text off"
+            yield f"text {key}", f"{key} contains a null character; llama.cpp cuts the text off there"
     yield from vocabulary_rules.lost(model.view)
     if model.get(archs.NEXTN_LAYERS) and not any(_DRAFTING in name for name in model.view.tensors):
-        yield "drafting", f"{model.key(archs.NEXTN_LAYERS)} is set, and there are no tensors of drafting layers"
+        yield "drafting", f"{model.key(archs.NEXTN_LAYERS)} is set, but there are no tensors of drafting layers"
     try:
         decoding.decode(model.view)
     except Refuses:

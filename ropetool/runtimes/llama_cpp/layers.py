@@ -112,7 +112,7 @@ def kinds(model: Model) -> dict[str, tuple[tuple[int, ...], bool]]:
     sliding = sliding_layers(model, count)
     if window_of(model) and not sliding and model.arch.name not in archs.WITHOUT_SLIDING_CACHE:
         raise Refuses(
-            f"{model.key(archs.SLIDING_WINDOW)} is {window_of(model)} and no layer slides: llama.cpp aborts the process"
+            f"{model.key(archs.SLIDING_WINDOW)} is {window_of(model)}, but no layer slides: llama.cpp aborts the process"
         )
     found: dict[str, tuple[tuple[int, ...], bool]] = {}
     for kind in (names.FULL_ATTENTION, names.SLIDING_ATTENTION):
@@ -265,7 +265,7 @@ def value_dim(model: Model, sliding: bool = False) -> int:
 
 def _bounded(channels: int) -> int:
     if channels > MAX_CHANNELS:
-        raise Refuses(f"a head of {channels} channels; none has more than {MAX_CHANNELS}")
+        raise Refuses(f"a head has {channels} channels; at most {MAX_CHANNELS} are supported")
     return int(channels)
 
 
@@ -295,7 +295,7 @@ def rotary_dim(model: Model, sliding: bool) -> int:
     channels = model.get(archs.DIMENSION_COUNT_SWA, channels) if sliding else channels
     if not 0 < channels <= MAX_CHANNELS or channels % 2:
         raise Refuses(
-            f"{model.key(archs.DIMENSION_COUNT)} is {channels}; channels rotate in pairs: an even number up to {MAX_CHANNELS}"
+            f"{model.key(archs.DIMENSION_COUNT)} is {channels}; it must be an even number from 2 to {MAX_CHANNELS}"
         )
     return int(channels)
 

@@ -24,7 +24,7 @@ def regrouped(source: RopeSet, found: RopeSet, context: int, where: str, *, wind
     if turning != in_file:
         layers = ", ".join(map(str, sorted(turning ^ in_file)[:4]))
         raise LossyExport(
-            f"layers {layers} rotate in {'the checkpoint' if turning - in_file else 'llama.cpp'} alone", where=where
+            f"layers {layers} rotate only in {'the checkpoint' if turning - in_file else 'llama.cpp'}", where=where
         )
     entries: dict[str, LayerRope] = {}
     for kind, entry in found.entries.items():
@@ -43,7 +43,7 @@ def regrouped(source: RopeSet, found: RopeSet, context: int, where: str, *, wind
             differs = in_words(entries[kind].differences(alike))
             if differs:
                 raise LossyExport(
-                    f"llama.cpp treats layers {entry.layers[0]} and {other.layers[0]} alike, which differ: {differs}",
+                    f"llama.cpp rotates layers {entry.layers[0]} and {other.layers[0]} alike, but they differ: {differs}",
                     where=where,
                 )
     return RopeSet(entries, context, source.original_max_position_embeddings)

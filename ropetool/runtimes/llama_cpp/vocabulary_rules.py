@@ -66,7 +66,7 @@ def _tokens(view: GgufCheckpoint, changed: Collection[str] | None) -> Iterator[t
         if value is not None and value.element is not None and value.count < tokens.count:
             yield (
                 f"beside {key}",
-                f"{key} has {value.count:,} entries for {tokens.count:,} tokens: llama.cpp wants one for each",
+                f"{key} has {value.count:,} entries for {tokens.count:,} tokens: llama.cpp requires one for each",
             )
     yield from _rows(view, TOKENS, tokens.count)
     if tokens.element is ValueType.STR and (changed is None or TOKENS in changed):
@@ -84,13 +84,16 @@ def lost(view: GgufCheckpoint) -> Iterator[tuple[str, str]]:
         if key.startswith(TOKENIZER) and key.endswith(_TOKEN_ID):
             number = _number(view, key)
             if tokens is not None and number is not None and number >= tokens.count:
-                yield f"token {key}", f"{key} is {number:,} of {tokens.count:,} tokens, which llama.cpp ignores"
+                yield (
+                    f"token {key}",
+                    f"{key} is {number:,}, but there are {tokens.count:,} tokens: llama.cpp ignores the key",
+                )
 
 
 def _rows(view: GgufCheckpoint, key: str, count: int) -> Iterator[tuple[str, str]]:
     embedding = view.tensors.get(EMBEDDING)
     if embedding is not None and len(embedding.shape) == 2 and embedding.shape[1] != count:
-        what = f"{key} counts {count:,} tokens, and {EMBEDDING} has {embedding.shape[1]:,} rows"
+        what = f"{key} counts {count:,} tokens, but {EMBEDDING} has {embedding.shape[1]:,} rows"
         yield "vocabulary", f"{what}: llama.cpp does not load it"
 
 
