@@ -187,7 +187,7 @@ The result goes to stdout, progress, notes and errors go to stderr. With `--json
 | 1 | refused or failed, or a verification that could not run in full (`partial`) |
 | 2 | usage |
 | 3 | a verification ran and a length does not hold, `diff` found a difference in meaning, or `doctor` an error |
-| 70 | a bug in ropetool: please report it, with what it says |
+| 70 | a bug in ropetool: please report it, with the output |
 | 130, 143, 129 | ended by Ctrl-C, SIGTERM or SIGHUP: what was half done is removed |
 
 Lengths are numbers of tokens, or 32k, 128k, 1M (k is 1024); a factor is 4 or 4x. On a terminal, work that takes more than a

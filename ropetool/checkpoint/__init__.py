@@ -1,1 +1,1 @@
-"""A checkpoint on disk, of either format: what it states, its tensors, its record, its identity, and edits of it."""
+"""A checkpoint on disk, of either format: its settings, tensors, record, identity and edits."""

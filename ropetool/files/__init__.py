@@ -1,1 +1,1 @@
-"""Files: how each checkpoint format is read, edited and written, without a thought for what rope values mean."""
+"""Files: reading, editing and writing of each checkpoint format, without any meaning of rope values."""

@@ -1,4 +1,4 @@
-"""Export to GGUF: a Hugging Face checkpoint as one file that llama.cpp runs, computing the same positions.
+"""Export to GGUF: one file for llama.cpp with the same positions as the Hugging Face checkpoint.
 
 gguf_model gives the contents. This package streams the tensors into the file and compares it with the checkpoint. It refuses a
 checkpoint that the file or llama.cpp cannot represent, and one that ropetool made and that is broken. It notes other differences.

@@ -1,4 +1,4 @@
-"""Import of GGUF files: a Hugging Face checkpoint that computes what llama.cpp does with the file.
+"""Import of GGUF files: a Hugging Face checkpoint that computes the same as llama.cpp with the file.
 
 The way back of an export, by the same tables: a file from which an export would not write these keys, tensors and
 positions is refused. What a GGUF file does not hold is made up as said in the notes.

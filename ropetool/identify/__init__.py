@@ -1,1 +1,1 @@
-"""Which table a server rotates by: what it answers held against the same model with every table that it may have."""
+"""The RoPE table of a server: its answers compared with the same model under every candidate table."""

@@ -1,1 +1,1 @@
-"""Verification: what a longer context does to a checkpoint, measured and judged."""
+"""Verification: the effect of a longer context on a checkpoint, measured and judged."""
