@@ -14,7 +14,8 @@ from making import config_of, run, write_config
 
 from ropetool import families, runtimes
 from ropetool.cli import COMMANDS
-from ropetool.cli.options import tokens
+from ropetool.errors import InvalidRope
+from ropetool.escaping import read_length
 from ropetool.plans import bakes
 from ropetool.rope import methods
 
@@ -33,15 +34,15 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [("32768", 32768), ("32k", 32768), ("128K", 131072), ("1M", 1048576), ("0.5m", 524288), (" 4k ", 4096), ("-1", -1)],
 )
 def test_a_length(text: str, length: int) -> None:
-    assert tokens(text) == length
+    assert read_length(text) == length
 
 
 @pytest.mark.parametrize(
     "text", ["", "k", "4q", "4kb", "4.1", "0.0001k", "4,096", "4_096", "1e5", "nan", "9" * 5000, "٤"]
 )
 def test_what_is_no_length(text: str) -> None:
-    with pytest.raises(ValueError, match="not a length in tokens"):
-        tokens(text)
+    with pytest.raises(InvalidRope, match="not a length in tokens"):
+        read_length(text)
 
 
 @pytest.mark.parametrize(

@@ -378,7 +378,7 @@ def test_a_number_that_f16_does_not_hold_is_refused(tmp_path: Path) -> None:
     given = maker.weights(maker.CONFIGS["llama"])
     given["model.layers.1.mlp.up_proj.weight"][1][3, 5] = -65520.0
     maker.write_safetensors(source / "model.safetensors", given)
-    with pytest.raises(LossyExport, match=r"blk.1.ffn_up.weight holds 65520, which becomes infinite in F16"):
+    with pytest.raises(LossyExport, match=r"blk.1.ffn_up.weight contains 65520, which becomes infinite in F16"):
         maker.export(source, tmp_path / "x.gguf", outtype="f16")
     given["model.layers.1.mlp.up_proj.weight"][1][3, 5] = -65519.0
     maker.write_safetensors(source / "model.safetensors", given)

@@ -108,7 +108,7 @@ def test_an_unknown_type_is_answered_with_the_list(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("bad", "said"), [(np.nan, "NaN"), (np.inf, "an infinity"), (-np.inf, "an infinity")])
 def test_a_number_that_is_none_is_named(bad: float, said: str, dtype: str, tmp_path: Path) -> None:
     source = planted(tmp_path / "model", bad, dtype)
-    with pytest.raises(CheckpointError, match=f"{UP} holds {said} in row 3, column 5") as caught:
+    with pytest.raises(CheckpointError, match=f"{UP} contains {said} in row 3, column 5") as caught:
         maker.export(source, tmp_path / "x.gguf")
     assert caught.value.exit_code == 1
     assert caught.value.where.endswith("model.safetensors")
@@ -236,7 +236,7 @@ def test_a_nan_in_fp8_is_named(tmp_path: Path) -> None:
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
     at = 8 + int.from_bytes(raw[:8], "little") + header[UP]["data_offsets"][0] + 2 * 64 + 7
     (source / "model.safetensors").write_bytes(raw[:at] + b"\xff" + raw[at + 1 :])
-    with pytest.raises(CheckpointError, match=f"{UP} holds NaN in row 2, column 7"):
+    with pytest.raises(CheckpointError, match=f"{UP} contains NaN in row 2, column 7"):
         maker.export(source, tmp_path / "x.gguf")
 
 
@@ -245,7 +245,7 @@ def test_fp8_without_scales_is_refused(tmp_path: Path) -> None:
     given = maker.weights(maker.CONFIGS["llama"])
     given[UP] = ("F8_E4M3", np.zeros((24, 16), np.uint8))
     maker.write_safetensors(source / "model.safetensors", given)
-    with pytest.raises(UnsupportedDtype, match=f"{UP} has type F8_E4M3.*scales beside them, {UP}_scale_inv"):
+    with pytest.raises(UnsupportedDtype, match=f"{UP} has type F8_E4M3.*scales in {UP}_scale_inv"):
         maker.export(source, tmp_path / "x.gguf")
 
 

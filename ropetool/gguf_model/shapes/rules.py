@@ -25,8 +25,8 @@ def _check_cohere(model: Model) -> None:
     normed = model.switches["use_qk_norm"]
     if normed != (model.layers >= COHERE_NORMS):
         raise model.lossy(
-            f"use_qk_norm is {str(normed).lower()}, but the model has {model.layers} layers; llama.cpp uses these norms exactly "
-            f"if a command-r model has {COHERE_NORMS} layers or more"
+            f"use_qk_norm is {str(normed).lower()}, but the model has {model.layers} layers; llama.cpp uses these norms if "
+            f"and only if a command-r model has {COHERE_NORMS} layers or more"
         )
 
 
