@@ -137,8 +137,9 @@ def read_length(length: int | str, where: str = "") -> int:
     parts = _LENGTH.fullmatch(length.strip(" "))
     tokens = Fraction(parts[1]) * _UNITS[parts[2].lower()] if parts else None
     if tokens is None or tokens.denominator != 1:
+        quoted = repr(length if len(length) <= 40 else f"{length[:40]}...")
         raise InvalidRope(
-            f"{length!r} is not a length in tokens; write 32768, 32k or 1M, where k is 1024 and M 1024 x 1024",
+            f"{quoted} is not a length in tokens; write 32768, 32k or 1M, where k is 1024 and M 1024 x 1024",
             where=where,
         )
     return int(tokens)
