@@ -6,12 +6,16 @@ import contextlib
 import io
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ropetool.cli import main
+from ropetool.errors import RopetoolError
 
 TOKENIZER_CONFIG = {"model_max_length": 512, "tokenizer_class": "PreTrainedTokenizerFast"}
 
@@ -88,6 +92,14 @@ def run(*arguments: str | Path) -> Done:
             code = done.code
     assert isinstance(code, int)
     return Done(code, out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def refusal(kind: type[RopetoolError], words: str) -> Iterator[pytest.ExceptionInfo[RopetoolError]]:
+    """Expect an error of this kind whose sentence, with the names of options, contains these words (a pattern)."""
+    with pytest.raises(kind) as caught:
+        yield caught
+    assert re.search(words, caught.value.sentence), caught.value.sentence
 
 
 def snapshot(directory: Path) -> dict[str, tuple[bytes | None, int]]:

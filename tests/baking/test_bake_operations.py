@@ -232,11 +232,11 @@ def test_what_cannot_be_baked_is_refused_with_the_reason(tmp_path: Path) -> None
         bakes.attention_factor(model)
     with pytest.raises(ConfigError, match="the softmax multiplier is 1 already"):
         bakes.softmax_scale(model)
-    with pytest.raises(ConfigError, match="16 rotary pairs"):
+    with pytest.raises(ConfigError, match="16 gains of at least 0, one for each rotary pair"):
         bakes.pair_gain(model, {"full_attention": [1.0] * 8})
     with pytest.raises(ConfigError, match="'v' is not one of k, q, both"):
         bakes.pair_gain(model, {"full_attention": [2.0] * 16}, "v")
-    with pytest.raises(ConfigError, match="is half now"):
+    with pytest.raises(ConfigError, match="has the layout half and cannot become half"):
         bakes.reordered(model.targets, "half")
     with pytest.raises(ConfigError, match="no query latent"):
         bakes.score_gain(model, {"full_attention": 2.0}, "norm")

@@ -42,7 +42,7 @@ def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 PLAN = """\
 plan for llama
   method    bake attention-factor, side "q"
-  context   2048, as it was
+  context   2048, unchanged
   runtimes  transformers
   output    {here}/extended-baked
 

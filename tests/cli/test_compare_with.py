@@ -172,7 +172,7 @@ def test_bad_input_gets_a_sentence(folder: Path) -> None:
     assert "the window of 512 tokens must not exceed the trained length of 256" in said
     said = sentence(run("verify", "extended", "--server", "http://localhost:1", "--compare-with", "rerope"))
     assert (
-        "--compare-with does not work with --server: reference attention variants need a model that ropetool loads from "
+        "--compare-with does not apply to a served model: reference attention variants need a model that ropetool loads from "
         "files" in said
     )
     said = sentence(run("verify", "extended", "--runner", "vllm", "--compare-with", "rerope"))
