@@ -40,7 +40,7 @@ def install_line(extra: str) -> str:
     try:
         wanted = [line.partition(";") for line in metadata.requires("ropetool") or ()]
     except metadata.PackageNotFoundError:  # run from its sources
-        return f"install the packages of the extra {extra} in pyproject.toml"
+        return f"install the packages that pyproject.toml lists under the extra {extra}"
     packages = [package.strip() for package, _, marker in wanted if f'extra == "{extra}"' in marker.replace("'", '"')]
     if "pipx" in Path(sys.prefix).parts:
         return command("pipx", "inject", "ropetool", *packages)

@@ -55,7 +55,7 @@ def test_a_run_from_the_sources_names_the_extra(monkeypatch: pytest.MonkeyPatch)
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "requires", missing)
-    assert install_line("hub") == "install the packages of the extra hub in pyproject.toml"
+    assert install_line("hub") == "install the packages that pyproject.toml lists under the extra hub"
 
 
 def test_no_module_advises_to_install_ropetool_from_an_index() -> None:

@@ -92,8 +92,8 @@ def bake_command(
       score             a multiplier of the whole score
       layout            the order of the rotary channels, half or interleaved
       shift-safe        GGUF: attention-factor, so that llama.cpp's context shift stays exact
-      rearch            GGUF: a qwen2 file as llama, which supports frequency vectors
-      drop-pairs        stop or mute rotary pairs (lossy, does not extend the context)
+      rearch            GGUF: change the architecture qwen2 to llama, which supports frequency vectors
+      drop-pairs        stop the rotation of some pairs, or remove them from the score (lossy)
 
     The config of the output no longer sets the factor. ropetool rounds each product once, and prints the measured error. It
     refuses a bake that the weights cannot represent.

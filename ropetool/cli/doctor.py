@@ -22,7 +22,7 @@ from ropetool.cli.options import check_in_place, for_runtimes, in_place
 @click.option(
     "--fix",
     is_flag=True,
-    help="Write a copy with an exact fix next to the checkpoint. Run doctor on the copy for further fixes.",
+    help="Write a corrected copy next to the checkpoint, if its own runtime computes the same table from it. Run doctor on the copy again.",
 )
 @click.option(
     "--output", "-o", type=click.Path(), help="With --fix of one checkpoint: the output path. Default: SOURCE-fixed."

@@ -261,7 +261,9 @@ AS = click.option(
 
 
 EXPLAIN = click.option(
-    "--explain", is_flag=True, help="Print the reason for each refused encoding, not only for the first one."
+    "--explain",
+    is_flag=True,
+    help="Print the reason for each way of writing the table that was refused, not only for the first one.",
 )
 
 

@@ -14,7 +14,7 @@ def recover_command(file: str, as_json: bool) -> None:
     """Finish or undo an interrupted in-place edit.
 
     An edit with --in-place first writes a journal next to the file. After a crash or a power failure, recover finishes the edit
-    if its room was on the disk. Otherwise it restores the old file, byte for byte. Until then, every other command
+    if the disk space for it was already reserved. Otherwise it restores the old file, byte for byte. Until then, every other command
     refuses the file.
 
     \b

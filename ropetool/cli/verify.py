@@ -71,7 +71,7 @@ GROUPS = {
 )
 @click.option(
     "--judge", type=click.Path(),
-    help="A model that chooses the key tokens. It needs the same tokenizer, and reads the whole context.",
+    help="A model that selects the tokens whose prediction needs distant text. It needs the same tokenizer, and reads the whole context.",
 )  # fmt: skip
 @click.option(
     "--compare-with", metavar="NAME,...",

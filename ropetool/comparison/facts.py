@@ -44,7 +44,7 @@ def compare_facts(a: Opened, b: Opened) -> Compared:
     ]  # fmt: skip
     if ours is None or theirs is None:
         stated = list(_stated_facts(a, b))
-        why = "no supported runtime computes both, so their keys are compared as text"
+        why = "no supported runtime can read both models, so their config keys are compared as text"
         return Compared(
             (*facts, *stated), tuple(_named(f) for f in stated if f.differs), (why,), ours, theirs, ("", "")
         )

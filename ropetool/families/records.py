@@ -258,7 +258,9 @@ def _rotating(record: Mapping[str, Any]) -> dict[str, Any]:
         known = "llama_4_scaling_beta"
         if rotating:  # of layers that do not rotate no file of ours says anything
             found["temperature_key"] = _known(
-                record["temperature_key"], (known,), "its temperature key {} is not decoded"
+                record["temperature_key"],
+                (known,),
+                "ropetool does not support its key {}, which scales attention by position",
             )
     vanishing = {layer["factor_vanishes"] for layer in attending if layer["rotates"]}
     if len(vanishing) > 1:

@@ -24,7 +24,9 @@ from ropetool.runtimes.hf_formulas import mscale_of
 NAME = "sglang"
 FORMATS = ("hf",)
 RELEASES = (Releases("0.5.15", "0.5.15"), Releases("0.5.16", "0.5.23"))
-SUMMARY = "SGLang: loads with transformers 5; ignores attention_factor; mixtral and gemma2 lose any scaling"
+SUMMARY = (
+    "SGLang: reads the config through transformers 5; ignores attention_factor; mixtral and gemma2 lose any scaling"
+)
 
 WITH_MSCALE = "0.5.16"  # plain yarn reads mscale and mscale_all_dim from here on
 # The first of these is the stated context.

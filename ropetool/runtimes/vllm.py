@@ -27,7 +27,10 @@ RELEASES = (
     Releases("0.25", "0.25"), Releases("0.26", "0.28"), Releases("0.29", "0.29"), Releases("0.30", "0.30"),
     Releases("0.31", "0.31"), Releases("0.32", "0.33"),
 )  # fmt: skip
-SUMMARY = "vLLM: loads with transformers 5, one table for all lengths; before 0.30 it ignores yarn's attention_factor"
+SUMMARY = (
+    "vLLM: reads the config through transformers 5 and uses one table for all lengths; releases before 0.30 ignore "
+    "yarn's attention_factor"
+)
 
 HF_SEMANTICS = "0.30"  # yarn reads attention_factor and mscale from here on, attn_factor before (vllm#56446)
 MLA_SEMANTICS = "0.31"  # DeepSeek's file leaves the softmax scale alone for attention_factor 1.0 from here on

@@ -185,7 +185,8 @@ def check_raw(server: Server, ids: Sequence[int]) -> None:
         too_likely = wanted not in plain.shown and forced.shown[wanted] > plain.at_most() + SAME
         if apart > SAME or too_likely:
             raise ServerError(
-                f"{server.program} gives different probabilities for one prompt: after sampling, or of several models",
+                f"{server.program} gives different probabilities for the same prompt; sampling settings may change them, or "
+                "several models answer",
                 where=server.program, try_="for vLLM, --logprobs-mode raw_logprobs, its default",
             )  # fmt: skip
 

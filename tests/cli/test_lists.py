@@ -40,8 +40,8 @@ YaRN: NTK-by-parts plus an attention factor of 0.1 ln s + 1 that makes up for th
 On DeepSeek-style MLA models the temperature belongs to the whole score, so it is written as mscale keys.
 
 parameters, as -p NAME VALUE
-  beta_fast  turns in the trained length above which a pair is kept (default 32.0)
-  beta_slow  turns in the trained length below which a pair is divided by the factor (default 1.0)
+  beta_fast  a pair with more turns within the trained length keeps its frequency (default 32.0)
+  beta_slow  a pair with fewer turns within the trained length gets its frequency divided by the factor (default 1.0)
   truncate   round the ends of the dims ramp outwards to whole pairs, as most files do (default true)
   ramp       dims: linear in the pair index (files, runtimes); turns: linear in turns (the paper) (default dims)
 """

@@ -19,8 +19,10 @@ AUTO_ATTENTION_FACTOR = "none"
 
 @dataclass(frozen=True)
 class Params:
-    low_freq_factor: float = described(1.0, "turns in the trained length below which a pair is divided by the factor")
-    high_freq_factor: float = described(4.0, "turns in the trained length above which a pair is kept")
+    low_freq_factor: float = described(
+        1.0, "a pair with fewer turns within the trained length gets its frequency divided by the factor"
+    )
+    high_freq_factor: float = described(4.0, "a pair with more turns within the trained length keeps its frequency")
 
 
 def derive(source: Source, goal: Goal, params: Params) -> Derived:

@@ -31,8 +31,10 @@ AUTO_ATTENTION_FACTOR = "yarn"
 
 @dataclass(frozen=True)
 class Params:
-    beta_fast: float = described(32.0, "turns in the trained length above which a pair is kept")
-    beta_slow: float = described(1.0, "turns in the trained length below which a pair is divided by the factor")
+    beta_fast: float = described(32.0, "a pair with more turns within the trained length keeps its frequency")
+    beta_slow: float = described(
+        1.0, "a pair with fewer turns within the trained length gets its frequency divided by the factor"
+    )
     truncate: bool = described(True, "round the ends of the dims ramp outwards to whole pairs, as most files do")
     ramp: str = described(
         "dims", "dims: linear in the pair index (files, runtimes); turns: linear in turns (the paper)"

@@ -150,7 +150,7 @@ class VllmRunner:
         """The program, its type and over how many devices it runs, for the record."""
         sizes = (self._engine.tensor_parallel_size, self._engine.pipeline_parallel_size)
         over = f", {sizes[0]} x {sizes[1]} devices" if sizes != (1, 1) else ""
-        return f"{self._program}, {'the type of the weights' if self._dtype == 'auto' else self._dtype}{over}"
+        return f"{self._program}, {'dtype of the weights' if self._dtype == 'auto' else self._dtype}{over}"
 
     @property
     def _program(self) -> str:
