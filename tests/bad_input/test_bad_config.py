@@ -143,9 +143,9 @@ NOT_EXTENDED: dict[str, tuple[dict[str, Any], str, str]] = {
     "an encoder": ({"model_type": "bert"}, f"{C}: bert has no rotary positions: there is nothing to extend", ""),
     "an unknown family": (
         but(model_type="zigzag"),
-        f"{C}: unknown model family 'zigzag'; `ropetool families` lists the known families; its class LlamaForCausalLM is "
-        "that of llama, internlm3, iquestcoder",
-        "--as llama, where the model computes what that class does",
+        f"{C}: unknown model family 'zigzag'; `ropetool families` lists the known families; its class LlamaForCausalLM "
+        "belongs to llama, internlm3, iquestcoder",
+        "--as llama, if the model computes the same as that class",
     ),
     "no family": (
         but(model_type=None),

@@ -90,7 +90,7 @@ def test_a_record_of_another_shape(command: str, place: str, value: Any, output:
 def test_a_record_that_is_no_object(command: str, value: Any, output: Path) -> None:
     output.write_text(json.dumps(value))
     name, *options = COMMANDS[command]
-    one_error(run(name, "m-yarn-4x", *options), "m-yarn-4x/ropetool.json: holds ")
+    one_error(run(name, "m-yarn-4x", *options), "m-yarn-4x/ropetool.json: contains ")
 
 
 @pytest.mark.parametrize(
