@@ -109,7 +109,8 @@ GROUPS = {
     "--output",
     "-o",
     type=click.Path(),
-    help="The output path. Default: SOURCE-METHOD-FACTORx or SOURCE-METHOD-LENGTH, next to the source.",
+    help="The output path. Default: SOURCE-METHOD-FACTORx or SOURCE-METHOD-LENGTH, next to the source, or in the "
+    "current folder for a source in the Hub's cache or in Ollama's store.",
 )
 @for_runtimes(
     "A runtime that must read the output correctly (repeatable). Default: transformers, or llama.cpp for GGUF files."

@@ -133,7 +133,7 @@ def set_command(source: str, key: str, words: tuple[str, ...], from_file: str | 
     ropetool prints the old and the new table.
 
     \b
-    ropetool gguf set model.gguf llama.context_length 32768 --in-place
+    ropetool gguf set model.gguf general.name "My model" --in-place
     ropetool gguf set model.gguf tokenizer.chat_template --from-file template.jinja -o new.gguf
     ropetool gguf set model.gguf general.tags arr:str '["long", "context"]' -o new.gguf
     """
