@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("compare", "model", "--factors", "2", "--csv", "there"), "--csv there: exists already"),
         (
             ("tune", "model", "--target-length", "512", "--plan-out", "nowhere/x.json"),
-            "--plan-out nowhere/x.json: it cannot",
+            "--plan-out nowhere/x.json: cannot",
         ),
     ],
 )

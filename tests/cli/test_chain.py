@@ -293,12 +293,12 @@ def test_a_gguf_source_has_nothing_to_export(verifier: Verifier) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--dry-run", "--verify"), "--dry-run writes nothing"), (("--dry-run", "--export", "x.gguf"), "--dry-run writes nothing"),
-        (("--dry-run", "--export", "x.gguf", "--allow-unverified"), "--dry-run writes nothing"),
-        (("--allow-unverified",), "--allow-unverified goes with --export"),
-        (("--allow-unverified", "--verify", "--export", "x.gguf"), "and without --verify"),
+        (("--dry-run", "--verify"), "--verify and --export need an output"), (("--dry-run", "--export", "x.gguf"), "--dry-run writes nothing"),
+        (("--dry-run", "--export", "x.gguf", "--allow-unverified"), "--verify and --export need an output"),
+        (("--allow-unverified",), "--allow-unverified requires --export"),
+        (("--allow-unverified", "--verify", "--export", "x.gguf"), "excludes --verify"),
         (("--suite", "full"), "--suite requires --verify or --export"),
-        (("--suite", "full", "--export", "x.gguf", "--allow-unverified"), "--suite goes with"),
+        (("--suite", "full", "--export", "x.gguf", "--allow-unverified"), "--suite requires"),
         (("--verify", "--suite", "fast"), "'fast'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -62,7 +62,7 @@ def test_a_page_is_replaced_and_nothing_else() -> None:
     Path("mine.html").write_text("<!DOCTYPE html><title>mine</title>")
     refused(
         Path(), "mine.html: exists already and is not a page of ropetool, so ropetool does not replace it",
-        "give another --html, or move the existing output away",
+        "pass another --html, or move the existing output away",
         "inspect", "model", "--html", "mine.html",
     )  # fmt: skip
     refused(

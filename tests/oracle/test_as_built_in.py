@@ -137,9 +137,9 @@ def test_another_name_of_a_family_becomes_that_family(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"text_config": {"rope_theta": 1e6}}, "hidden_size is not stated"),
-        ({"max_position_embeddings": None}, "max_position_embeddings is not stated"),
-        ({"num_hidden_layers": None}, "num_hidden_layers is not stated"),
+        ({"text_config": {"rope_theta": 1e6}}, "hidden_size is missing"),
+        ({"max_position_embeddings": None}, "max_position_embeddings is missing"),
+        ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
     ],
 )
 def test_keys_that_are_not_where_the_class_looks_are_not_filled_in(

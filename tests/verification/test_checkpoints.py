@@ -129,7 +129,7 @@ def test_a_source_that_is_not_the_same_is_no_baseline(opened: list, exported: Pa
         os.utime(exported, (1, 1))
     found = verify_checkpoint(output, suite="quick", segments=8)
     assert found.baseline is None
-    assert f"the source {exported} {'is not there any more' if change == 'gone' else 'has changed'}" in found.notes[0]
+    assert f"the source {exported} {'no longer exists' if change == 'gone' else 'has changed'}" in found.notes[0]
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -319,7 +319,7 @@ def test_a_baseline_stands_in_for_a_source_that_is_gone(source: Path, output: Pa
     assert verdicts(read_back(output, moved)) == dict.fromkeys(VERDICTS, "pass")
     rewrite(2, one_row)(output)
     check = only_red(read_back(output, moved), "weights")
-    assert f"tensors equal the baseline, because the source {source.name} is not there any more; " in check.detail
+    assert f"tensors equal the baseline, because the source {source.name} no longer exists; " in check.detail
 
 
 def test_a_changed_source_is_not_compared(source: Path, output: Path) -> None:
@@ -553,7 +553,7 @@ def test_a_file_edited_in_place_is_held_against_its_record(tmp_path: Path) -> No
     ropetool.apply_in_place(ropetool.plan(path, method="yarn", factor=4), path)
     tables, weights, files = read_back(path)
     assert tables.verdict == "pass"
-    edited = "the file was edited in place, and so its original is gone"
+    edited = "the file was edited in place, so its original is gone"
     assert [check.detail for check in (weights, files)] == [
         f"{edited}; pass a copy of the original file as --baseline"
     ] * 2
