@@ -202,7 +202,7 @@ def test_a_baked_factor_is_told_with_the_score_that_stays(extended: Path) -> Non
     assert score["tables"] == pytest.approx(YARN_FACTOR**-2)
     text = run("diff", extended, "B")
     assert weights_of(text)[0].startswith("  model.layers.{0-3}.self_attn.k_proj.weight: scaled by 1.4591")
-    assert "net rotary score the same\n" in text.out
+    assert "net rotary score unchanged\n" in text.out
     verdict = text.out.splitlines()[-1]
     assert verdict.startswith("differs: attention factor 1 instead of 1.20794")
     assert verdict.endswith("; scaled: 4 tensors")

@@ -329,7 +329,7 @@ def test_a_scaled_companion_is_refused_with_the_answer_that_serves_both(tmp_path
     assert said.startswith(
         "Error: --companion scaled/config.json: already scaled (linear by ropetool, factor 2, original 512"
     )
-    assert told.startswith("Try: add --from original: ")
+    assert told.startswith("Try: add --from original, ")
     done = run("extend", "model", *YARN, "--companion", "scaled", "--from", "original")
     assert done.code == 0, done.err
     assert (

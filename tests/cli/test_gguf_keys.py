@@ -186,8 +186,8 @@ def test_a_key_that_nobody_reads_is_set_with_a_note(model: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("general.name",), "takes FILE KEY [TYPE] VALUE"),
-        (("general.name", "str", "a", "b"), "takes FILE KEY [TYPE] VALUE"),
+        (("general.name",), "expects FILE KEY [TYPE] VALUE"),
+        (("general.name", "str", "a", "b"), "expects FILE KEY [TYPE] VALUE"),
         (("general.name", "x", "--from-fiel", "y"), "No such option '--from-fiel'"),
     ],
 )

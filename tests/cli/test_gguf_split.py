@@ -106,8 +106,8 @@ def test_the_result_as_text_and_json(tmp_path: Path) -> None:
     done = run("gguf", "split", str(whole), "--max-tensors", "9", "-o", str(tmp_path / "part.gguf"))
     nbytes = sum(path.stat().st_size for path in parts(tmp_path))
     assert done.out == (
-        f"output  {tmp_path}/part-00001-of-00002.gguf to part-00002-of-00002.gguf\n"
-        f"holds   12 tensors, {nbytes:,} bytes, in 2 files\n"
+        f"output    {tmp_path}/part-00001-of-00002.gguf to part-00002-of-00002.gguf\n"
+        f"contents  12 tensors, {nbytes:,} bytes, in 2 files\n"
     )
     found = json.loads(run("gguf", "merge", str(parts(tmp_path)[0]), "-o", str(tmp_path / "one.gguf"), "--json").out)
     assert found == {

@@ -247,7 +247,7 @@ def test_an_edit_for_which_the_log_has_no_room_is_refused_before_anything_is_wri
             patch.setattr(f"ropetool.files.gguf.in_place.editing.{function}", never)
         for count in (3000, 30_000):
             with pytest.raises(
-                ConfigError, match=r"no room for it after 2 earlier edits \(the log has .* at most 20,000 are read\)"
+                ConfigError, match=r"no room for it after 2 earlier edits \(the log has .* reads at most 20,000\)"
             ) as no:
                 edit(path, "c", count)
             assert no.value.try_ == f"-o FILE to write a copy, or ropetool restore {path} to undo the last edit first"
@@ -259,10 +259,10 @@ def test_an_edit_for_which_the_log_has_no_room_is_refused_before_anything_is_wri
     assert snapshot(tmp_path) == held
     done = run("restore", "m.gguf", "--all")
     assert (done.code, done.err) == (0, "")
-    assert re.search(r"log +no edit is left\n", done.out)
+    assert re.search(r"log +no edits remain\n", done.out)
     assert {key: value for key, value in values(path).items() if key != "ropetool.filler"} == before
     with pytest.raises(
-        ConfigError, match=r"the edit log has no room for it \(the log has .* at most 20,000 are read\)"
+        ConfigError, match=r"the edit log has no room for it \(the log has .* reads at most 20,000\)"
     ) as no:
         edit(path, "x", 30_000)
     assert no.value.try_ == "-o FILE to write a copy"

@@ -107,10 +107,10 @@ runtimes
   DIFFERS    exllamav3
              - sliding_attention: table: 15 of 16 pairs differ: distances look up to 1.92x shorter
   DIFFERS    mlx-lm
-             - full_attention: other layers, 1 instead of 2: they are rotated by another table
-             - sliding_attention: other layers, 9 instead of 8: they are rotated by another table
+             - full_attention: other layers, 1 instead of 2: they rotate with a different table
+             - sliding_attention: other layers, 9 instead of 8: they rotate with a different table
   not known  mlx-vlm
-             - layer_types with other layers than those that the model file counts
+             - no data on layer_types with a pattern other than the one of the model file
 
 to extend it to 4096 tokens
   512 -> 4096, in place of the current scaling, if its original length is 512, which the file does not store

@@ -126,7 +126,7 @@ def test_a_runtime() -> None:
     ("command", "code", "message"),
     [
         ("methods", 2, "no method is called 'yarm' (did you mean yarn?); known: abf, attention,"),
-        ("families", 1, "the model family 'yarm' is not known"),
+        ("families", 1, "unknown model family 'yarm'"),
         ("runtimes", 2, "no runtime is called 'yarm'; known: "),
     ],
 )
