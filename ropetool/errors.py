@@ -28,7 +28,18 @@ import re
 from collections.abc import Iterable
 
 _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*[a-z])(?: (original|current|[0-9]+[kKmM]?)(?![\w.]))?")
-_ARGUMENTS = {"from": "reading", "for": "for_runtimes", "as": "as_type"}  # the others replace - by _
+# Options that are arguments of the Python functions; every other one belongs to another program, or to commands only.
+_SAME = """
+against allow-full-attention allow-inexact allow-nan allow-unverified attention-factor bake-dtype baseline budget cache-type check
+compare-with config-style converter copy copy-if-needed device dtype factor factors force force-factor full-hash imatrix judge
+layer-type lengths limits lm-eval max-regression method methods mode multiplier original-length outtype output pairs plans
+presume rearch require resume seed segments shift-safe side space split-max-size suite target-length temperature-scope to
+trained-length trials
+"""
+_ARGUMENTS = {name: name.replace("-", "_") for name in _SAME.split()} | {
+    "from": "reading", "for": "for_runtimes", "as": "as_type", "text": "texts", "gain": "gains", "measure": "measures",
+    "certificate": "certificate_file",
+}  # fmt: skip
 MAX_QUOTED = 1900  # characters of a sentence, which may quote a name or a value of a file in full
 _COMPARED = 60  # characters of a name; to compare is quadratic in them
 
@@ -82,8 +93,9 @@ def _as_arguments(text: str) -> str:
     """Return a text with options as Python arguments: `--from current` becomes `reading="current"`."""
 
     def argument(match: re.Match[str]) -> str:
-        name = _ARGUMENTS.get(match[1], match[1].replace("-", "_"))
-        value = match[2]
+        name, value = _ARGUMENTS.get(match[1]), match[2]
+        if name is None:
+            return match[0]
         return name if value is None else f"{name}={value}" if value.isdigit() else f'{name}="{value}"'
 
     return _OPTION.sub(argument, text)

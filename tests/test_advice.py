@@ -145,7 +145,7 @@ def test_a_base_that_the_graph_fixes_leads_nowhere(tmp_path: Path) -> None:
     gguf_making.model(tmp_path / "m.gguf", "cogvlm")
     said = advise(inspect(tmp_path / "m.gguf"), 2048)
     assert said.chosen is None
-    assert "ignores the base in the file; short of it: length 512 tokens" in said.why
+    assert "ignores the base in the file; too short: length 512 tokens" in said.why
     assert run("extend", str(tmp_path / "m.gguf"), "--target-length", "2048", "--dry-run").code == 1
 
 
@@ -221,7 +221,7 @@ def test_chunks_bound_every_distance(tmp_path: Path) -> None:
         (("advise", str(DEMO), "--target-length", "256"), "its context length is already 256 tokens"),
         (("extend", str(DEMO), "--factor", "2", "--beta-fast", "8"), "--beta-fast is a parameter of a method"),
         (("extend", str(DEMO)), "pass exactly one of --factor and --target-length"),
-        (("extend", str(DEMO), "--factor", "2", "--target-length", "512"), "give exactly one of"),
+        (("extend", str(DEMO), "--factor", "2", "--target-length", "512"), "pass exactly one of"),
         (("advise", str(DEMO), "--target-length", "1e99"), "1e99"),
         (("advise", str(DEMO)), "--target-length"),
     ],

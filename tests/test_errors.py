@@ -25,6 +25,8 @@ DEMO = Path(ropetool.__file__).parent / "demo" / "model"
         ("m", "no room", "ropetool extend m --factor 4", "m: no room\nTry: ropetool extend m --factor 4"),
         ("a--b", "a name", "", "a--b: a name"),
         ("", "a rule", "-- and --x", "a rule\nTry: -- and --x"),
+        ("--text", "too short", "", "texts: too short"),
+        ("vLLM", "samples", "for vLLM, --logprobs-mode raw_logprobs", "vLLM: samples\nTry: for vLLM, --logprobs-mode raw_logprobs"),
     ],
 )  # fmt: skip
 def test_an_error_as_text(where: str, message: str, step: str, text: str) -> None:

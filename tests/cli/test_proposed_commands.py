@@ -93,7 +93,7 @@ def test_what_is_proposed_for_odd_scalings_is_planned(name: str, tmp_path: Path)
 def test_a_model_that_rotates_within_chunks_needs_no_other_table(tmp_path: Path) -> None:
     commands, text = proposed(write_config(tmp_path / "model", PARTICULAR["scaled llama4"]))
     assert [shlex.split(line)[3:] for line in commands] == [["--method", "length", "--target-length", "20971520"]]
-    assert "which only its stated context limits" in text
+    assert "only the configured context limits it" in text
 
 
 def test_another_method_is_named_as_such(tmp_path: Path) -> None:

@@ -475,7 +475,7 @@ def test_a_converter_that_stops_is_one_sentence(
 ) -> None:
     (tmp_path / "out").mkdir()
     error = refused(source, script(tmp_path, text), tmp_path / "out" / "x.gguf", LossyExport, words)
-    assert error.message.startswith("llama.cpp's converter stops: ")
+    assert error.message.startswith("llama.cpp's converter stops with: ")
     assert error.try_
 
 

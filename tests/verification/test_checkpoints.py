@@ -183,7 +183,7 @@ def test_a_cache_type_is_the_targets_and_of_the_run(opened: list, exported: Path
 
 
 def test_a_cache_type_is_for_what_llama_cpp_runs(opened: list, source: Path) -> None:
-    with pytest.raises(ConfigError, match="for GGUF files, and this is a directory") as refused:
+    with pytest.raises(ConfigError, match="only GGUF files accept a cache type") as refused:
         verify_checkpoint(source, suite="quick", cache_type="q8_0")
     assert refused.value.where == "--cache-type"
     assert refused.value.try_ == f"ropetool export {source} -o FILE.gguf, then verify FILE.gguf"

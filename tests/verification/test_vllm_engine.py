@@ -315,7 +315,7 @@ def test_what_is_refused(extended: Path, stand_in: type[StandIn], tmp_path: Path
 
 def test_the_command(extended: Path) -> None:
     done = run("verify", extended, "--runner", "vllm", "--tensor-parallel-size", "0")
-    assert done.err.splitlines() == ["Error: --tensor-parallel-size: 0 is not a number of devices"]
+    assert done.err.splitlines() == ["Error: --tensor-parallel-size: the number of devices must be at least 1, not 0"]
     for options, sentence in (
         (("--pipeline-parallel-size", "2"), "--pipeline-parallel-size requires --runner vllm"),
         (("--score-prompts",), "--score-prompts requires --server URL or --runner vllm"),
