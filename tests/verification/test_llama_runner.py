@@ -294,7 +294,7 @@ def test_verification_runs_on_it(words: Tokenizer, tmp_path: Path) -> None:
 
 def test_a_file_that_would_abort_the_process_is_refused(tmp_path: Path) -> None:
     path = Tiny("llama", {archs.SCALING_TYPE: "llama3"}).write(tmp_path / "model.gguf")
-    with pytest.raises(CheckpointError, match=r"llama\.cpp does not load it: .* aborts the whole process"):
+    with pytest.raises(CheckpointError, match=r"llama\.cpp cannot load the file: .* aborts the whole process"):
         LlamaRunner(path)
 
 
