@@ -87,7 +87,7 @@ def test_the_record_of_another_file_is_not_taken_for_this_ones(source: Path, tmp
     assert found.made is None
     assert found.trained_length == 4096
     assert re.fullmatch(
-        r"out.gguf.ropetool.json is the record of a different file with this name.* move it away", found.notes[0]
+        r"out.gguf.ropetool.json is the record of a different file with this name.* Move it away", found.notes[0]
     )
     with pytest.raises(
         CheckpointError, match=f"is the record of a different file with this name: it lists {listed:,} bytes"

@@ -339,7 +339,10 @@ def test_a_refusal_says_what_to_do_instead(model: Path) -> None:
     assert run("export", "model", "-o", "x.gguf", "--no-check", "--no-sidecars").code == 0
     first = "Error: x.gguf: is already a GGUF file; export reads Hugging Face directories"
     done = run("export", "x.gguf")
-    assert (done.code, done.err.splitlines()) == (1, [first, f"Try: ropetool export {model.resolve()}, the checkpoint of this file"])
+    assert (done.code, done.err.splitlines()) == (
+        1,
+        [first, f"Try: ropetool export {model.resolve()}, the checkpoint of this file"],
+    )
     Path("x.gguf.ropetool.json").unlink()
     done = run("export", "x.gguf")
     assert done.err.splitlines()[0] == first

@@ -446,7 +446,13 @@ def test_a_file_that_llama_cpp_does_not_load_is_refused(
     monkeypatch.setattr("ropetool.verification.short_divergence._lacking", lambda sides: "torch is not installed")
     wrong = patched(right, tmp_path, {"llama.feed_forward_length": Value.of(ValueType.U32, 32)})
     (tmp_path / "out").mkdir()
-    refused(source, hands_out(tmp_path, wrong), tmp_path / "out" / "x.gguf", CorruptFile, "llama.cpp cannot use the converter's file")
+    refused(
+        source,
+        hands_out(tmp_path, wrong),
+        tmp_path / "out" / "x.gguf",
+        CorruptFile,
+        "llama.cpp cannot use the converter's file",
+    )
 
 
 def test_a_trial_that_stops_before_its_end_is_no_pass(

@@ -228,7 +228,7 @@ def minimal() -> VerifyResult:
 def failing() -> VerifyResult:
     """Return a result of a broken target: huge perplexities, one document, nothing retrieved, one check not run."""
     broken = list(lengths((19.4, 17.3, 15.2, 480.0, 5.2e173, 1e250)))
-    broken[4] = replace(broken[4], note="beyond the 512 tokens that the file states")
+    broken[4] = replace(broken[4], note="beyond the context length of 512 tokens")
     broken[5] = replace(
         broken[5], target=single(576.0), ratio=math.inf, difference_to_truncation=single(574.0), doubling=single(176.0),
         segments=3, documents=1, partial=True, verdict="not judged", lower=0.0, upper=math.inf, holds=False, useful=None,

@@ -113,7 +113,7 @@ def test_without_bos_the_text_alone_fills_the_length(fake: Any) -> None:
     runner = fake(prefix=(), target=FLAT, base=FLAT)
     run(runner, texts=texts(*[1024] * 8))
     assert {row[-1] - row[0] for row in runner.rows["target"][1024]} == {1023}
-    with pytest.raises(ConfigError, match="length of 1024 needs a document of 1024 tokens, and the longest has 1023"):
+    with pytest.raises(ConfigError, match="length of 1024 tokens needs a document of 1024, and the longest has 1023"):
         run(runner, texts=texts(*[1023] * 8))
 
 
@@ -200,7 +200,7 @@ def test_sets_that_differ_between_lengths_are_compared_on_the_same_tokens(fake: 
 
 def test_lengths_beyond_the_file_are_noted_and_count(fake: Any) -> None:
     result = run(fake(target=(3.0, 3.0, 3.0, 9.0), base=FLAT), context_length=512)
-    assert [entry.note for entry in result.lengths] == ["", "", "", "beyond the 512 tokens that the file states"]
+    assert [entry.note for entry in result.lengths] == ["", "", "", "beyond the context length of 512 tokens"]
     assert result.verdict == "fail"
 
 
@@ -269,21 +269,21 @@ def test_another_start_or_end_of_the_text_is_refused(fake: Any) -> None:
     ("options", "message"),
     [
         ({"lengths": []}, "the list of lengths is empty"),
-        ({"lengths": [0]}, "0 is not a whole number of at least 8"),
-        ({"lengths": [-256, 512]}, "-256 is not a whole number"),
-        ({"lengths": [7, 64]}, "7 is not a whole number of at least 8"),
-        ({"lengths": [64.0]}, r"64\.0 is not a whole number"),
-        ({"lengths": [True]}, "True is not a whole number"),
-        ({"lengths": ["64"]}, "'64' is not a whole number"),
+        ({"lengths": [0]}, "must be a whole number of at least 8, not 0"),
+        ({"lengths": [-256, 512]}, "must be a whole number of at least 8, not -256"),
+        ({"lengths": [7, 64]}, "must be a whole number of at least 8, not 7"),
+        ({"lengths": [64.0]}, r"must be a whole number of at least 8, not 64\.0"),
+        ({"lengths": [True]}, "must be a whole number of at least 8, not True"),
+        ({"lengths": ["64"]}, "must be a whole number of at least 8, not '64'"),
         ({"lengths": [64, 64]}, "lengths must increase, but 64 follows 64"),
         ({"lengths": [512, 256]}, "lengths must increase, but 256 follows 512"),
-        ({"trained_length": 0}, "0 is not a whole number"),
-        ({"segments": 7}, "7 is not a whole number of at least 8"),
-        ({"budget": 0.0}, r"0\.0 is not a number of minutes"),
-        ({"budget": math.nan}, "nan is not a number of minutes"),
+        ({"trained_length": 0}, "must be a whole number of at least 8, not 0"),
+        ({"segments": 7}, "must be a whole number of at least 8, not 7"),
+        ({"budget": 0.0}, r"must be a number of minutes above 0, not 0\.0"),
+        ({"budget": math.nan}, "must be a number of minutes above 0, not nan"),
         ({"grade": "good"}, "'good' is not one of publishable, usable, research"),
-        ({"texts": []}, "needs a document of 1023 tokens, and the longest has 0"),
-        ({"lengths": [64, 2**40]}, "a length of 1099511627776 needs a document of"),
+        ({"texts": []}, "tokens needs a document of 1023, and the longest has 0"),
+        ({"lengths": [64, 2**40]}, "a length of 1099511627776 tokens needs a document of"),
     ],
 )
 def test_values_that_make_no_measurement_are_refused(fake: Any, options: dict[str, Any], message: str) -> None:

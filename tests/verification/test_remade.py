@@ -80,7 +80,9 @@ def checks_of(target: Path, source: Path, kinds: tuple[str, ...], **terms: objec
 def test_a_file_is_what_its_source_extended_computes(file: Path) -> None:
     found = checks_of(file, DEMO, ("f16",))
     assert [(check.name, check.verdict) for check in found] == [(name, PASS) for name in FIGURES]
-    assert found[0].detail.endswith("the larger mean within or beyond the trained length, against the baseline with yarn x4 of 256 tokens")
+    assert found[0].detail.endswith(
+        "the larger mean within or beyond the trained length, against the baseline with yarn x4 of 256 tokens"
+    )
     assert found[0].figure is not None
     assert 1e-8 < found[0].figure < 8e-7  # what f16 rounds, and not 0: both were run
 

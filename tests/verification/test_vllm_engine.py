@@ -205,7 +205,7 @@ def test_a_token_beyond_the_vocabulary_is_refused(
 
 def test_what_vllm_refuses_is_a_sentence(tiny: Path, stand_in: type[StandIn], monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = VllmRunner(tiny, Engine(), dtype="float32", reach=30)
-    with pytest.raises(ConfigError, match=r"a prompt of 59 tokens, and vLLM .* in process takes 30") as no:
+    with pytest.raises(ConfigError, match=r"a prompt has 59 tokens, and vLLM .* in process accepts 30") as no:
         theirs.score(rows_of(tiny, 60, 1), 5)
     assert no.value.where == "--runner vllm"
     theirs.close()
