@@ -154,8 +154,8 @@ PLANTED: dict[str, tuple[Plant, str, str]] = {
         config(rope_scaling={"rope_type": "yarn", "factor": 4.0}, max_position_embeddings=1024), "tables",
         "original_max_position_embeddings none instead of 256",
     ),
-    "factor 10 % larger": (yarn(factor=4.4), "tables", "a context of 1024 is stated"),
-    "context eight times as long": (yarn(8192), "tables", "a context of 8192 is stated"),
+    "factor 10 % larger": (yarn(factor=4.4), "tables", "the context length is 1024"),
+    "context eight times as long": (yarn(8192), "tables", "the context length is 8192"),
     "theta beside the scaling": (
         lambda f: [plant(f) for plant in (yarn(), config(rope_theta=10100.0))].clear(), "tables",
         "rope_theta 10100.0 instead of 10000.0",
@@ -267,7 +267,7 @@ def test_lists_that_are_a_method_s_but_for_a_pair_are_that_method_with_a_defect(
         target = third_party(config(rope_scaling={**scaling, "long_factor": wrong}, max_position_embeddings=1024))
         tables = read_back(target, DEMO)[0]
         assert tables.verdict == "fail"
-        assert "not what mixed-ntk x4 of 256 tokens gives" in tables.detail
+        assert "differs from mixed-ntk x4 of 256 tokens" in tables.detail
 
 
 def test_trained_weights_are_told_and_dress_is_judged_only_strictly(third_party: Callable[..., Path]) -> None:
@@ -328,7 +328,7 @@ def test_a_file_by_another_writer_is_what_it_says(plain: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "name", "says"),
     [
-        ({"llama__context_length": 8192}, "tables", "a context of 8192 is stated"),
+        ({"llama__context_length": 8192}, "tables", "the context length is 8192"),
         ({"llama__rope__freq_base": 10100.0}, "tables", "rope.freq_base 10100.0 instead of 10000.0"),
         ({"llama__rope__scaling__attn_factor": 1.02}, "tables", "rope.scaling.attn_factor 1.02 instead of none"),
         (
@@ -381,7 +381,7 @@ def test_a_file_of_another_type_is_the_same_model_within_its_rounding(kind: str,
     assert by_name(read_back(target, plain))["weights"].verdict == "pass"
     weights = by_name(read_back(grown, plain))["weights"]
     assert weights.verdict == "fail"
-    assert f"blk.1.attn_k.weight is {kind} instead of F16, and 0.2" in weights.detail
+    assert f"blk.1.attn_k.weight is {kind} instead of F16, with an error of 0.2" in weights.detail
 
 
 # --- GGUF files of a directory
@@ -396,7 +396,7 @@ def converted(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("changes", "name", "says"),
     [
         ({}, "", ""),
-        ({"llama__context_length": 8192}, "tables", "a context of 8192 is stated"),
+        ({"llama__context_length": 8192}, "tables", "the context length is 8192"),
         ({"llama__rope__freq_base": 10100.0}, "tables", "31 of 32 pairs differ"),
         (
             {"llama__attention__layer_norm_rms_epsilon": 1e-4},

@@ -221,7 +221,7 @@ NAMED_OTHERWISE = {"lists: those of factor 2": "longrope", "lists: all ones": "l
 # A later part of the same sentence stands for what it shows: the key under its own name, or the value that it has.
 SHOWN_BY: dict[str, Callable[[Any], str]] = {
     "factor": lambda value: f" x{value:g} ",
-    "max_position_embeddings": lambda value: f"a context of {value} is stated",
+    "max_position_embeddings": lambda value: f"the context length is {value}",
     "rope_type": lambda value: "the tables equal the baseline",
     "rope_scaling": lambda value: "the tables equal the baseline",
 }
