@@ -293,7 +293,8 @@ def test_a_gguf_source_has_nothing_to_export(verifier: Verifier) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--dry-run", "--verify"), "--verify and --export need an output"), (("--dry-run", "--export", "x.gguf"), "--verify and --export need an output"),
+        (("--dry-run", "--verify"), "--verify and --export need an output"),
+        (("--dry-run", "--export", "x.gguf"), "--verify and --export need an output"),
         (("--dry-run", "--export", "x.gguf", "--allow-unverified"), "--verify and --export need an output"),
         (("--allow-unverified",), "--allow-unverified requires --export"),
         (("--allow-unverified", "--verify", "--export", "x.gguf"), "excludes --verify"),

@@ -127,7 +127,7 @@ def test_a_name_that_llama_cpp_takes_for_phi_3_is_written_otherwise(extended: Pa
     assert found_in(made, "KL").verdict == PASS
     header = read_header(made.output)
     write_patched(header, Patch(set={"general.name": Value.of(ValueType.STR, "My Phi3 Tune")}), tmp_path / "y.gguf")
-    with pytest.raises(CheckpointError, match="llama.cpp cannot load the file"):
+    with pytest.raises(CheckpointError, match=r"llama\.cpp cannot load the file"):
         LlamaRunner(tmp_path / "y.gguf", device="cpu")
 
 
