@@ -81,7 +81,7 @@ def bake_command(
 ) -> None:  # fmt: skip
     """Fold scaling factors into the weights.
 
-    For runtimes that ignore the config keys of a factor. Writes a copy of the checkpoint. With --dry-run a config without
+    For runtimes that ignore the config keys that set a factor. Writes a copy of the checkpoint. With --dry-run a config without
     weights is enough.
 
     \b

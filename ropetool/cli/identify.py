@@ -67,8 +67,8 @@ def identify_command(
 ) -> int:  # fmt: skip
     """Identify the RoPE table that a running server uses.
 
-    Runs the checkpoint with each table that a runtime could derive from its keys: the intended table, without the scaling or the
-    attention factor, with defaults instead of keys, with swapped layer types, and as each known engine release reads them.
+    Runs the checkpoint with each table that a runtime could use: the intended table, a table without the scaling or without the
+    attention factor, one with defaults in place of the keys, one with swapped layer types, and the table of each known release.
     Chooses prompts whose next tokens differ most between these tables, and requests the likeliest next tokens from the server.
     The output names the table that fits the answers, the distance to the next table, and the keys that the server ignores.
 

@@ -9,7 +9,6 @@ import os
 import re
 import secrets
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,10 +16,8 @@ from glob import escape
 from pathlib import Path
 
 from ropetool.errors import CheckpointError, OutputError
+from ropetool.files import system
 from ropetool.files.renames import JOURNAL, OLD, Order, earlier_files
-
-if sys.platform != "win32":
-    import fcntl
 
 _LOCK = "lock"
 _HIDDEN = re.compile(r"\..+\.ropetool-[0-9a-f]{6}")
@@ -70,7 +67,7 @@ def set_aside(path: Path) -> list[Path] | None:
 def why_kept(hidden: Path, error: OSError | CheckpointError) -> str:
     """Return why `clear` has left a hidden folder, and whether earlier files are in it, as the end of a sentence."""
     if isinstance(error, FileExistsError):
-        return f"was not removed: {hidden / OLD} contains the earlier files, and new files have their names"
+        return f"was not removed: {hidden / OLD} contains the earlier files, and new files now use their names"
     reason = error.strerror if isinstance(error, OSError) else error.sentence
     earlier = "; it contains the earlier files, which the next run puts back" if _may_hold_earlier(hidden) else ""
     return f"could not be removed ({reason}){earlier}"
@@ -115,7 +112,7 @@ def make_hidden(hidden: Path) -> tuple[bool, int | None]:
         lock = os.open(hidden / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except FileNotFoundError:  # a process that settles took it for that of a dead one, before it had a lock
         return False, None
-    held = _try_lock(lock)
+    held = system.lock(lock)
     if held and is_open_as(lock, hidden / _LOCK):
         return True, lock
     os.close(lock)
@@ -150,7 +147,7 @@ def _taken_over(hidden: Path) -> Iterator[bool]:
         yield isinstance(error, FileNotFoundError) and _is_empty(hidden)
         return
     try:
-        yield _try_lock(lock) is True and is_open_as(lock, hidden / _LOCK)
+        yield system.lock(lock) is True and is_open_as(lock, hidden / _LOCK)
     finally:
         os.close(lock)
 
@@ -160,19 +157,6 @@ def _is_empty(folder: Path) -> bool:
         return not any(folder.iterdir())
     except OSError:  # it is gone
         return False
-
-
-def _try_lock(descriptor: int) -> bool | None:
-    """Return whether the lock was free and is held now, None where the system has no locks."""
-    if sys.platform == "win32":
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a network file system without them
-        return None
-    return True
 
 
 def is_open_as(descriptor: int, path: Path) -> bool:
@@ -193,7 +177,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         return
     try:
         end = time.monotonic() + _PATIENCE
-        while _try_lock(descriptor) is False:
+        while system.lock(descriptor) is False:
             if time.monotonic() > end:
                 raise OutputError(
                     "another process keeps renaming files in it", where=str(folder), try_="run again later"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
@@ -16,18 +15,14 @@ from typing import BinaryIO
 
 from ropetool import names
 from ropetool.errors import CheckpointError, OutputError
-from ropetool.files import hub
+from ropetool.files import hub, system
 from ropetool.files.counting import moved
 from ropetool.files.digests import new_file, wrote
 from ropetool.files.gguf.copying import write_all
 from ropetool.files.output import output_error
 
-if sys.platform == "linux":
-    import fcntl
-
 WEIGHTS = (".safetensors", ".gguf")
 REFLINKED, HARD_LINKED, COPIED = "reflinked", "hard-linked", "copied"
-_FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
 _RANGE = 64 << 20
 _BUFFER = 1 << 20
 # The answers that mean "not with this file system or this pair of files"; everything else is an error.
@@ -126,11 +121,9 @@ def _gone_if_it_fails(destination: Path) -> Iterator[None]:
 
 def _reflink(reader: BinaryIO, destination: Path) -> bool:
     """Return whether the new file shares the blocks of the source, as btrfs, xfs and bcachefs can."""
-    if sys.platform != "linux":
-        return False
     try:
         with _gone_if_it_fails(destination), destination.open("xb") as writer:
-            fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
+            system.clone(reader.fileno(), writer.fileno())
     except OSError as error:
         if error.errno in _UNSUPPORTED:
             return False

@@ -10,20 +10,19 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from pathlib import Path
 from typing import IO, TypeVar
 
 import numpy as np
 
 from ropetool import machine
+from ropetool.files import system
 from ropetool.files.hidden import is_open_as
 from ropetool.rope.tables import Array
 from ropetool.verification.scoring import Done, Predictions, Runner, Scores, Wrapped, ignore
 
 Found = TypeVar("Found")
 
-LOCK_EX, LOCK_NB = 2, 4  # of fcntl, which Windows has not
 DIGEST = 8  # bytes behind the figures of a row
 SELECT = "select figures from found where key = ?"
 TABLE = "CREATE TABLE if not exists found (key blob primary key, figures blob)"
@@ -73,18 +72,17 @@ class Journal:
         except OSError as error:
             self.problem = f"cannot write to {self.path.parent} ({error.strerror})"
             return None
-        try:
-            import_module("fcntl").flock(lock, LOCK_EX | LOCK_NB)
-        except BlockingIOError:
-            self.problem = "another process measures the same run"
-        except (OSError, ImportError) as error:
-            self.problem = f"{self.path.parent} does not support file locks ({error})"
-        else:
-            if is_open_as(lock.fileno(), Path(lock.name)):
-                return lock
-            lock.close()  # a run that ended meanwhile has removed it
-            return self._locked()
+        locked = system.lock(lock.fileno())
+        if locked and is_open_as(lock.fileno(), Path(lock.name)):
+            return lock
         lock.close()
+        if locked:  # a run that ended meanwhile has removed it
+            return self._locked()
+        self.problem = (
+            f"{self.path.parent} does not support file locks"
+            if locked is None
+            else "another process measures the same run"
+        )
         return None
 
     def _begun(self, resume: bool) -> sqlite3.Connection | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 import subprocess
@@ -60,7 +61,7 @@ def test_without_reflinks_a_file_is_hard_linked_and_left_alone(
     source: Path, destination: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = source.stat()
-    monkeypatch.setattr(linking.fcntl, "ioctl", answering(errno.EOPNOTSUPP))
+    monkeypatch.setattr(fcntl, "ioctl", answering(errno.EOPNOTSUPP))
     assert place(source, destination) == "hard-linked"
     assert destination.samefile(source)
     after = source.stat()
@@ -80,7 +81,7 @@ def test_a_reflink_is_asked_for_first(source: Path, destination: Path, monkeypat
         os.write(target, os.pread(origin, 1 << 20, 0))
         return 0
 
-    monkeypatch.setattr(linking.fcntl, "ioctl", clone)
+    monkeypatch.setattr(fcntl, "ioctl", clone)
     assert place(source, destination) == "reflinked"
     assert destination.read_bytes() == CONTENT
     assert not destination.samefile(source)
@@ -90,7 +91,7 @@ def test_a_reflink_is_asked_for_first(source: Path, destination: Path, monkeypat
 def test_where_nothing_can_be_linked_it_is_copied(
     code: int, source: Path, destination: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linking.fcntl, "ioctl", answering(errno.ENOTTY))
+    monkeypatch.setattr(fcntl, "ioctl", answering(errno.ENOTTY))
     monkeypatch.setattr(os, "link", answering(code))
     assert place(source, destination) == "copied"
     assert destination.read_bytes() == CONTENT

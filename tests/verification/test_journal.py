@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -182,9 +182,9 @@ def test_a_lock_that_is_removed_before_it_is_taken_is_made_again(
     """By a run that ends at this moment: two more must not both believe that they are alone."""
     real, removed = fcntl.flock, list[Path]()
 
-    def late(lock: Any, flags: int) -> None:
+    def late(lock: int, flags: int) -> None:
         if not removed:
-            removed.append(Path(lock.name))
+            removed.append(Path(os.readlink(f"/proc/self/fd/{lock}")))
             removed[0].unlink()
         real(lock, flags)
 

@@ -93,7 +93,7 @@ def appended(header: GgufHeader, patch: Patch) -> list[tuple[TensorInfo, bytes]]
         if header.tensor(name) is not None:
             continue
         if not 0 < len(utf8(name)) <= MAX_NAME_BYTES:
-            raise ConfigError(f"{shown(name)} is not a name of a tensor: it has 1 to {MAX_NAME_BYTES} bytes")
+            raise ConfigError(f"{shown(name)} is not a valid tensor name: a name has 1 to {MAX_NAME_BYTES} bytes")
         data = _data(name, vector)
         info = TensorInfo(name, vector.shape, F32, padded(end, header.alignment), len(data))
         found.append((info, data))

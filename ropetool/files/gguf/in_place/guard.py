@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,11 +13,9 @@ from pathlib import Path
 
 from ropetool.errors import OutputError
 from ropetool.escaping import command
+from ropetool.files import system
 from ropetool.files.gguf.in_place.disk import Disk
 from ropetool.files.output import output_error
-
-if sys.platform != "win32":
-    import fcntl
 
 COPY_INSTEAD = "pass -o to write a copy"
 UNCHECKED = "ropetool could not check whether another program has the file open: {}"
@@ -83,43 +80,26 @@ def _read_only(path: Path) -> OutputError:
 
 
 def _lock(descriptor: int, path: Path) -> bool:
-    if sys.platform == "win32":
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise OutputError(
-            "another process has it locked, or is editing it", where=str(path), try_="run again later"
-        ) from None
-    except OSError:  # a network file system without them
-        return False
-    return True
+    locked = system.lock(descriptor)
+    if locked is False:
+        raise OutputError("another process has it locked, or is editing it", where=str(path), try_="run again later")
+    return locked is True
 
 
 @contextmanager
 def _leased(descriptor: int, path: Path) -> Iterator[tuple[str, ...]]:
     """Take a write lease, which the system gives only for a file that nobody else has open or mapped."""
-    if sys.platform != "linux":
-        yield (UNCHECKED.format("this system has no leases"),)
-        return
-    import signal
-
     try:
-        # What tells the holder that somebody waits: a signal that is ignored by default, not SIGIO, which kills.
-        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EBUSY):
-            raise _in_use(path) from None
-        reason = (
-            "the file belongs to a different user" if error.errno == errno.EACCES else "its file system has no leases"
-        )
+        reason = system.lease(descriptor)
+    except BlockingIOError:
+        raise _in_use(path) from None
+    if reason:
         yield (UNCHECKED.format(reason),)
         return
     try:
         yield ()
     finally:
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        system.end_lease(descriptor)
 
 
 def _in_use(path: Path) -> OutputError:

@@ -1,0 +1,64 @@
+"""Locks, leases and clones of files, which only some systems and file systems have."""
+
+from __future__ import annotations
+
+import errno
+import sys
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
+
+
+def lock(descriptor: int) -> bool | None:
+    """Lock a file for this process. Return False if another process holds the lock, None if there are no locks."""
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # some network file systems
+        return None
+    return True
+
+
+def lease(descriptor: int) -> str:
+    """Take a write lease: until `end_lease`, a process that opens the file waits.
+
+    Return the reason if there can be no lease, else an empty string. Raises: BlockingIOError if another process, or this one
+    by another descriptor, has the file open or mapped.
+    """
+    if not hasattr(fcntl, "F_SETLEASE"):
+        return "this system has no leases"
+    import signal
+
+    try:
+        # A waiting process sends the holder a signal. SIGURG is ignored by default; the usual SIGIO would end ropetool.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EBUSY):
+            raise BlockingIOError(error.errno, "in use") from None
+        return (
+            "the file belongs to a different user" if error.errno == errno.EACCES else "its file system has no leases"
+        )
+    return ""
+
+
+def end_lease(descriptor: int) -> None:
+    """End a lease that `lease` has taken."""
+    fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+
+def clone(source: int, destination: int) -> None:
+    """Make an empty file share the blocks of another, as btrfs, xfs and bcachefs can.
+
+    source, destination: descriptors. Raises: OSError, EOPNOTSUPP if the system has no clones.
+    """
+    if fcntl is None or sys.platform != "linux":
+        raise OSError(errno.EOPNOTSUPP, "this system cannot clone files")
+    fcntl.ioctl(destination, _FICLONE, source)
