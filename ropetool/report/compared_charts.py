@@ -35,12 +35,16 @@ def charts(found: Comparison) -> Iterator[Chart]:
 
 
 def losses_chart(found: Comparison, length: int, names: Sequence[str], name: str = "", extra: str = "") -> Chart:
-    """Return the losses of the best at a length, and of the source, by length."""
+    """Return the losses of the best at a length, and of the source, by length; dotted beyond its own length."""
     figure = drawing.figure(4.0)
     axes = figure.subplots()
     lengths = [n for n in found.lengths if n <= length]
     own = {n: loss for n, loss in found.baseline.items() if n <= length}
     drawing.curve(axes, list(own), list(own.values()), {**drawing.BASELINE, "label": "the source"})
+    beyond = [n for n in lengths if own and n >= max(own)]
+    if len(beyond) > 1:  # the tokens are the same at every length, so cut text gives the same loss
+        cut = {"color": drawing.BASELINE["color"], "linestyle": ":", "label": "the source, text cut to its length"}
+        axes.plot(beyond, [own[max(own)].mean] * len(beyond), **cut)
     for index, each in enumerate(names):
         measured = found.candidate(each).found
         entries = [entry for entry in (measured.lengths if measured else ()) if entry.length <= length]

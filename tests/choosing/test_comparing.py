@@ -280,6 +280,20 @@ def test_the_report_shows_every_candidate_and_loads_nothing(found: Comparison, t
     assert again == files
 
 
+def test_the_plot_goes_on_with_the_source_on_cut_text(found: Comparison) -> None:
+    pytest.importorskip("matplotlib")
+    from ropetool.report import compared_charts, drawing
+
+    with drawing.style():
+        (axes,) = compared_charts.losses_chart(found, max(found.lengths), [found.candidates[0].name]).figure.axes
+    lines = {str(line.get_label()): line for line in axes.lines}
+    own = lines["the source"].get_xdata()
+    assert max(own) == found.trained_length < max(found.lengths)
+    cut = lines["the source, text cut to its length"]
+    assert list(cut.get_xdata()) == [n for n in found.lengths if n >= found.trained_length]
+    assert set(cut.get_ydata()) == {found.baseline[found.trained_length].mean}
+
+
 def test_pandas_is_asked_for_in_a_sentence(found: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingDependency, match="pandas") as refused:

@@ -90,7 +90,7 @@ for _name in CONFIGS.keys() - NO_VECTORS.keys():
         LOSSY |= {(_name, "longrope"): "not a short and a long list"}
 # No keys of a gemma4 say these of a proportional table, so there is no such checkpoint.
 LOSSY |= {
-    ("gemma4_text", cell): "of a table of rope type proportional" for cell in CELLS if cell not in ("linear", "ntk")
+    ("gemma4_text", cell): "from a table of rope type proportional" for cell in CELLS if cell not in ("linear", "ntk")
 }
 # For each way that a table is written: keys alone, a vector and lists, kinds of layer.
 EVERYWHERE = ("granite", "phi3", "gemma3_text")

@@ -207,7 +207,10 @@ def test_the_difference_stands_in_the_file_the_record_and_the_card(written: tupl
     record = json.loads(Path(f"{file}.ropetool.json").read_text())
     assert record["export"]["deviation"] == made.to_json()["deviation"] == made.deviation.to_json()
     card = Path(f"{file}.README.md").read_text()
-    assert f"which llama.cpp cannot hold: {made.deviation}; KL {checks['KL'].figure:.2g} nats per token." in card
+    assert (
+        f"cannot represent the positions of the checkpoint exactly: {made.deviation}; KL {checks['KL'].figure:.2g} nats per token."
+        in card
+    )
     assert f"the RoPE table differs from the checkpoint (--allow-inexact): {made.deviation}" in made.notes
 
 

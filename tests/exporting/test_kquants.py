@@ -288,7 +288,10 @@ def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
     done = subprocess.run(
         [sys.executable, "-c", code, plain, tmp_path / "y.gguf"], capture_output=True, text=True, check=True
     )
-    assert done.stdout == f"{tmp_path / 'y.gguf'}: could not be written completely; the disk may be full\n"
+    assert done.stdout == (
+        f"{tmp_path / 'y.gguf'}: could not be written completely; the disk may be full\n"
+        "Try: pass an -o on a different disk\n"
+    )
 
     def fail(*_: object) -> None:
         raise OutputError(
