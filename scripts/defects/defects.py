@@ -341,7 +341,7 @@ def honest(bench: Bench, group: str, case: defects_honest.Case, folder: Path) ->
     try:
         checks = read(target, baseline, case.terms)
     except RopetoolError as error:
-        return f"{REFUSED}: {error}"
+        return f"{REFUSED}: {error.sentence}"
     fails = [f"{check.name} ({check.detail})" for check in checks if check.verdict == FAIL]
     open_ones = [check.name for check in checks if check.verdict == NOT_RUN]
     return "; ".join(fails) or CLEAN + (f", not run: {', '.join(open_ones)}" if open_ones else "")

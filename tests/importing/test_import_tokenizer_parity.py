@@ -210,9 +210,9 @@ def trained(pre: PreTokenizer) -> dict[str, Value]:
 
 DIFFERENT: Mapping[str, Callable[[str], bool]] = {
     "": lambda text: False,
-    "a small": cased,
-    "combining": lambda text: marked(text) or cased(text),
-    "spaces be": spaced,
+    "it keeps": cased,
+    "it separa": lambda text: marked(text) or cased(text),
+    "the token": spaced,
 }
 
 

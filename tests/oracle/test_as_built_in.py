@@ -110,7 +110,7 @@ def _tokenizer() -> Any:
     [
         ("qwen3", LossyExport, "lacks model.layers.0.self_attn.k_norm.weight"),
         ("phi3", LossyExport, "gate_proj.weight, which that class does not have"),
-        ("nosuch", UnknownFamily, "'nosuch' is not known"),
+        ("nosuch", UnknownFamily, "unknown model family 'nosuch'"),
         ("bert", InvalidRope, "bert has no rotary positions"),
     ],
 )

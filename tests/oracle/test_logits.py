@@ -102,5 +102,5 @@ def test_patching_a_loaded_model_equals_loading_the_extended_one(family: str, tm
 
 def test_patch_refuses_a_table_that_follows_the_length(source: Path) -> None:
     plan = ropetool.plan(source, "dynamic", factor=4)
-    with pytest.raises(ropetool.errors.ConfigError, match="changes with the length"):
+    with pytest.raises(ropetool.errors.ConfigError, match="depends on the text length"):
         logits(source, lambda model: patch(model, plan))

@@ -149,8 +149,8 @@ def test_a_partial_rotation_narrows_the_table_of_whole_heads(tmp_path: Path) -> 
 
 
 SECTIONS: dict[str, tuple[Any, str]] = {
-    "two sections of three pairs": ([1, 2], "is of 3 rotary pairs"),
-    "twice the pairs": ([4, 4, 8], "is of 16 rotary pairs"),
+    "two sections of three pairs": ([1, 2], "covers 3 rotary pairs"),
+    "twice the pairs": ([4, 4, 8], "covers 16 rotary pairs"),
     "a text": ("x", "is not a list of whole numbers"),
     "no section": ([], "is not a list of whole numbers"),
     "numbers with a point": ([2.0, 3.0, 3.0], "is not a list of whole numbers"),

@@ -40,7 +40,7 @@ def refusal(name: str, cell: str) -> str:
     family = families.get(name)
     full = family.default_rope_keys.get("full_attention", {})
     if cell in ("linear", "yarn", "llama3") and family.rope_types == ("default",):
-        return "takes only default"
+        return "accepts only the rope_type default"
     if cell in ("yarn", "llama3") and full.get("rope_type") == "proportional":
         return "no combination of RoPE keys produces this table"
     return "attention factor 1 instead" if cell == "yarn" and family.norm_after else ""
