@@ -43,8 +43,9 @@ from ropetool.verification.gate import Limits
 from ropetool.verification.measure import Setting
 from ropetool.verification.measures.loss import LastSegment
 from ropetool.verification.options import VerifyOptions
+from ropetool.verification.preparing import check_amounts, default_lengths, with_proofs
 from ropetool.verification.results import Estimate
-from ropetool.verification.run import check_amounts, checks_of, default_lengths, result_of, results_of, with_proofs
+from ropetool.verification.run import checks_of, result_of, results_of
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import TARGET, Corpus, Progress
 from ropetool.verification.session import documents_of

@@ -19,7 +19,8 @@ from ropetool.verification import estimate
 from ropetool.verification.beside import told_by
 from ropetool.verification.measure import Setting
 from ropetool.verification.measures.loss import LastSegment
-from ropetool.verification.run import LONG_RUN, prepared, work_of
+from ropetool.verification.preparing import prepared, work_of
+from ropetool.verification.run import LONG_RUN
 from ropetool.verification.runners.rotated import RotatedRunner
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import BASELINE, TARGET, Measurement, Progress, Runner

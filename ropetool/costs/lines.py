@@ -19,7 +19,7 @@ from ropetool.runtimes.inspection import Inspection
 from ropetool.runtimes.kv_cache import CACHE_TYPES, KvCache
 from ropetool.verification import suites
 from ropetool.verification.gate import Limits
-from ropetool.verification.run import default_lengths, planned_rows
+from ropetool.verification.preparing import default_lengths, planned_rows
 from ropetool.verification.served import reader_of
 from ropetool.verification.session import documents_of, lengths_of
 

@@ -25,8 +25,9 @@ from ropetool.verification.conditions import conditions, run_key
 from ropetool.verification.journal import JournaledRunner
 from ropetool.verification.opening import Open
 from ropetool.verification.options import UNSERVED, VerifyOptions
+from ropetool.verification.preparing import default_lengths
 from ropetool.verification.results import NOT_ASKED, NOT_RUN, Check, VerifyResult
-from ropetool.verification.run import Material, Models, default_lengths, verify
+from ropetool.verification.run import Material, Models, verify
 from ropetool.verification.runners.llama_runner import LlamaRunner
 from ropetool.verification.runners.served_words import TokenizerWords
 from ropetool.verification.runners.server_runner import Counting, Reader, ServerRunner, Unseen

@@ -35,10 +35,11 @@ from ropetool.verification.measure import Suite
 from ropetool.verification.measures.rotary import check_rotation
 from ropetool.verification.opening import Open
 from ropetool.verification.options import VerifyOptions
+from ropetool.verification.preparing import default_lengths
 from ropetool.verification.readback.comparing import read_back, same_tables
 from ropetool.verification.remade import kl_to_claim
 from ropetool.verification.results import INEXACT, NOT_RUN, Check, VerifyResult
-from ropetool.verification.run import AGAINST, Material, Models, Pair, default_lengths, verify
+from ropetool.verification.run import AGAINST, Material, Models, Pair, verify
 from ropetool.verification.runners.llama_cache import BLOCK_TYPES, cache_ways
 from ropetool.verification.runners.vllm_engine import OPTION, Engine, VllmRunner, version
 from ropetool.verification.scoring import JUDGE, TARGET, Progress, Runner

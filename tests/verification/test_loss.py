@@ -15,8 +15,9 @@ from verifying import verify
 
 from ropetool.errors import CheckpointError, ConfigError
 from ropetool.verification import suites
+from ropetool.verification.gate import Limits
 from ropetool.verification.measures.loss import perplexity
-from ropetool.verification.run import Limits, default_lengths
+from ropetool.verification.preparing import default_lengths
 from ropetool.verification.scoring import Scores
 from ropetool.verification.texts import Document
 
