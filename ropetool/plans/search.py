@@ -107,14 +107,14 @@ def _check_change(search: _Search, decoded: RopeSet, force_factor: bool) -> None
     """Return if the target is not too far, and not what the source has already. Raises: TooFar, InvalidRope."""
     search.extent.check(force_factor)
     request, target = search.request, search.target
-    same_length = target.max_position_embeddings == decoded.max_position_embeddings
+    length = target.max_position_embeddings
+    same_length = length == decoded.max_position_embeddings and not search.form.absent_context(length)
     if search.goal.factor == 1 and same_length and not target.differences(decoded):
         asked = "--factor" if request.factor is not None else "--target-length"
         value = f"{request.factor:g}" if request.factor is not None else str(request.target_length)
-        longer = "2" if request.factor is not None else str(2 * target.max_position_embeddings)
+        longer = "2" if request.factor is not None else str(2 * length)
         raise InvalidRope(
-            f"{request.method} with {asked} {value} changes nothing: the source has this table and a context of "
-            f"{target.max_position_embeddings} tokens",
+            f"{request.method} with {asked} {value} changes nothing: the source has this table and a context of {length} tokens",
             where=asked, try_=f"{asked} {longer}",
         )  # fmt: skip
 
