@@ -33,7 +33,10 @@ NOT_COUNTED = {
     "detail", "version", "versions", "made_with", "source_fingerprint", "fingerprint", "weight_files", "identity", "seconds", "minutes",
     "more_minutes",
 }  # fmt: skip
-COMMAND = re.compile(r"ropetool |\S+: (?:python -m|vllm serve|llama-server|koboldcpp|lms load|ollama) ")
+# A sentence too may begin with "ropetool", but then a verb follows.
+COMMAND = re.compile(
+    r"ropetool (?!does |cannot |has |reads |needs )|\S+: (?:python -m|vllm serve|llama-server|koboldcpp|lms load|ollama) "
+)
 COMPUTED = "rotation"  # the check whose figure a runtime computes in float32, a little different on each machine
 DIGITS = 6
 WORDS = 4  # a text of so many words is prose, unless it is a command

@@ -55,9 +55,7 @@ def measured(by: str, models: list[str], known: Grid) -> Grid:
 def excuse(model: str, bake: str, form: str) -> str:
     """Return why a cell may lie above its bound, empty where it may not."""
     if model == "deepseek_v32" and form == "float32":
-        return (
-            f"{model}: rounding can swap two tokens that its indexer scores alike; up to index_topk tokens it is exact"
-        )
+        return f"{model}: rounding can swap two tokens with nearly equal indexer scores; texts of at most index_topk tokens are exact"
     if bake == "drop-pairs still, scaled" and form == "float32":
         return f"{bake}: the same table by other steps, each rounded to float32"
     return ""
