@@ -17,8 +17,8 @@ from ropetool.doctor.gguf_loading import key_of, step
 from ropetool.doctor.sources import source_of
 from ropetool.errors import AmbiguousRope, ConfigError, NotACheckpoint, RopetoolError, UnknownFamily
 from ropetool.escaping import escaped
-from ropetool.files import lfs
 from ropetool.files.hub import hub_id
+from ropetool.files.regular import LFS_TRY, lfs_pointers, lfs_refusal
 from ropetool.runtimes.inspection import inspect_checkpoint, inspect_opened
 
 UNREADABLE = "unreadable"  # most of it is found before there is anything that a rule could look at
@@ -126,8 +126,8 @@ def opened(place: Place, source: Case | None = None, wanted: frozenset[str] = fr
 def pointers(case: Case) -> Iterator[Finding]:
     """Yield the files of a checkpoint whose content a clone without Git LFS did not fetch."""
     if case.hf is not None and case.hf.files is not None and case.hf.path.is_dir():
-        for name in lfs.pointers(case.hf.path, known=(names.CONFIG_JSON,)):  # which was read as JSON
-            yield Finding(UNREADABLE, ERROR, f"{escaped(name)} {lfs.refusal('', 'file itself').message}", lfs.TRY)
+        for name in lfs_pointers(case.hf.path, known=(names.CONFIG_JSON,)):  # which was read as JSON
+            yield Finding(UNREADABLE, ERROR, f"{escaped(name)} {lfs_refusal('', 'file itself').message}", LFS_TRY)
 
 
 def invalid(case: Case) -> Iterator[Finding]:

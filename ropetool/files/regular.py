@@ -1,17 +1,24 @@
-"""Files opened for reading: regular ones alone. A pipe would be waited for without end, and a device has none.
+"""Files opened for reading: only regular ones. A pipe would be waited for without end, and a device has none.
 
-The one door for whatever a user or another file names; knows no format.
+The one door for any path that a user or another file names. It knows no format but the pointers of Git LFS: short texts that
+a clone without Git LFS leaves in place of large files.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Container, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from ropetool.errors import CheckpointError, CorruptFile, MissingFile
 
+LFS_START = b"version https://git-lfs.github.com/spec/"
+_TOLD_BY = 8  # bytes of the start; no safetensors, GGUF or JSON file begins with them
+_MAX_POINTER = 1023  # of a Git LFS pointer, by the specification of Git LFS
+LFS_TRY = "git lfs pull"
 _KINDS = {
     stat.S_IFDIR: "directory", stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket", stat.S_IFCHR: "character device",
     stat.S_IFBLK: "block device",
@@ -99,3 +106,24 @@ def same_content(a: Path, b: Path) -> bool:
             if part != second.read(len(part)):
                 return False
     return True
+
+
+def is_lfs_pointer(start: bytes, size: int) -> bool:
+    """Return whether a file of this size that starts with these bytes is a Git LFS pointer."""
+    return len(start) >= _TOLD_BY and size <= _MAX_POINTER and start[: len(LFS_START)] == LFS_START[: len(start)]
+
+
+def lfs_refusal(where: str, what: str = "weights") -> CorruptFile:
+    """Return the error about a pointer in place of a file."""
+    return CorruptFile(f"is a Git LFS pointer, not the {what}", where=where, try_=LFS_TRY)
+
+
+def lfs_pointers(folder: Path, known: Container[str] = ()) -> Iterator[str]:
+    """Yield the names of the Git LFS pointers directly in a folder, sorted. known: names to skip."""
+    for path in sorted(folder.iterdir()):
+        with suppress(CheckpointError, OSError):
+            if path.name not in known and path.is_file() and path.stat().st_size <= _MAX_POINTER:
+                with open_regular(path) as file:
+                    start = file.read(len(LFS_START))
+                if is_lfs_pointer(start, len(start)):
+                    yield path.name

@@ -168,10 +168,10 @@ def _map(file: FileIO, nbytes: int, path: Path) -> memoryview:
 
 def _parse(cursor: Cursor, path: Path, file_size: int, mtime_ns: int) -> GgufHeader:
     if bytes(cursor.view[:8]) == b"version ":
-        from ropetool.files import lfs
+        from ropetool.files.regular import LFS_START, is_lfs_pointer, lfs_refusal
 
-        if lfs.is_pointer(bytes(cursor.view[: len(lfs.START)]), file_size):
-            raise lfs.refusal(str(path))
+        if is_lfs_pointer(bytes(cursor.view[: len(LFS_START)]), file_size):
+            raise lfs_refusal(str(path))
     version = _version(cursor)
     n_tensors = _count(cursor, "tensors", MAX_TENSORS)
     n_keys = _count(cursor, "keys", MAX_KEYS)

@@ -12,15 +12,19 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropetool.errors import PlanMismatch
 from ropetool.escaping import command
+
+if TYPE_CHECKING:
+    from ropetool.files.gguf.in_place.disk import Disk
 
 MAGIC = b"ropetool-journal-1\n"
 MARK = b"forward\n"  # behind the digest: from here on the edit is finished, never taken back
 _LENGTH = struct.Struct("<Q")
 _DIGEST = 32  # bytes of SHA-256
+_SAMPLES, _SAMPLE = 64, 4 << 10  # blocks, and bytes of each
 
 
 @dataclass(frozen=True)
@@ -184,3 +188,21 @@ def check_settled(path: Path) -> None:
             f"an edit of this file in place was interrupted: its journal {journal.name} still exists",
             where=str(path), try_=command("ropetool", "recover", path),
         )  # fmt: skip
+
+
+def sampled(disk: Disk, journal: Journal) -> Journal:
+    """Return a journal with what tells the file later: samples, digests of what is copied, and ranges without data."""
+    places = {journal.size * number // _SAMPLES // _SAMPLE * _SAMPLE for number in range(_SAMPLES)}
+    places |= {max(journal.size - _SAMPLE, 0), *((journal.insertion.at,) if journal.insertion is not None else ())}
+    samples = [_sample(disk, at) for at in sorted(places)]
+    copies = [
+        replace(copy, sha256=hashlib.sha256(disk.read(copy.start, copy.nbytes)).hexdigest()) for copy in journal.copies
+    ]
+    return replace(
+        journal, samples=tuple(samples), copies=tuple(copies), holes=tuple(disk.holes()) if journal.insertion else ()
+    )
+
+
+def _sample(disk: Disk, at: int) -> Sample:
+    data = disk.read(at, _SAMPLE)
+    return Sample(at, len(data), hashlib.sha256(data).hexdigest())

@@ -15,11 +15,11 @@ from typing import Any, BinaryIO
 from ropetool import names
 from ropetool.errors import CorruptFile, MissingFile, NotACheckpoint
 from ropetool.escaping import word
-from ropetool.files import lfs, parts
+from ropetool.files import parts
 from ropetool.files.hf.jsontext import LARGE, SMALL, Limits, parse_object, twice
 from ropetool.files.hf.members import Members
 from ropetool.files.hf.safetensors import MAX_HEADER, MAX_TENSORS, Header, read_header
-from ropetool.files.regular import open_regular, read_regular, too_long
+from ropetool.files.regular import is_lfs_pointer, lfs_refusal, open_regular, read_regular, too_long
 
 SUFFIX = ".safetensors"
 SINGLE_FILE = "model.safetensors"
@@ -135,8 +135,8 @@ def read_object(path: Path, limits: Limits | None = None) -> tuple[str, dict[str
     where = str(path)
     limits = limits or limits_of(path.name)
     raw = read_regular(path, limits.chars)
-    if lfs.is_pointer(raw, len(raw)):
-        raise lfs.refusal(where, "file itself")
+    if is_lfs_pointer(raw, len(raw)):
+        raise lfs_refusal(where, "file itself")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:

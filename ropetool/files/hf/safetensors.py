@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ropetool.errors import CheckpointError, CorruptFile
-from ropetool.files import lfs
 from ropetool.files.hf.jsontext import shown, uncollected
 from ropetool.files.hf.members import Members
-from ropetool.files.regular import open_regular
+from ropetool.files.regular import is_lfs_pointer, lfs_refusal, open_regular
 
 # Of one file, and of all files of a checkpoint. The most known are the 208,000 of Kimi K2 Thinking, over 62 files: 60 layers
 # of 384 experts with nine tensors each. A file has had a few thousand. A tensor costs 5 us and 400 bytes here, so that more
@@ -128,8 +127,8 @@ def _read(file: BinaryIO, path: Path, most: int) -> Header:
 
 
 def _header_length(prefix: bytes, size: int, where: str) -> int:
-    if lfs.is_pointer(prefix, size):
-        raise lfs.refusal(where)
+    if is_lfs_pointer(prefix, size):
+        raise lfs_refusal(where)
     if len(prefix) < _PREFIX:
         raise CorruptFile(
             f"is {size} bytes long; a safetensors file begins with the 8-byte length of its header", where=where

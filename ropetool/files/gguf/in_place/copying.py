@@ -16,8 +16,7 @@ from ropetool.files.gguf.header import GgufHeader
 from ropetool.files.gguf.in_place.guard import Held
 from ropetool.files.gguf.in_place.planning import COPY
 from ropetool.files.gguf.in_place.recovery import end, put_copy, refused, settle
-from ropetool.files.gguf.in_place.sampling import sampled
-from ropetool.files.gguf.journal import Journal, copy_of, journal_of
+from ropetool.files.gguf.journal import Journal, copy_of, journal_of, sampled
 from ropetool.files.gguf.kinds import ValueType
 from ropetool.files.gguf.patch import Patch
 from ropetool.files.gguf.writer import write_patched

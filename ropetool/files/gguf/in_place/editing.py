@@ -20,8 +20,7 @@ from ropetool.files.gguf.in_place.disk import Disk, NotHere
 from ropetool.files.gguf.in_place.guard import COPY_INSTEAD, held
 from ropetool.files.gguf.in_place.planning import NoWay
 from ropetool.files.gguf.in_place.recovery import end, forward, mark, refused, settle
-from ropetool.files.gguf.in_place.sampling import sampled
-from ropetool.files.gguf.journal import Journal, journal_of
+from ropetool.files.gguf.journal import Journal, journal_of, sampled
 from ropetool.files.gguf.patch import Patch
 from ropetool.files.gguf.shards import split_patch
 
