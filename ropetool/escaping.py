@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ropetool.errors import InvalidRope, MissingDependency
+from ropetool.errors import InvalidRope, MissingDependency, install_line
 
 # C0 and C1; marks and overrides of the writing direction; line and paragraph separators; bytes that were no UTF-8.
 _CONTROL = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
@@ -169,8 +169,6 @@ class Tabular(Shown):
         try:
             import pandas
         except ImportError:
-            from ropetool.machine import install_line
-
             raise MissingDependency("pandas is not installed", where="to_pandas", try_=install_line("pandas")) from None
         return pandas.DataFrame(list(self.rows()))
 

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from contextlib import suppress
 from pathlib import Path
-
-from ropetool.escaping import command
 
 
 def cache() -> Path:
@@ -28,25 +25,6 @@ def processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def install_line(extra: str) -> str:
-    """Return the command that installs the packages of an extra for this Python.
-
-    It names the packages and not `ropetool[EXTRA]`: an index may have a different project of that name.
-    """
-    from importlib import metadata, util
-
-    try:
-        wanted = [line.partition(";") for line in metadata.requires("ropetool") or ()]
-    except metadata.PackageNotFoundError:  # run from its sources
-        return f"install the packages that pyproject.toml lists under the extra {extra}"
-    packages = [package.strip() for package, _, marker in wanted if f'extra == "{extra}"' in marker.replace("'", '"')]
-    if "pipx" in Path(sys.prefix).parts:
-        return command("pipx", "inject", "ropetool", *packages)
-    if util.find_spec("pip") is None:  # as in the environments of uv
-        return command("uv", "pip", "install", "--python", sys.executable, *packages)
-    return command(sys.executable, "-m", "pip", "install", *packages)
 
 
 def remember(fingerprint: str, path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ropetool.machine import install_line
+from ropetool.errors import install_line
 
 EXTRAS = {
     "verify": "torch",

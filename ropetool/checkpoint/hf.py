@@ -15,7 +15,7 @@ from ropetool.checkpoint.edits import FileEdit, edits_of_file
 from ropetool.checkpoint.identity import Identity
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.checkpoint.tensor_bytes import StoredTensor
-from ropetool.errors import InvalidRope, UnknownFamily
+from ropetool.errors import InvalidRope, UnknownFamily, install_line
 from ropetool.families import records
 from ropetool.families.family import Family
 from ropetool.files.hf import DTYPE_BITS, Directory, Header, apply_edits, headers, open_directory, parse_object
@@ -199,8 +199,6 @@ def known_family(config: Mapping[str, Any], where: str) -> Family:
             if families.unread(missing):
                 raise
             if not _has_transformers():
-                from ropetool.machine import install_line
-
                 raise UnknownFamily(
                     unknown.message,
                     where=where,

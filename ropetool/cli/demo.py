@@ -46,8 +46,7 @@ def demo_command(directory: str | None) -> int:
 
 def _check_packages() -> None:
     """Return if the packages of `verify` are installed. Raises: MissingDependency."""
-    from ropetool.errors import MissingDependency, lacking
-    from ropetool.machine import install_line
+    from ropetool.errors import MissingDependency, install_line, lacking
 
     absent = lacking(["torch", "transformers"])
     if absent:

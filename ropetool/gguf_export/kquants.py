@@ -16,14 +16,14 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from ropetool.errors import CheckpointError, ConfigError, MissingDependency, OutputError
+from ropetool.errors import CheckpointError, ConfigError, MissingDependency, OutputError, install_line
 from ropetool.files.gguf import Value, ValueType, ggml_type
 from ropetool.gguf_export import children
 from ropetool.gguf_export.imatrix import Weights, read_imatrix
 from ropetool.gguf_model import mxfp4
 from ropetool.gguf_model.outtypes import OUTTYPES
 from ropetool.gguf_model.tensors import Layout
-from ropetool.machine import install_line, processors
+from ropetool.machine import processors
 from ropetool.verification.runners.llama_library import last_words, library, listening
 
 _FOR_THIS_MODEL = "llama-imatrix -m FILE, where FILE is an unquantised export of this model"

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ropetool import __version__
-from ropetool.errors import MissingDependency, OutputError
+from ropetool.errors import MissingDependency, OutputError, install_line
 from ropetool.files.output import Rule, check_output, output_error
 from ropetool.files.transaction import staged
-from ropetool.machine import install_line
 from ropetool.report import drawing
 from ropetool.report.charts import Chart
 from ropetool.report.layout import not_ours

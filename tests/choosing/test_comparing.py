@@ -22,11 +22,10 @@ from verifying import cut_texts
 import ropetool
 from ropetool.choosing import candidates as candidate_module
 from ropetool.choosing.results import COLUMNS, CandidateResult, Comparison
-from ropetool.errors import ConfigError, MissingDependency, PlanMismatch, RopetoolError, UnknownMethod
+from ropetool.errors import ConfigError, MissingDependency, PlanMismatch, RopetoolError, UnknownMethod, install_line
 from ropetool.lab.tuning import tuning
 from ropetool.lab.tuning.material import Amounts
 from ropetool.lab.tuning.results import TuneResult
-from ropetool.machine import install_line
 from ropetool.report.compared import sections, sentences
 from ropetool.report.compared_page import write_report
 from ropetool.verification import journal

@@ -23,11 +23,18 @@ import pytest
 
 from exporting import maker
 from ropetool.cli import main
-from ropetool.errors import CheckpointError, ConfigError, CorruptFile, MissingDependency, MissingFile, OutputError
+from ropetool.errors import (
+    CheckpointError,
+    ConfigError,
+    CorruptFile,
+    MissingDependency,
+    MissingFile,
+    OutputError,
+    install_line,
+)
 from ropetool.gguf_export import kquants
 from ropetool.gguf_export.imatrix import read_imatrix
 from ropetool.gguf_model import outtypes
-from ropetool.machine import install_line
 from ropetool.verification.runners import llama_library
 
 llama_cpp = pytest.importorskip("llama_cpp")
@@ -324,7 +331,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 kquants._CHILD = '''
 import os, threading
 from ropetool.gguf_export import kquants
-from ropetool.machine import install_line
+from ropetool.errors import install_line
 def endless():
     pipe = open(os.environ["PIPE"], "w", buffering=1)
     pipe.write(f"{os.getpid()}\\\\n")

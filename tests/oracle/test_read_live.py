@@ -12,8 +12,7 @@ import transformers
 
 import ropetool
 from ropetool import families
-from ropetool.errors import UnknownFamily
-from ropetool.machine import install_line
+from ropetool.errors import UnknownFamily, install_line
 from ropetool.rope import arithmetic
 from ropetool.runtimes import inspection
 

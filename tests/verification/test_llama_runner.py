@@ -19,9 +19,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from verifying import verify
 
 from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.errors import CheckpointError, ConfigError, CorruptFile, MissingDependency, NotACheckpoint
+from ropetool.errors import CheckpointError, ConfigError, CorruptFile, MissingDependency, NotACheckpoint, install_line
 from ropetool.files.gguf import read_shards
-from ropetool.machine import install_line
 from ropetool.rope.tables import Regime
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import decoding as decoder

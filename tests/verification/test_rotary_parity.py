@@ -20,8 +20,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import ropetool
 from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.errors import install_line
 from ropetool.files.gguf import read_shards
-from ropetool.machine import install_line
 from ropetool.rope.tables import LayerRope, RopeSet
 from ropetool.runtimes import inspection
 from ropetool.verification.measures import rotary

@@ -21,6 +21,7 @@ from ropetool.errors import (
     MissingFile,
     NotACheckpoint,
     RopetoolError,
+    install_line,
 )
 from ropetool.escaping import command
 from ropetool.files import parts
@@ -201,8 +202,6 @@ def asking(asked: HubId) -> Iterator[None]:
     try:
         from huggingface_hub import errors
     except ImportError as error:
-        from ropetool.machine import install_line
-
         raise MissingDependency(
             "does not exist here; to look on the hub, ropetool needs huggingface_hub, which is not installed",
             where=str(asked), try_=install_line("hub"),

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ropetool.errors import CheckpointError, MissingDependency
+from ropetool.errors import CheckpointError, MissingDependency, install_line
 from ropetool.files.gguf import ggml_type
-from ropetool.machine import install_line, processors
+from ropetool.machine import processors
 from ropetool.verification.scoring import PIECE_TOKENS, Logits, NoMemory, Tokens, Wanted, asked
 
 ERROR_LEVEL = 4  # ggml/include/ggml.h; the list in llama-cpp-python's own _logger.py is an older one
