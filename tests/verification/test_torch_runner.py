@@ -332,7 +332,7 @@ def test_a_logit_that_is_no_number_is_named_by_layer_and_position(tiny: Path, pl
 def test_layers_spread_over_devices_give_the_same_figures(tiny: Path) -> None:
     rows = rows_of(100)
     spread = TorchRunner(tiny, dtype="float64", device="map")
-    assert "layers over all devices" in spread.description
+    assert "layers on all devices" in spread.description
     assert np.abs(spread.score(rows, SCORED).losses - naive(tiny, rows, SCORED)).max() < 1e-9
 
 

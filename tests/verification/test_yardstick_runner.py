@@ -240,7 +240,7 @@ def test_tables_that_follow_the_length_are_those_of_transformers(
         ("deepseek_v3", "changes queries or keys between their rotation"),
         ("falcon", "does not use transformers' attention interface"),
         ("hunyuan_v1_dense", "changes queries or keys between their rotation"),
-        ("gemma4_text", "one by one"),
+        ("gemma4_text", "queries and keys separately"),
         ("ministral3", "already grow with the position"),
         ("ministral", "every layer has a window"),
     ],
