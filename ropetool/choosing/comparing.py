@@ -12,8 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.checkpoint.opening import Checkpoint, open_source
+from ropetool.checkpoint.opening import Checkpoint
 from ropetool.choosing.candidates import Candidate, Refused, candidates_of
 from ropetool.choosing.measuring import (
     Field,
@@ -31,7 +30,6 @@ from ropetool.choosing.ranking import Ranking, ranked
 from ropetool.choosing.results import CandidateResult, Comparison
 from ropetool.choosing.source import SourceModel
 from ropetool.errors import ConfigError
-from ropetool.escaping import command
 from ropetool.files import hub
 from ropetool.files.counting import nobody
 from ropetool.registry import addition
@@ -97,7 +95,11 @@ def compare_candidates(
 ) -> Comparison:
     """Measure and rank candidates as `compare` does. Uses only the options in `MeasureArguments`. Raises: as `compare`."""
     tell = progress or nobody
-    chosen = _Chosen.of(SourceModel.of(opened(source)), candidates, options)
+    chosen = _Chosen.of(
+        SourceModel.of(source, "compare", "; or extend the file with each method and verify each output"),
+        candidates,
+        options,
+    )
     with closing(chosen.source.load(options.device, options.dtype, chosen.notes.append)) as runner:
         loaded = chosen.on(runner, tell)
         loaded.check_duration()
@@ -257,18 +259,6 @@ class _Loaded:
             runtime=self.runner.description,
             notes=tuple(dict.fromkeys(notes)),
         )
-
-
-def opened(source: str | Path | Checkpoint) -> HfCheckpoint:
-    """Return a source in which candidates can be measured. Raises: ConfigError for a GGUF file; CheckpointError."""
-    checkpoint = open_source(source)
-    if not isinstance(checkpoint, HfCheckpoint):
-        raise ConfigError(
-            "is a GGUF file; compare measures candidates only with transformers", where=str(checkpoint.path),
-            try_=f"{command('ropetool', 'import', checkpoint.path, '-o', 'DIR')}, then compare DIR; or extend the file with each "
-            "method and verify each output",
-        )  # fmt: skip
-    return checkpoint
 
 
 def _named(names: str | None, trained: int, longest: int, candidates: Sequence[Candidate]) -> Sequence[Any]:

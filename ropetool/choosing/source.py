@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.opening import Checkpoint, open_source
 from ropetool.errors import ConfigError
+from ropetool.escaping import command
 from ropetool.plans.basis import CURRENT
 from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import inspection
@@ -31,8 +34,18 @@ class SourceModel:
     trained: int
 
     @classmethod
-    def of(cls, checkpoint: HfCheckpoint) -> SourceModel:
-        """Decode the settings of a checkpoint. Raises: ConfigError if the file sets no length."""
+    def of(cls, source: str | Path | Checkpoint, verb: str, instead: str = "") -> SourceModel:
+        """Open a checkpoint and decode its settings.
+
+        verb: the command, for the next step of a refusal. instead: another next step.
+        Raises: CheckpointError; ConfigError for a GGUF file, and if the file sets no length.
+        """
+        checkpoint = open_source(source)
+        if not isinstance(checkpoint, HfCheckpoint):
+            raise ConfigError(
+                "is a GGUF file; llama.cpp cannot change the RoPE table of a loaded model", where=str(checkpoint.path),
+                try_=f"{command('ropetool', 'import', checkpoint.path, '-o', 'DIR')}, then {verb} DIR{instead}",
+            )  # fmt: skip
         look = inspection.inspect_checkpoint(checkpoint)
         return cls(checkpoint, look, *lengths_of(look, checkpoint))
 

@@ -17,9 +17,9 @@ from making import run, write_model
 
 import ropetool
 from ropetool.checkpoint.opening import open_checkpoint
-from ropetool.choosing import comparing
 from ropetool.choosing.candidates import candidates_of
 from ropetool.choosing.options import CandidateOptions
+from ropetool.choosing.source import SourceModel
 from ropetool.errors import PlanMismatch
 from ropetool.files.gguf import header
 from ropetool.lab.tuning import planning
@@ -103,7 +103,7 @@ def test_a_command_reads_each_source_once(line: str, reads: Counter[str]) -> Non
 
 
 def test_candidates_of_compare_and_tune_are_planned_from_one_opened_source(reads: Counter[str]) -> None:
-    checkpoint = comparing.opened("model")
+    checkpoint = SourceModel.of("model", "compare").checkpoint
     found, refused = candidates_of(checkpoint, CandidateOptions(methods=["yarn", "linear", "ntk"], factors=[2, 4]))
     assert (len(found), refused) == (6, [])
     own = inspect_checkpoint(checkpoint).rope

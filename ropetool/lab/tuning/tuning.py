@@ -19,11 +19,10 @@ import numpy as np
 
 from ropetool.checkpoint import fingerprints
 from ropetool.checkpoint.certificate import USABLE
-from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.checkpoint.opening import Checkpoint, open_source
+from ropetool.checkpoint.opening import Checkpoint
 from ropetool.choosing.source import SourceModel
 from ropetool.errors import ConfigError
-from ropetool.escaping import command, read_length
+from ropetool.escaping import read_length
 from ropetool.files import hub
 from ropetool.files.counting import nobody
 from ropetool.lab.tuning import spaces
@@ -103,17 +102,6 @@ def tune_source(
     return task.result(searched, unseen, winner, tuned, judgement, runner.description)
 
 
-def _opened(source: str | Path | Checkpoint) -> HfCheckpoint:
-    """Return a source in which points can be measured. Raises: ConfigError for a GGUF file; CheckpointError."""
-    checkpoint = open_source(source)
-    if not isinstance(checkpoint, HfCheckpoint):
-        raise ConfigError(
-            "is a GGUF file; llama.cpp cannot change the RoPE table of a loaded model", where=str(checkpoint.path),
-            try_=f"{command('ropetool', 'import', checkpoint.path, '-o', 'DIR')}, then tune DIR",
-        )  # fmt: skip
-    return checkpoint
-
-
 @dataclass(frozen=True, eq=False)
 class _Task:
     """A tuning before the model is loaded.
@@ -137,7 +125,7 @@ class _Task:
     def of(cls, source: str | Path | Checkpoint, target_length: int, options: TuneOptions) -> _Task:
         """Open the source and the space, and read the documents. Raises: as `tune`."""
         space = spaces.get(options.space)
-        model = SourceModel.of(_opened(source))
+        model = SourceModel.of(source, "tune")
         model.check_beyond(target_length, options.reading, "tune")
         planner = Planner(
             model.checkpoint, model.rope, target_length, options.reading, tuple(listed(options.for_runtimes))
