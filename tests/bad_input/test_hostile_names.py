@@ -175,7 +175,7 @@ def test_hostile_tensor_names_shards_and_records() -> None:
     missing = missing.replace("\\", "")
     (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {EVIL: missing}}))
     done = clean(run("extend", source, "--method", "yarn", "--factor", "4"))
-    assert (done.code, words(tries(done))) == (1, ["fetch", missing, "into", "model"])
+    assert (done.code, words(tries(done))) == (1, ["download", missing, "into", "model"])
     (source / "model.safetensors.index.json").write_text(json.dumps(index))
 
     other = demo(Path("other"))

@@ -65,7 +65,7 @@ def test_powers_of_two_are_exact_in_mxfp4() -> None:
     baked = rows.copy()
     gguf_scales.scaled_rows(baked, "MXFP4", factor, errors, "k")
     assert np.array_equal(numbers(baked, "MXFP4"), numbers(rows, "MXFP4") * factor[:, None])
-    with pytest.raises(UnsupportedDtype, match=r"powers of two, and 1\.3 is none"):
+    with pytest.raises(UnsupportedDtype, match=r"powers of two, but the factor 1\.3 is not"):
         gguf_scales.scaled_rows(rows, "MXFP4", factor * 1.3, errors, "k")
     with pytest.raises(LossyExport, match="leaves the range"):
         gguf_scales.scaled_rows(rows, "MXFP4", np.full(ROWS, 2.0**200), errors, "k")
