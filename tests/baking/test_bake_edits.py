@@ -56,7 +56,8 @@ def test_an_edit_survives_json(edit: TensorEdit) -> None:
     [
         ({"starts": (0, 2)}, "overlap"), ({"starts": (10,)}, "do not fit in 12 rows"), ({"starts": ()}, "do not fit"),
         ({"length": 0}, "do not fit"), ({"factors": (1.0, 2.0)}, "blocks of 4 rows need 1 or 4 factors"),
-        ({"factors": (-1.0,)}, "factors of at least 0"), ({"factors": (float("nan"),)}, "factors of at least 0"), ({"operation": "add"}, "must be scale or permute"),
+        ({"factors": (-1.0,)}, "factors of at least 0"), ({"factors": (float("nan"),)}, "factors of at least 0"),
+        ({"operation": "add"}, "must be scale or permute"),
         ({"operation": PERMUTE, "order": (0, 1, 2, 2)}, "not a permutation"), ({"starts": (-4,)}, "do not fit"),
     ],
 )  # fmt: skip

@@ -43,7 +43,7 @@ PARTICULAR: dict[str, dict[str, Any]] = {
 WITHOUT = {
     "gpt_oss": "refused: ropetool does not know how transformers reads this config",
     "ministral3": "refused: ropetool does not know how transformers reads this config",
-    "mistral4": "is not known", "nemotron_h": "not known",
+    "mistral4": "not known", "nemotron_h": "not known",
     "kimi_linear": "the config does not set layer_types, and there is no data on the types of 8 layers",
     # Of which only the sizes are described that are published.
     "baichuan": "only the 7B model, with 32 layers, rotates", "codeshell": "its code rotates only with the value rope",
@@ -93,7 +93,7 @@ def test_what_is_proposed_for_odd_scalings_is_planned(name: str, tmp_path: Path)
 def test_a_model_that_rotates_within_chunks_needs_no_other_table(tmp_path: Path) -> None:
     commands, text = proposed(write_config(tmp_path / "model", PARTICULAR["scaled llama4"]))
     assert [shlex.split(line)[3:] for line in commands] == [["--method", "length", "--target-length", "20971520"]]
-    assert "only the configured context limits it" in text
+    assert "only the configured context length limits it" in text
 
 
 def test_another_method_is_named_as_such(tmp_path: Path) -> None:

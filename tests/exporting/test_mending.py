@@ -33,7 +33,9 @@ def test_a_norm_of_each_head_is_not_lost_in_silence(part: str, tmp_path: Path) -
         checkpoint: Any = SimpleNamespace(stored=held, where="config.json")
         mending.check_norms(file, checkpoint)
 
-    with pytest.raises(LossyExport, match=f"all heads of model.layers.2.self_attn.{part} the norm of the first"):
+    with pytest.raises(
+        LossyExport, match=f"the norm of the first head of model.layers.2.self_attn.{part} for all heads"
+    ):
         check(first, own)
     check(own, own)
     check(first, first)

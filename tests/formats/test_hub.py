@@ -201,7 +201,7 @@ def test_inspect_of_an_output_knows_the_trained_length(hub: Hub, tmp_path: Path)
 def test_a_repository_of_pickles_is_described(hub: Hub, demo: Path) -> None:
     for path in demo.glob("*.safetensors"):
         path.unlink()
-    (note,) = [note for note in inspection.inspect("acme/demo").notes if "pickles" in note]
+    (note,) = [note for note in inspection.inspect("acme/demo").notes if "pickle files" in note]
     assert note.endswith(" acme/demo demo-safetensors`")  # what fetches them too
 
 

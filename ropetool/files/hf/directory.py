@@ -116,9 +116,13 @@ def _neighbour(path: Path) -> str:
         models = [place for place in path.parent.iterdir() if place.suffix.lower() == ".gguf" or place.is_dir()]
     except OSError:
         models = []
-    beside = {place.name.lower(): place for place in sorted(models)[:_COMPARED]}
-    similar = get_close_matches(path.name.lower(), beside, n=1)
+    beside = {_stem(place): place for place in sorted(models)[:_COMPARED]}
+    similar = get_close_matches(_stem(path), beside, n=1)
     return f"pass {word(beside[similar[0]]) if similar else _A_GGUF if is_gguf else _WANTED}"
+
+
+def _stem(path: Path) -> str:
+    return path.name.lower().removesuffix(".gguf")
 
 
 def limits_of(name: str) -> Limits:
