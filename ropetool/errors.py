@@ -195,28 +195,6 @@ class MissingDependency(RopetoolError):
     """An optional package is needed and absent."""
 
 
-def install_line(extra: str) -> str:
-    """Return the command that installs the packages of an extra for this Python.
-
-    It names the packages and not `ropetool[EXTRA]`: an index may have a different project of that name.
-    """
-    import sys
-    from importlib import metadata, util
-    from pathlib import Path
-    from shlex import join
-
-    try:
-        wanted = [line.partition(";") for line in metadata.requires("ropetool") or ()]
-    except metadata.PackageNotFoundError:  # run from its sources
-        return f"install the packages that pyproject.toml lists under the extra {extra}"
-    packages = [package.strip() for package, _, marker in wanted if f'extra == "{extra}"' in marker.replace("'", '"')]
-    if "pipx" in Path(sys.prefix).parts:
-        return join(["pipx", "inject", "ropetool", *packages])
-    if util.find_spec("pip") is None:  # as in the environments of uv
-        return join(["uv", "pip", "install", "--python", sys.executable, *packages])
-    return join([sys.executable, "-m", "pip", "install", *packages])
-
-
 def lacking(packages: Iterable[str]) -> str:
     """Return which of the packages are not installed, in words for a check that cannot run; empty where all are."""
     from importlib.util import find_spec

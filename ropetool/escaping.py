@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ropetool.errors import InvalidRope, MissingDependency, install_line
+from ropetool.errors import InvalidRope, MissingDependency
 
 # C0 and C1; marks and overrides of the writing direction; line and paragraph separators; bytes that were no UTF-8.
 _CONTROL = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
@@ -65,6 +65,26 @@ def _spell(found: re.Match[str]) -> str:
 def command(*words: str | os.PathLike[str]) -> str:
     """Return a command line of these words."""
     return " ".join(map(word, words))
+
+
+def install_line(extra: str) -> str:
+    """Return the command that installs the packages of an extra for this Python.
+
+    It names the packages and not `ropetool[EXTRA]`: an index may have a different project of that name.
+    """
+    import sys
+    from importlib import metadata, util
+
+    try:
+        wanted = [line.partition(";") for line in metadata.requires("ropetool") or ()]
+    except metadata.PackageNotFoundError:  # run from its sources
+        return f"install the packages that pyproject.toml lists under the extra {extra}"
+    packages = [package.strip() for package, _, marker in wanted if f'extra == "{extra}"' in marker.replace("'", '"')]
+    if "pipx" in Path(sys.prefix).parts:
+        return command("pipx", "inject", "ropetool", *packages)
+    if util.find_spec("pip") is None:  # as in the environments of uv
+        return command("uv", "pip", "install", "--python", sys.executable, *packages)
+    return command(sys.executable, "-m", "pip", "install", *packages)
 
 
 def number(value: float) -> str:

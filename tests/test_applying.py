@@ -125,21 +125,6 @@ def test_a_config_alone_gives_a_config_alone(tmp_path: Path) -> None:
     assert files(tmp_path / "out") == {"config.json", "ropetool.json", "README.md"}
 
 
-def test_factor_1_says_the_same_table(source: Path, tmp_path: Path) -> None:
-    for method, factor in (("linear", 1), ("ntk", 1), ("abf", 1)):
-        params = {"rope_theta": 10000} if method == "abf" else {}
-        plan = ropetool.plan(source, method, factor=factor, params=params)
-        ropetool.apply(plan, source, tmp_path / method)
-        found = ropetool.inspect(tmp_path / method).rope
-        before = ropetool.inspect(source).rope
-        assert before is not None
-        assert found is not None
-        assert before.disagreement(found) == ""
-        assert found.max_position_embeddings == 512
-    for method in ("ntk", "abf"):  # the base stays, so there is nothing to write
-        assert (tmp_path / method / "config.json").read_bytes() == (source / "config.json").read_bytes()
-
-
 # --- what stays behind
 
 

@@ -171,7 +171,8 @@ def test_a_changed_entry_is_one_sentence(name: str, place: str, value: Any) -> N
     with pytest.raises(ConfigError) as refusal:
         records.compare(name, changed, real)
     assert refusal.value.where == f"ropetool/families/generated/{name}.json: {place}"
-    assert refusal.value.message.startswith(f"states {json.dumps(value)}, and transformers {real['transformers']} has ")
+    assert refusal.value.message.startswith(f"is {json.dumps(value)} in the record, but ")
+    assert refusal.value.message.endswith(f" in transformers {real['transformers']}")
     assert refusal.value.try_ == f"scripts/families/probe {name}"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ropetool.errors import install_line
+from ropetool.escaping import install_line
 
 EXTRAS = {
     "verify": "torch",

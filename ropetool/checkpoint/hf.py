@@ -15,7 +15,8 @@ from ropetool.checkpoint.edits import FileEdit, edits_of_file
 from ropetool.checkpoint.identity import Identity
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.checkpoint.tensor_bytes import StoredTensor
-from ropetool.errors import InvalidRope, UnknownFamily, install_line
+from ropetool.errors import InvalidRope, UnknownFamily
+from ropetool.escaping import install_line
 from ropetool.families import records
 from ropetool.families.family import Family
 from ropetool.files.hf import DTYPE_BITS, Directory, Header, apply_edits, headers, open_directory, parse_object

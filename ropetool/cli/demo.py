@@ -46,7 +46,8 @@ def demo_command(directory: str | None) -> int:
 
 def _check_packages() -> None:
     """Return if the packages of `verify` are installed. Raises: MissingDependency."""
-    from ropetool.errors import MissingDependency, install_line, lacking
+    from ropetool.errors import MissingDependency, lacking
+    from ropetool.escaping import install_line
 
     absent = lacking(["torch", "transformers"])
     if absent:

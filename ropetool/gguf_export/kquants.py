@@ -16,7 +16,8 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from ropetool.errors import CheckpointError, ConfigError, MissingDependency, OutputError, install_line
+from ropetool.errors import CheckpointError, ConfigError, MissingDependency, OutputError
+from ropetool.escaping import install_line
 from ropetool.files.gguf import Value, ValueType, ggml_type
 from ropetool.gguf_export import children
 from ropetool.gguf_export.imatrix import Weights, read_imatrix

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ropetool import __version__
-from ropetool.errors import MissingDependency, OutputError, install_line
+from ropetool.errors import MissingDependency, OutputError
+from ropetool.escaping import install_line
 from ropetool.files.output import Rule, check_output, output_error
 from ropetool.files.transaction import staged
 from ropetool.report import drawing

@@ -22,7 +22,8 @@ from verifying import cut_texts
 import ropetool
 from ropetool.choosing import candidates as candidate_module
 from ropetool.choosing.results import COLUMNS, CandidateResult, Comparison
-from ropetool.errors import ConfigError, MissingDependency, PlanMismatch, RopetoolError, UnknownMethod, install_line
+from ropetool.errors import ConfigError, MissingDependency, PlanMismatch, RopetoolError, UnknownMethod
+from ropetool.escaping import install_line
 from ropetool.lab.tuning import tuning
 from ropetool.lab.tuning.material import Amounts
 from ropetool.lab.tuning.results import TuneResult

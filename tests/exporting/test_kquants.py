@@ -23,15 +23,8 @@ import pytest
 
 from exporting import maker
 from ropetool.cli import main
-from ropetool.errors import (
-    CheckpointError,
-    ConfigError,
-    CorruptFile,
-    MissingDependency,
-    MissingFile,
-    OutputError,
-    install_line,
-)
+from ropetool.errors import CheckpointError, ConfigError, CorruptFile, MissingDependency, MissingFile, OutputError
+from ropetool.escaping import install_line
 from ropetool.gguf_export import kquants
 from ropetool.gguf_export.imatrix import read_imatrix
 from ropetool.gguf_model import outtypes
@@ -331,7 +324,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 kquants._CHILD = '''
 import os, threading
 from ropetool.gguf_export import kquants
-from ropetool.errors import install_line
+from ropetool.escaping import install_line
 def endless():
     pipe = open(os.environ["PIPE"], "w", buffering=1)
     pipe.write(f"{os.getpid()}\\\\n")

@@ -25,8 +25,8 @@ from ropetool.errors import (
     MissingFile,
     NotACheckpoint,
     RopetoolError,
-    install_line,
 )
+from ropetool.escaping import install_line
 from ropetool.files.gguf import HeaderGoesOn, parse_header, read_header
 from ropetool.files.hub import HubId, absolute, beside, hub_id, local, name_of, origin, peeking
 from ropetool.report.inspected import inspection_json

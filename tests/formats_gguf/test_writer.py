@@ -159,7 +159,7 @@ def test_keys_that_are_not_utf8_survive(tmp_path):
         (Patch(remove=frozenset({"absent"})), PlanMismatch, "has no key 'absent' to remove"),
         (Patch(set={"general.architecture": Value.of(STR, "x")}, remove=frozenset({"general.architecture"})),
          ConfigError, "general.architecture: cannot be set and removed at once"),
-        (Patch(set={"general.alignment": Value.of(U32, 64)}), ConfigError, "general.alignment: must stay 32, because the data has this alignment"),
+        (Patch(set={"general.alignment": Value.of(U32, 64)}), ConfigError, "general.alignment: must stay 32, because"),
         (Patch(set={"general.alignment": Value.of(I32, 32)}), ConfigError, "must stay 32"),
         (Patch(tensors={"n" * 64: np.ones(4, np.float32)}), ConfigError, "'n+' is not a valid tensor name: .* 1 to 63"),
         (Patch(tensors={"": np.ones(4, np.float32)}), ConfigError, "'' is not a valid tensor name"),

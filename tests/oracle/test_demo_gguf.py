@@ -17,7 +17,8 @@ from verifying import cut_texts, remember
 
 import ropetool
 from ropetool.cli import demo
-from ropetool.errors import ConfigError, OutputError, install_line
+from ropetool.errors import ConfigError, OutputError
+from ropetool.escaping import install_line
 from ropetool.files.gguf import Patch, read_header, write_patched
 from ropetool.verification.gate import Limits
 from ropetool.verification.measures.parity import logit_parity

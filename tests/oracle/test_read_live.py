@@ -12,7 +12,8 @@ import transformers
 
 import ropetool
 from ropetool import families
-from ropetool.errors import UnknownFamily, install_line
+from ropetool.errors import UnknownFamily
+from ropetool.escaping import install_line
 from ropetool.rope import arithmetic
 from ropetool.runtimes import inspection
 

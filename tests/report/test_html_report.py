@@ -22,7 +22,8 @@ import pytest
 import sample
 from legible import contrast
 
-from ropetool.errors import MissingDependency, OutputError, install_line
+from ropetool.errors import MissingDependency, OutputError
+from ropetool.escaping import install_line
 from ropetool.verification.results import VerifyResult
 
 pytest.importorskip("matplotlib")

@@ -19,7 +19,8 @@ from making import run
 import ropetool
 from ropetool.checkpoint import edit_log, provenance
 from ropetool.checkpoint.certificate import state
-from ropetool.errors import ConfigError, MissingDependency, RopetoolError, install_line
+from ropetool.errors import ConfigError, MissingDependency, RopetoolError
+from ropetool.escaping import install_line
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.report.verdict import summary
 from ropetool.verification.checkpoints import verify_checkpoint

@@ -19,7 +19,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from verifying import verify
 
 from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.errors import CheckpointError, ConfigError, CorruptFile, MissingDependency, NotACheckpoint, install_line
+from ropetool.errors import CheckpointError, ConfigError, CorruptFile, MissingDependency, NotACheckpoint
+from ropetool.escaping import install_line
 from ropetool.files.gguf import read_shards
 from ropetool.rope.tables import Regime
 from ropetool.runtimes.llama_cpp import architectures as archs

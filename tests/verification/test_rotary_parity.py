@@ -20,7 +20,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import ropetool
 from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.errors import install_line
+from ropetool.escaping import install_line
 from ropetool.files.gguf import read_shards
 from ropetool.rope.tables import LayerRope, RopeSet
 from ropetool.runtimes import inspection

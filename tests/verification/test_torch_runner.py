@@ -14,7 +14,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
-from ropetool.errors import CheckpointError, ConfigError, MissingDependency, MissingFile, NotACheckpoint, install_line
+from ropetool.errors import CheckpointError, ConfigError, MissingDependency, MissingFile, NotACheckpoint
+from ropetool.escaping import install_line
 from ropetool.verification.runners import torch_runner
 from ropetool.verification.runners.torch_rotation import RopeState
 from ropetool.verification.runners.torch_runner import TorchRunner

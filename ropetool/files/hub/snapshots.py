@@ -14,16 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ropetool import names
-from ropetool.errors import (
-    HubError,
-    HubUnreachable,
-    MissingDependency,
-    MissingFile,
-    NotACheckpoint,
-    RopetoolError,
-    install_line,
-)
-from ropetool.escaping import command
+from ropetool.errors import HubError, HubUnreachable, MissingDependency, MissingFile, NotACheckpoint, RopetoolError
+from ropetool.escaping import command, install_line
 from ropetool.files import parts
 from ropetool.files.gguf import shard_paths
 from ropetool.files.hf.directory import SUFFIX

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ropetool.errors import ConfigError, did_you_mean
+from ropetool.escaping import command
 from ropetool.lab.yardsticks import pairs
 from ropetool.lab.yardsticks.pairs import Pairs
 from ropetool.verification.beside import OPTION
@@ -63,8 +64,8 @@ def _compressing(window: int, trained: int, longest: int) -> int:
 def _by_llama_cpp(group: int, window: int) -> str:
     """Say how llama.cpp runs Self-Extend: common/arg.cpp and tools/completion/completion.cpp of llama-cpp-python 0.3.36."""
     width = max(1, window // group) * group  # it takes multiples of the group alone
-    flags = f"--grp-attn-n {group} --grp-attn-w {width}"
-    return f"llama-completion {flags} computes a similar variant that moves its cache by blocks; llama-server does not have it"
+    line = command("llama-completion", "--grp-attn-n", str(group), "--grp-attn-w", str(width))
+    return f"{line} computes a similar variant that moves its cache by blocks; llama-server does not have it"
 
 
 def _plain() -> Pairs:

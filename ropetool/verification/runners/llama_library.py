@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ropetool.errors import CheckpointError, MissingDependency, install_line
+from ropetool.errors import CheckpointError, MissingDependency
+from ropetool.escaping import install_line
 from ropetool.files.gguf import ggml_type
 from ropetool.machine import processors
 from ropetool.verification.scoring import PIECE_TOKENS, Logits, NoMemory, Tokens, Wanted, asked

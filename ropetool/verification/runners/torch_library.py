@@ -13,7 +13,8 @@ from typing import Any
 
 from ropetool import families, names
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.errors import ConfigError, MissingDependency, install_line
+from ropetool.errors import ConfigError, MissingDependency
+from ropetool.escaping import install_line
 from ropetool.probing import records
 
 MAP = "map"  # layers over all devices, as accelerate spreads them
