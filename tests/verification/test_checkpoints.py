@@ -89,7 +89,7 @@ def test_each_path_gets_its_runtime_and_a_mix_is_told(opened: list, source: Path
     found = verify_checkpoint(exported, baseline=source, suite="quick", segments=8)
     assert opened == [("Llama", exported), ("Torch", source)]
     assert [entry.length for entry in found.lengths] == [64, 128, 256]  # from the file's own keys
-    assert "llama.cpp runs the target, transformers the baseline" in found.notes
+    assert "llama.cpp runs the target and transformers the baseline, so their differences count too" in found.notes
     opened.clear()
     found = verify_checkpoint(source, baseline=exported, suite="quick", segments=8)
     assert opened == [("Torch", source), ("Llama", exported)]

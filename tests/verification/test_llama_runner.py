@@ -328,7 +328,7 @@ def test_broken_files_are_refused_before_llama_cpp_sees_them(tiny: Path, tmp_pat
 def test_a_token_beyond_the_vocabulary_is_named(tiny: Path) -> None:
     rows = rows_of(32)
     rows[1][7] = 96
-    with pytest.raises(CheckpointError, match="there is no token 96; the vocabulary has 96"):
+    with pytest.raises(CheckpointError, match="token 96 does not exist; the vocabulary has 96"):
         LlamaRunner(tiny).score(rows, SCORED)
     with pytest.raises(CheckpointError, match="the file has no vocabulary"):
         LlamaRunner(tiny).tokenize("the rope")
@@ -348,7 +348,7 @@ def test_options_that_are_not_there(tiny: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_no_memory_for_a_context_is_said(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_cpp, "llama_init_from_model", lambda model, settings: None)
-    with pytest.raises(ConfigError, match="no context of 256 tokens"):
+    with pytest.raises(ConfigError, match="cannot create a context of 256 tokens"):
         LlamaRunner(tiny).score(rows_of(32), SCORED)
 
 

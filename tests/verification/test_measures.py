@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -115,6 +116,8 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     measures.every.cache_clear()
     yield
     measures.every.cache_clear()
+    for name in ("made_up", "made_up.first_token"):
+        sys.modules.pop(name, None)  # the next test has a file of its own
 
 
 @pytest.mark.usefixtures("made_up")

@@ -23,7 +23,7 @@ from ropetool.verification.results import VerifyResult
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 LITTLE: dict[str, Any] = {"suite": "quick", "segments": 8, "lengths": [64, 128]}
-KEPT, ANEW = "saved rows", "the run starts from the beginning, because these changed: "
+KEPT, ANEW = "saved rows will be used again", "the run starts from the beginning, because these changed: "
 
 
 @pytest.fixture

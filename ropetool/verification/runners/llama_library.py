@@ -200,9 +200,9 @@ def free(lib: Any, model: Any) -> None:
 
 
 def last_words(said: list[str]) -> str:
-    """Return the last error line that says more than that there was one, without the name of a function in front."""
+    """Return the last error line that gives a reason, without the name of a function in front."""
     telling = [line for line in said if not line.endswith("failed to load model")]
-    line = (telling or said or [""])[-1]
+    line = (telling or said or ["it gave no reason"])[-1]
     name, _, rest = line.partition(": ")
     return rest if rest and " " not in name else line
 
