@@ -98,7 +98,7 @@ def test_the_target_itself_serves_where_there_is_no_baseline() -> None:
 
 def test_few_key_tokens_say_nothing() -> None:
     assert measured(10**6, count=8).note == "only 168 key tokens; 300 are needed"
-    assert measured(10**6, judge=TRAINED).note == "0 key tokens; 300 are needed"
+    assert measured(10**6, judge=TRAINED).note == "only 0 key tokens; 300 are needed"
     assert measured(10**6, judge=TRAINED).gain is None
     assert "2 documents" in measured(10**6, corpus=make_corpus((9000, 9000)), count=32).note
 

@@ -21,7 +21,7 @@ LENGTHS = st.lists(st.integers(8, 4000), min_size=1, max_size=5, unique=True)
 def test_any_texts(documents: list[int], lengths: list[int], scored: int, count: int, seed: int, prefix: int) -> None:
     longest = max(lengths)
     if max(documents) < longest - prefix:
-        with pytest.raises(ConfigError, match=f"length of {longest} needs a document of {longest - prefix} tokens"):
+        with pytest.raises(ConfigError, match=f"a length of {longest} tokens needs a document of {longest - prefix}, "):
             choose_segments(documents, lengths, scored, count, seed, prefix)
         return
     chosen = choose_segments(documents, lengths, scored, count, seed, prefix)

@@ -101,7 +101,7 @@ class LlamaModel:
             self._context = lib.llama_init_from_model(self._model, settings)
         if not self._context:
             raise NoMemory(
-                f"llama.cpp cannot create a context of {length} tokens: {last_words(said)}",
+                f"llama.cpp cannot create a context of {length} tokens: {last_words(said) or 'it gives no reason'}",
                 where=str(self._path),
                 try_="shorter --lengths, or another --cache-type",
             )
@@ -202,7 +202,7 @@ def free(lib: Any, model: Any) -> None:
 def last_words(said: list[str]) -> str:
     """Return the last error line that gives a reason, without the name of a function in front."""
     telling = [line for line in said if not line.endswith("failed to load model")]
-    line = (telling or said or ["it gave no reason"])[-1]
+    line = (telling or said or [""])[-1]
     name, _, rest = line.partition(": ")
     return rest if rest and " " not in name else line
 

@@ -115,7 +115,9 @@ def _opened(lib: Any, path: Path, context: int) -> Iterator[Any]:
         opened = lib.llama_init_from_model(model, settings)
     try:
         if not opened:
-            raise CheckpointError(f"llama.cpp cannot create a context: {last_words(said)}", where=str(path))
+            raise CheckpointError(
+                f"llama.cpp cannot create a context: {last_words(said) or 'it gives no reason'}", where=str(path)
+            )
         yield opened
     finally:
         with listening(lib):
