@@ -219,8 +219,14 @@ def _confess(error: Exception, arguments: list[str]) -> int:
 
 
 def _say(line: str) -> None:
+    """Print a line on stderr, on a terminal in lines of its width. A next step stays whole: it is often a command."""
     with _or_nobody_listens("stderr"):
-        click.echo(escaped(line), err=True)
+        text = escaped(line)
+        if sys.stderr.isatty() and not line.startswith("Try: "):
+            from ropetool.report.layout import wrapped
+
+            text = wrapped(text, _columns()).rstrip()
+        click.echo(text, err=True)
 
 
 def _say_json(kind: str, where: str, message: str, try_: str) -> None:

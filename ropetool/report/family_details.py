@@ -22,12 +22,12 @@ ROTATES = {
 Rows = Iterator[tuple[str, str]]
 
 
-def family_text(family: Family) -> str:
-    """Return the facts about a family, one a line; lines that do not apply are missing."""
+def family_text(family: Family, width: int | None = None) -> str:
+    """Return the facts about a family, a row each; rows that do not apply are missing. width: of the terminal, or None."""
     rows = (*_place(family), *_defaults(family), *_rotation(family), *_rope_keys(family), *_weights(family))
     trained = ((f"shipped {t.max_position_embeddings}", f"{t.trained}: {t.reason}") for t in family.trained_length)
     rows = (*rows, *trained, *_other_types(family), ("source", family.source))
-    return f"{family.model_type}\n{columns(rows)}"
+    return f"{family.model_type}\n{columns(rows, width=width)}"
 
 
 def _place(family: Family) -> Rows:

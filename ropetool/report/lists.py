@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ropetool.families.family import Family
-from ropetool.report.layout import columns
+from ropetool.report.layout import columns, wrapped
 from ropetool.rope.methods import Method
 from ropetool.runtimes import Runtime
 
@@ -31,19 +31,23 @@ def overview(command: str, rows: Sequence[tuple[str, str]], width: int | None = 
     return columns([*first, *(row for row in rows if row not in first)], indent=0, width=width)
 
 
-def method_text(method: Method) -> str:
-    """Return what a method does, where it comes from, and its parameters."""
+def method_text(method: Method, width: int | None = None) -> str:
+    """Return what a method does, where it comes from, and its parameters. width: of the terminal; None for any length."""
     rows = [
         *([("also called", ", ".join(method.aliases))] if method.aliases else []),
         ("attention factor", f"{method.auto_attention_factor}, unless you pass --attention-factor"),
         ("source", method.source),
     ]
-    text = f"{method.name}: {method.summary}\n{columns(rows)}\n{(method.module.__doc__ or '').strip()}\n"
+    about = (method.module.__doc__ or "").strip()
+    about = (
+        about if width is None else "\n".join(wrapped(part, width, indent=0) for part in about.split("\n\n")).rstrip()
+    )
+    text = f"{columns([(f'{method.name}: {method.summary}',)], 0, width)}{columns(rows, width=width)}\n{about}\n"
     fields = dataclasses.fields(method.params_type)
     if not fields:
         return text
     return f"{text}\nparameters, as -p NAME VALUE\n" + columns(
-        [(f.name, f"{f.metadata['help']}{_default(f.default)}") for f in fields]
+        [(f.name, f"{f.metadata['help']}{_default(f.default)}") for f in fields], width=width
     )
 
 
@@ -53,14 +57,14 @@ def _default(value: object) -> str:
     return f" (default {value if isinstance(value, str) else json.dumps(value)})"
 
 
-def runtime_text(runtime: Runtime) -> str:
-    """Return what a runtime reads and how."""
+def runtime_text(runtime: Runtime, width: int | None = None) -> str:
+    """Return what a runtime reads and how. width: of the terminal; None for lines of any length."""
     rows = [
         ("reads", ", ".join(runtime.formats)),
         ("checked with", runtime.versions),
         ("how", runtime.summary),
     ]
-    return f"{runtime.name}\n{columns(rows)}"
+    return f"{runtime.name}\n{columns(rows, width=width)}"
 
 
 # --- as data

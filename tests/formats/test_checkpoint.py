@@ -128,6 +128,20 @@ def refused(path: Path) -> RopetoolError:
     return found.value
 
 
+@pytest.mark.parametrize(
+    ("typed", "suggested"),
+    [
+        ("qwen3-8b.gguf", "Qwen3-8B.gguf"), ("Qwen3-8B.ggfu", "Qwen3-8B.gguf"), ("Qwen3-8", "Qwen3-8B.gguf"),
+        ("smolm2", "smollm2"), ("gemma", "a directory with a config.json"), ("gemma.gguf", "the path of a GGUF file"),
+    ],
+)  # fmt: skip
+def test_a_mistyped_path_suggests_the_model_beside_it(typed: str, suggested: str, tmp_path: Path) -> None:
+    (tmp_path / "Qwen3-8B.gguf").touch()
+    (tmp_path / "smollm2").mkdir()
+    place = tmp_path / suggested
+    assert refused(tmp_path / typed).try_ == f"pass {place if place.exists() else suggested}"
+
+
 def test_a_path_that_is_missing_or_a_file_is_no_checkpoint(tmp_path: Path) -> None:
     missing, gguf, config = tmp_path / "none", tmp_path / "m.GGUF", make(tmp_path / "m") / "config.json"
     gguf.write_bytes(b"GGUF")
