@@ -37,7 +37,7 @@ def methods_command(name: str | None, as_json: bool) -> None:
         print_json(listed("methods", map(method_json, chosen)))
     else:
         rows = [(m.name, m.summary) for m in chosen]
-        show(overview("methods", rows, terminal_width()) if name is None else method_text(*chosen, terminal_width()))
+        show(overview("methods", rows, terminal_width()) if name is None else method_text(chosen[0], terminal_width()))
 
 
 @click.command("families")
@@ -51,7 +51,7 @@ def families_command(name: str | None, as_json: bool) -> None:
     if name is not None and not as_json:
         from ropetool.report.family_details import family_text
 
-        show(family_text(*chosen, terminal_width()))
+        show(family_text(chosen[0], terminal_width()))
         return
     from ropetool.report.lists import family_json, listed, overview
 
@@ -76,4 +76,4 @@ def runtimes_command(name: str | None, as_json: bool) -> None:
         print_json(listed("runtimes", [runtime_json(one, runtimes.all_of(one.name)) for one in chosen]))
     else:
         rows = [(r.name, r.summary) for r in chosen]
-        show(overview("runtimes", rows, terminal_width()) if name is None else runtime_text(*chosen, terminal_width()))
+        show(overview("runtimes", rows, terminal_width()) if name is None else runtime_text(chosen[0], terminal_width()))
