@@ -76,4 +76,6 @@ def runtimes_command(name: str | None, as_json: bool) -> None:
         print_json(listed("runtimes", [runtime_json(one, runtimes.all_of(one.name)) for one in chosen]))
     else:
         rows = [(r.name, r.summary) for r in chosen]
-        show(overview("runtimes", rows, terminal_width()) if name is None else runtime_text(chosen[0], terminal_width()))
+        show(
+            overview("runtimes", rows, terminal_width()) if name is None else runtime_text(chosen[0], terminal_width())
+        )
