@@ -59,6 +59,7 @@ from ropetool import machine
 from ropetool.checkpoint import provenance
 from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.errors import RopetoolError
+from ropetool.verification import preparing
 from ropetool.verification import run as verification_run
 from ropetool.verification.checkpoints import verify_checkpoint
 from ropetool.verification.gate import Limits
@@ -357,7 +358,7 @@ def benches(names: Iterable[str]) -> Iterator[dict[str, Bench]]:
         made = {name: Bench.of(name, Path(folder)) for name in names}
         files = [f"{form.replace(' ', '-')}.gguf" for form in (F16, Q8_0, Q4_K_M)]
         patch.setattr(verification_run, "DIVERGENCE_TOKENS", DIVERGENCE_TOKENS)
-        patch.setattr(verification_run, "MIN_SEGMENTS", 1)  # of --against no losses count
+        patch.setattr(preparing, "MIN_SEGMENTS", 1)  # of --against no losses count
         remember(patch, [bench.folder / name for bench in made.values() for name in ("model", "model-yarn", *files)])
         yield made
 
