@@ -1,6 +1,6 @@
 """Text as people see it: names and values as one visible line, words of a command line for a shell, results in print().
 
-Knows characters only. Text from a file, a server or a user is data. A name may contain line ends, colours and quotes.
+Text from a file, a server or a user is data. A name may contain line ends, colours and quotes.
 """
 
 from __future__ import annotations

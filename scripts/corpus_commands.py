@@ -22,6 +22,7 @@ import gguf_making
 from corpus_cells import Act, exported, extended, of_folder, of_gguf
 from making import run
 
+from ropetool.cli import COMMANDS
 from ropetool.files.gguf.in_place import disk
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,9 +34,9 @@ NOT_COUNTED = {
     "detail", "version", "versions", "made_with", "source_fingerprint", "fingerprint", "weight_files", "identity", "seconds", "minutes",
     "more_minutes",
 }  # fmt: skip
-# A sentence too may begin with "ropetool", but then a verb follows.
+# A sentence too may begin with "ropetool".
 COMMAND = re.compile(
-    r"ropetool (?!does |cannot |has |reads |needs )|\S+: (?:python -m|vllm serve|llama-server|koboldcpp|lms load|ollama) "
+    rf"ropetool (?:{'|'.join(COMMANDS)}) |\S+: (?:python -m|vllm serve|llama-server|koboldcpp|lms load|ollama) "
 )
 COMPUTED = "rotation"  # the check whose figure a runtime computes in float32, a little different on each machine
 DIGITS = 6

@@ -62,6 +62,12 @@ def test_an_extension_that_changes_nothing_is_refused(
     assert refusal.value.try_ == step
 
 
+def test_the_base_of_the_source_changes_nothing(tmp_path: Path) -> None:
+    source = write_config(tmp_path / "m", {**configs.config("llama", "v4", 5e5), "max_position_embeddings": 4096})
+    with pytest.raises(InvalidRope, match="abf with factor=1 changes nothing"):
+        ropetool.plan(source, "abf", factor=1, params={"rope_theta": 5e5})
+
+
 def test_another_table_at_the_same_length_is_a_change(tmp_path: Path) -> None:
     source = write_config(tmp_path / "m", {**configs.config("llama", "v4", 1e4), "max_position_embeddings": 4096})
     plan = ropetool.plan(source, "abf", factor=1, params={"rope_theta": 1e6})

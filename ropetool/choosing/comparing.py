@@ -96,7 +96,7 @@ def compare_candidates(
     """Measure and rank candidates as `compare` does. Uses only the options in `MeasureArguments`. Raises: as `compare`."""
     tell = progress or nobody
     chosen = _Chosen.of(
-        SourceModel.of(source, "compare", "; or extend the file with each method and verify each output"),
+        SourceModel.of(source, "compare", "extend the file with each method and verify each output"),
         candidates,
         options,
     )

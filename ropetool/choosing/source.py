@@ -44,7 +44,7 @@ class SourceModel:
         if not isinstance(checkpoint, HfCheckpoint):
             raise ConfigError(
                 "is a GGUF file; llama.cpp cannot change the RoPE table of a loaded model", where=str(checkpoint.path),
-                try_=f"{command('ropetool', 'import', checkpoint.path, '-o', 'DIR')}, then {verb} DIR{instead}",
+                try_=f"{command('ropetool', 'import', checkpoint.path, '-o', 'DIR')}, then {verb} DIR{instead and f'; or {instead}'}",
             )  # fmt: skip
         look = inspection.inspect_checkpoint(checkpoint)
         return cls(checkpoint, look, *lengths_of(look, checkpoint))

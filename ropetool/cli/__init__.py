@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -169,7 +169,7 @@ def local_source(source: str) -> Path:
     """Return where the source lies on this disk; one on the hub is downloaded, with bars where stderr is a terminal."""
     from ropetool.files.hub import local
 
-    return local(source, bars=sys.stderr.isatty())
+    return local(source, bars=_width(sys.stderr) is not None)
 
 
 def config_alone(source: str) -> Path | None:
@@ -195,7 +195,7 @@ def _accept_any_name() -> None:
 def _refuse(error: RopetoolError, arguments: list[str]) -> int:
     if "--json" in arguments:
         _say_json(type(error).__name__, error.where, error.message, error.try_)
-    _say(f"Error: {error.sentence if '--explain' in arguments else error.in_brief()}")
+    _say(f"Error: {error.sentence if '--explain' in arguments else error.in_brief()}", error.where)
     if error.try_:
         _say(f"Try: {error.try_}")
     for note in error.notes:
@@ -218,15 +218,14 @@ def _confess(error: Exception, arguments: list[str]) -> int:
     return BUG
 
 
-def _say(line: str) -> None:
-    """Print a line on stderr, on a terminal in lines of its width. A next step stays whole: it is often a command."""
-    with _or_nobody_listens("stderr"):
-        text = escaped(line)
-        if sys.stderr.isatty() and not line.startswith("Try: "):
-            from ropetool.report.layout import wrapped
+def _say(line: str, where: str = "") -> None:
+    """Print a line on stderr, on a terminal in lines of its width.
 
-            text = wrapped(text, _columns()).rstrip()
-        click.echo(text, err=True)
+    A place stays whole, to be copied, and so does a next step, which is often a command.
+    """
+    with _or_nobody_listens("stderr"):
+        width = None if line.startswith("Try: ") else _width(sys.stderr)
+        click.echo(_in_lines(escaped(line), width, escaped(where)), nl=False, err=True)
 
 
 def _say_json(kind: str, where: str, message: str, try_: str) -> None:
@@ -258,24 +257,33 @@ def show(text: str, *, colour: bool = False) -> None:
 
 def in_colour() -> bool:
     """Return whether stdout takes colours: a terminal that knows them, whose user has not set NO_COLOR."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return _width(sys.stdout) is not None and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def terminal_width() -> int | None:
     """Return how many characters a line of stdout has; None where it is not a terminal: lines are then of any length."""
-    return _columns() if sys.stdout.isatty() else None
+    return _width(sys.stdout)
 
 
-def _columns() -> int:
+def _width(stream: TextIO | None) -> int | None:
+    """Return how many characters a line of a stream has; None where it is closed or not a terminal."""
+    if stream is None or not stream.isatty():
+        return None
     # Python 3.10 gives 0 for a terminal whose size was never set, such as a serial line.
     return shutil.get_terminal_size().columns or 80
 
 
+def _in_lines(line: str, width: int | None, whole: str = "") -> str:
+    """Return a line with its end, wrapped to a width if there is one. whole: a part that stays on one line."""
+    if width is None:
+        return f"{line}\n"
+    from ropetool.report.layout import UNBROKEN, wrapped
+
+    return wrapped(line.replace(whole, whole.replace(" ", UNBROKEN)) if whole else line, width)
+
+
 def notes(lines: tuple[str, ...] | list[str]) -> None:
     """Print notes on stderr, above the progress that may be shown there; on a terminal in lines of its width."""
-    from ropetool.report.layout import wrapped
-
-    width = _columns() if sys.stderr.isatty() else None
     for line in lines:
-        note = f"Note: {escaped(line)}\n" if width is None else wrapped(escaped(line), width, "Note: ")
+        note = _in_lines(f"Note: {escaped(line)}", _width(sys.stderr))
         click.echo(note, nl=False, file=sys.stderr)  # by this name: with err=True click looks behind rich's display

@@ -37,7 +37,7 @@ def bar(unit: str = "tokens") -> Iterator[Update]:
     done may be the name of a file or a tensor: it is shown as it is, control characters escaped. Bytes are shown in the
     unit that fits.
     """
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield _ignore
         return
     from rich.console import Console

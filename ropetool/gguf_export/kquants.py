@@ -162,7 +162,7 @@ def run(task: dict[str, Any]) -> str:
         params.tt_overrides = _unchanged(lib, task["kept"])
     with listening(lib) as said:
         code = lib.llama_model_quantize(os.fsencode(task["source"]), os.fsencode(task["target"]), params)
-    return (last_words(said) or f"code {code}") if code else ""
+    return last_words(said, f"code {code}") if code else ""
 
 
 def _unchanged(lib: Any, names: Sequence[str]) -> Any:

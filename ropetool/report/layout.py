@@ -11,7 +11,7 @@ from ropetool.escaping import escaped
 
 BESIDE = 30  # characters that the last column needs to be wrapped in its place
 _QUOTED = re.compile("`[^`]*`")
-_SPACE = "\0"  # where no line ends; text that is shown has no other
+UNBROKEN = "\0"  # a space where no line ends; text that is shown has no other
 
 
 def columns(rows: Sequence[Sequence[str]], indent: int = 2, width: int | None = None) -> str:
@@ -42,12 +42,12 @@ def wrapped(text: str, width: int, first: str = "", indent: int = 2) -> str:
 
     What stands in backquotes stays on one line, however long it is: it is a command, to be copied.
     """
-    whole = _QUOTED.sub(lambda found: found[0].replace(" ", _SPACE), text)
+    whole = _QUOTED.sub(lambda found: found[0].replace(" ", UNBROKEN), text)
     lines = textwrap.wrap(
         whole, max(width, indent + 1), initial_indent=first, subsequent_indent=" " * indent, break_long_words=False,
         break_on_hyphens=False,
     )  # fmt: skip
-    return "".join(f"{line}\n" for line in lines).replace(_SPACE, " ") or f"{first.rstrip()}\n"
+    return "".join(f"{line}\n" for line in lines).replace(UNBROKEN, " ") or f"{first.rstrip()}\n"
 
 
 def sidecar_rows(paths: Sequence[Path]) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from ropetool.report.layout import columns
 from ropetool.report.planned import in_place_json, in_place_text
 
 SCHEMA = 1
-SAME = "as before the edit; the bytes may differ, because the header keeps the room that the edit added"
+CONTENT = "as before; the bytes differ if an edit added room to the header, which stays"
 
 
 def restored_text(done: Restored | ToDelete) -> str:
@@ -25,7 +25,7 @@ def restored_text(done: Restored | ToDelete) -> str:
     rows = [row for entry in done.undone for row in _rows(entry)]
     none = "no edits remain" if done.complete else "no edits remain in the log, which may lack the first edits"
     left = f"{done.left} earlier edit{'s remain' if done.left != 1 else ' remains'}" if done.left else none
-    ends = [("in place", in_place_text(done.edited)), ("content", SAME), ("log", left)]
+    ends = [("in place", in_place_text(done.edited)), ("content", CONTENT), ("log", left)]
     return f"{done.edited.path}\n" + columns([*rows, *ends])
 
 

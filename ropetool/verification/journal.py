@@ -79,7 +79,7 @@ class Journal:
         if locked:  # a run that ended meanwhile has removed it
             return self._locked()
         self.problem = (
-            f"{self.path.parent} does not support file locks"
+            f"files in {self.path.parent} cannot be locked"
             if locked is None
             else "another process measures the same run"
         )

@@ -289,7 +289,7 @@ def test_the_plot_goes_on_with_the_source_on_cut_text(found: Comparison) -> None
     lines = {str(line.get_label()): line for line in axes.lines}
     own = lines["the source"].get_xdata()
     assert max(own) == found.trained_length < max(found.lengths)
-    cut = lines["the source, text cut to its length"]
+    cut = lines[f"the source, text cut to {found.trained_length} tokens"]
     assert list(cut.get_xdata()) == [n for n in found.lengths if n >= found.trained_length]
     assert set(cut.get_ydata()) == {found.baseline[found.trained_length].mean}
 

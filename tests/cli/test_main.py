@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -327,6 +328,26 @@ def test_an_error_that_nobody_reads_keeps_its_code(model: Path, arguments: list[
             assert done.returncode == (2 if "--bogus" in arguments else 1)
             assert both or done.stderr.splitlines()[-1].startswith(("Error: ", "Try: "))
             assert both or "Traceback" not in done.stderr
+
+
+BUG = "from ropetool.cli import main; import ropetool.runtimes.inspection as i; i.inspect_opened = None; main(['inspect', 'model'])"
+REFUSED = "from ropetool.cli import main; main(['inspect', 'nowhere'])"
+USAGE = "from ropetool.cli import main; main(['inspect', '--bogus'])"
+FAILED = """
+from ropetool.cli import main
+from ropetool.errors import VerificationFailed
+import ropetool.runtimes.inspection as i
+def fail(*_, **__): raise VerificationFailed("the file is wrong", try_="another", notes=("a note",))
+i.inspect_opened = fail
+main(["inspect", "model"])
+"""
+
+
+@pytest.mark.parametrize("streams", ["2>&-", "2>/dev/full", ">&- 2>&-", ">/dev/full 2>/dev/full"])
+@pytest.mark.parametrize(("program", "code"), [(BUG, 70), (REFUSED, 1), (USAGE, 2), (FAILED, 3)])
+def test_closed_and_full_streams_keep_the_exit_code(model: Path, program: str, code: int, streams: str) -> None:
+    line = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(program)} {streams}"
+    assert subprocess.run(["bash", "-c", line], cwd=model.parent, check=False).returncode == code
 
 
 def test_names_that_are_no_utf8_are_shown_and_carried(tmp_path: Path) -> None:

@@ -324,7 +324,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 kquants._CHILD = '''
 import os, threading
 from ropetool.gguf_export import kquants
-from ropetool.escaping import install_line
 def endless():
     pipe = open(os.environ["PIPE"], "w", buffering=1)
     pipe.write(f"{os.getpid()}\\\\n")

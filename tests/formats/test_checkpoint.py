@@ -132,11 +132,13 @@ def refused(path: Path) -> RopetoolError:
     ("typed", "suggested"),
     [
         ("qwen3-8b.gguf", "Qwen3-8B.gguf"), ("Qwen3-8B.ggfu", "Qwen3-8B.gguf"), ("Qwen3-8", "Qwen3-8B.gguf"),
-        ("smolm2", "smollm2"), ("gemma", "a directory with a config.json"), ("gemma.gguf", "the path of a GGUF file"),
+        ("smolm2", "smollm2"), ("smolm2.gguf", "smollm2.gguf"), ("gemma", "a directory with a config.json"),
+        ("x.gguf", "the path of a GGUF file"),
     ],
 )  # fmt: skip
 def test_a_mistyped_path_suggests_the_model_beside_it(typed: str, suggested: str, tmp_path: Path) -> None:
-    (tmp_path / "Qwen3-8B.gguf").touch()
+    for name in ("Qwen3-8B.gguf", "m.gguf", "smollm2.gguf"):
+        (tmp_path / name).touch()
     (tmp_path / "smollm2").mkdir()
     place = tmp_path / suggested
     assert refused(tmp_path / typed).try_ == f"pass {place if place.exists() else suggested}"

@@ -382,4 +382,4 @@ def test_the_last_words_are_the_telling_ones() -> None:
     ]
     assert llama_library.last_words(said) == "error loading model: key x has wrong type"
     assert llama_library.last_words(said[1:]) == "failed to load model"
-    assert llama_library.last_words([]) == ""
+    assert llama_library.last_words([]) == "it gives no reason"

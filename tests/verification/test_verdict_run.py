@@ -191,11 +191,19 @@ def test_short_texts_alone_can_break_a_model() -> None:
 
 
 def test_a_target_without_a_source_is_held_against_itself() -> None:
-    _, found, target, _ = run_of(lost_after(9000, 1.0), own=True)
+    _, found, target, _ = run_of(lost_after(9000, 0.8), own=True)  # below the alarm
     assert found.own
     assert found.short is None
     assert found.verdict == bounds.BROKEN
     assert {*target.rows} == {TRAINED, LENGTH}
+
+
+def test_a_target_without_a_source_that_loses_the_thread_ends_early() -> None:
+    """Its own short prompt predicts the same tokens much better."""
+    _, found, target, _ = run_of(lost_after(9000, 4.0), own=True)
+    assert (found.verdict, [text.cut for text in found.texts]) == (bounds.BROKEN, [True, True])
+    assert found.length < 11_500
+    assert {2048, found.length} < {*target.rows}
 
 
 def test_a_table_that_follows_the_length_has_a_short_prompt_of_its_own() -> None:

@@ -25,7 +25,7 @@ from ropetool.files.gguf.journal import check_settled
 from ropetool.files.gguf.kinds import F32, ValueType
 from ropetool.files.gguf.metadata import alignment_of, read_values
 from ropetool.files.gguf.tensors import TensorInfo, padded, read_tensors
-from ropetool.files.regular import open_regular
+from ropetool.files.regular import LFS_START, is_lfs_pointer, lfs_refusal, open_regular
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)  # one layout; 3 only added big-endian files
@@ -167,11 +167,8 @@ def _map(file: FileIO, nbytes: int, path: Path) -> memoryview:
 
 
 def _parse(cursor: Cursor, path: Path, file_size: int, mtime_ns: int) -> GgufHeader:
-    if bytes(cursor.view[:8]) == b"version ":
-        from ropetool.files.regular import LFS_START, is_lfs_pointer, lfs_refusal
-
-        if is_lfs_pointer(bytes(cursor.view[: len(LFS_START)]), file_size):
-            raise lfs_refusal(str(path))
+    if is_lfs_pointer(bytes(cursor.view[: len(LFS_START)]), file_size):
+        raise lfs_refusal(str(path))
     version = _version(cursor)
     n_tensors = _count(cursor, "tensors", MAX_TENSORS)
     n_keys = _count(cursor, "keys", MAX_KEYS)

@@ -116,9 +116,13 @@ def _neighbour(path: Path) -> str:
         models = [place for place in path.parent.iterdir() if place.suffix.lower() == ".gguf" or place.is_dir()]
     except OSError:
         models = []
-    beside = {_stem(place): place for place in sorted(models)[:_COMPARED]}
-    similar = get_close_matches(_stem(path), beside, n=1)
-    return f"pass {word(beside[similar[0]]) if similar else _A_GGUF if is_gguf else _WANTED}"
+    models = sorted(models)[:_COMPARED]
+    similar = get_close_matches(_stem(path), map(_stem, models), n=1)
+    beside = [place for place in models if [_stem(place)] == similar]
+    beside.sort(
+        key=lambda place: (place.suffix.lower() == ".gguf") != is_gguf
+    )  # first what was typed: a file or a folder
+    return f"pass {word(beside[0]) if beside else _A_GGUF if is_gguf else _WANTED}"
 
 
 def _stem(path: Path) -> str:

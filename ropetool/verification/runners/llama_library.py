@@ -101,7 +101,7 @@ class LlamaModel:
             self._context = lib.llama_init_from_model(self._model, settings)
         if not self._context:
             raise NoMemory(
-                f"llama.cpp cannot create a context of {length} tokens: {last_words(said) or 'it gives no reason'}",
+                f"llama.cpp cannot create a context of {length} tokens: {last_words(said)}",
                 where=str(self._path),
                 try_="shorter --lengths, or another --cache-type",
             )
@@ -164,7 +164,7 @@ class LlamaModel:
             code = lib.llama_decode(self._context, batch)
         if code != 0:
             raise CheckpointError(
-                f"llama.cpp fails at tokens {start} to {start + count - 1}: {last_words(said) or f'code {code}'}",
+                f"llama.cpp fails at tokens {start} to {start + count - 1}: {last_words(said, f'code {code}')}",
                 where=str(self._path),
             )
 
@@ -199,10 +199,10 @@ def free(lib: Any, model: Any) -> None:
         lib.llama_model_free(model)
 
 
-def last_words(said: list[str]) -> str:
+def last_words(said: list[str], silent: str = "it gives no reason") -> str:
     """Return the last error line that gives a reason, without the name of a function in front."""
     telling = [line for line in said if not line.endswith("failed to load model")]
-    line = (telling or said or [""])[-1]
+    line = (telling or said or [silent])[-1]
     name, _, rest = line.partition(": ")
     return rest if rest and " " not in name else line
 

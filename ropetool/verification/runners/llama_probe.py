@@ -115,9 +115,7 @@ def _opened(lib: Any, path: Path, context: int) -> Iterator[Any]:
         opened = lib.llama_init_from_model(model, settings)
     try:
         if not opened:
-            raise CheckpointError(
-                f"llama.cpp cannot create a context: {last_words(said) or 'it gives no reason'}", where=str(path)
-            )
+            raise CheckpointError(f"llama.cpp cannot create a context: {last_words(said)}", where=str(path))
         yield opened
     finally:
         with listening(lib):
@@ -149,6 +147,6 @@ def _decode(lib: Any, opened: Any, positions: Tokens, indices: range) -> Array:
         code = lib.llama_decode(opened, batch)
     lib.llama_batch_free(batch)
     if code != 0:
-        raise CheckpointError(f"llama.cpp fails at a probe of the rotation: {last_words(said) or f'code {code}'}")
+        raise CheckpointError(f"llama.cpp fails at a probe of the rotation: {last_words(said, f'code {code}')}")
     raw = lib.llama_get_logits(opened)
     return np.ctypeslib.as_array(raw, (len(indices), VOCABULARY)).astype(np.float64)

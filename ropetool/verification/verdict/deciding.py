@@ -138,7 +138,7 @@ class Run:
             if self._recites(place, short):
                 return
         self.stage(f"{number}: the target reads {goal} tokens", goal)
-        found = Pass(row, self.shape, watched=self.source is not None and not self.reach)
+        found = Pass(row, self.shape, watched=not self.reach)
         gaps: Array | None = None
         try:
             self._go(found, place)
@@ -190,9 +190,8 @@ class Run:
         return found.can_end_later and self._pace_fits(found.end, found.soonest + found.step)
 
     def _is_lost(self, found: Pass, place: Place) -> bool:
-        """Return whether the source predicts the last tokens much better from a short prompt alone."""
-        assert self.source is not None
-        own = self.source.last(place.row(found.end, self.shape.short), FRESH)
+        """Return whether the source, else the target itself, predicts the last tokens much better from a short prompt alone."""
+        own = (self.source or self.target).last(place.row(found.end, self.shape.short), FRESH)
         gaps = found.losses[found.end - FRESH : found.end] - own
         return bounds.is_broken(float(gaps.mean()), bounds.own_error(gaps))
 
