@@ -337,7 +337,7 @@ FAILED = """
 from ropetool.cli import main
 from ropetool.errors import VerificationFailed
 import ropetool.runtimes.inspection as i
-def fail(*_, **__): raise VerificationFailed("the file is wrong", try_="another", notes=("a note",))
+def fail(*_, **__): raise VerificationFailed("the file is wrong", try_="another file")
 i.inspect_opened = fail
 main(["inspect", "model"])
 """
