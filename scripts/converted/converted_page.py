@@ -84,10 +84,10 @@ def table() -> str:
     counts = (
         f"Of {len(lines)} architectures that rotate and write text, {ways.count('table')} are written by a table, "
         f"{ways.count('converter')} more by the converter, {ways.count('-')} by neither or by no class that is measured "
-        f"here. By the converter alone, tables of ours left out, the logits of {len(same)} classes of {len(known) - remote} are "
-        f"the same: those that transformers has, and {stood_for} of remote code, where mlx-lm serves them "
-        "or a class of transformers computes the same under other names (by). "
-        f"Of {remote} more that it registers nothing here computes logits: tables and tokens are compared, which a note says."
+        f"here. With the converter and without ropetool's tables, {len(same)} of {len(known) - remote} classes have the same "
+        f"logits. Of these, {stood_for} are classes of remote code: mlx-lm runs them, or a class of transformers "
+        f"computes the same under other names (by). The converter registers {remote} more classes that nothing here can run. "
+        "For these, ropetool compares only tables and tokens, and adds a note."
     )
     head = ["architecture", "way", "families with a table", "by the converter: difference of the logits, or why not"]
     stopped = [
