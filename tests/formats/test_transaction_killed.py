@@ -459,8 +459,8 @@ def test_earlier_files_whose_names_are_taken_stay_and_are_named(tmp_path: Path) 
     put(tmp_path / "out-1", "parts", "mine")
     for _ in range(2):
         assert hidden.settle(tmp_path / "out") == [
-            f"{left} of an interrupted command was not removed: {left / 'old'} contains the earlier files, and new files have "
-            "their names"
+            f"{left} of an interrupted command was not removed: {left / 'old'} contains the earlier files, and new files now "
+            "use their names"
         ]
     assert (tmp_path / "out-1").read_text() == "mine"
     assert (left / "old" / "out-1").read_text() == "old"

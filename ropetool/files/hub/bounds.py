@@ -26,6 +26,8 @@ ANSWER = 6 << 20  # bytes of a list of files: some 25,000 of them
 VALUES = 300_000  # in it, since an object of Python takes 30 times the bytes of an empty list
 LEAST = 64 << 10  # bytes of any other body, such as the page of a refusal
 MAX_SIZE = 2**63 - 1
+# A drive, a backslash, a zero byte, and a part of the path that is empty, "." or "..".
+_OUTSIDE = re.compile(r"[\\\0]|^[A-Za-z]:|(?:^|/)\.{0,2}(?:/|\Z)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ETAG = re.compile(r'(W/)?"?[A-Za-z0-9_+=:.-]*[A-Za-z0-9_+=:-]"?')  # it becomes the name of a file
@@ -236,5 +238,4 @@ def _problem_of_file(entry: Any) -> str:
 
 def _is_inside(name: str) -> bool:
     """Return whether a name of a file in a repository stays inside a folder, on any system."""
-    parts = name.split("/")
-    return not re.search(r"[\\\0]|^[A-Za-z]:", name) and all(part not in ("", ".", "..") for part in parts)
+    return _OUTSIDE.search(name) is None
