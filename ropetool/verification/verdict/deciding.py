@@ -90,6 +90,11 @@ class Run:
             self.short_only = True  # the clock shortened it
 
     @property
+    def _reference(self) -> Timed:
+        """The model that the target is compared with: its source, else the target itself."""
+        return self.source or self.target
+
+    @property
     def verdict(self) -> str:
         """The verdict so far. Texts that were not read to the end can only show that the target is broken."""
         asked = [each for each in (self._bounds("short"), self._bounds("long")) if each is not None]
@@ -190,14 +195,14 @@ class Run:
         return found.can_end_later and self._pace_fits(found.end, found.soonest + found.step)
 
     def _is_lost(self, found: Pass, place: Place) -> bool:
-        """Return whether the source, else the target itself, predicts the last tokens much better from a short prompt alone."""
-        own = (self.source or self.target).last(place.row(found.end, self.shape.short), FRESH)
+        """Return whether the reference predicts the last tokens much better from only a short prompt."""
+        own = self._reference.last(place.row(found.end, self.shape.short), FRESH)
         gaps = found.losses[found.end - FRESH : found.end] - own
         return bounds.is_broken(float(gaps.mean()), bounds.own_error(gaps))
 
     def _long(self, found: Pass, place: Place) -> Array:
         """Return the gap of each token at the end of a pass."""
-        source = self.source or self.target
+        source = self._reference
         length = self.shape.short if found.cut or self.reach else self.shape.trained
         self.stage(f"text {len(self.answers) + 1}: the source reads the same tokens", length)
         own = source.last(place.row(found.goal, min(length, found.goal)), found.scored)
@@ -241,18 +246,18 @@ class Run:
 
     def _pace_fits(self, start: int, goal: int) -> bool:
         """Return whether the rest of a pass fits into the time left, and the source's pass after it."""
-        source = (self.source or self.target).pace
+        source = self._reference.pace
         return self._pace.seconds(start, goal) + source.seconds(0, min(self.shape.trained, goal)) <= self.clock.left
 
     @property
     def _pace(self) -> Pace:
         """The pace of the target, or of its source until the target has read something."""
-        return self.target.pace if self.target.pace.is_known else (self.source or self.target).pace
+        return self.target.pace if self.target.pace.is_known else self._reference.pace
 
     def _fits(self) -> bool:
         if not self.short_only:
             return self._seconds(1) <= self.clock.left
-        source = (self.source or self.target).pace
+        source = self._reference.pace
         return self._pace.seconds(0, self.shape.short) + source.seconds(0, self.shape.short) <= self.clock.left
 
     @property
@@ -265,7 +270,7 @@ class Run:
 
     def _seconds(self, texts: int) -> float:
         """Return the expected seconds for this number of further texts."""
-        goal, source = self.reach or self.shape.target, self.source or self.target
+        goal, source = self.reach or self.shape.target, self._reference
         rows = (self.shape.short if self.source is not None else 0, self.shape.trained)
         return texts * (self._pace.seconds(0, goal) + sum(source.pace.seconds(0, row) for row in rows))
 
