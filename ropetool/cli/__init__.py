@@ -169,7 +169,7 @@ def local_source(source: str) -> Path:
     """Return where the source lies on this disk; one on the hub is downloaded, with bars where stderr is a terminal."""
     from ropetool.files.hub import local
 
-    return local(source, bars=_width(sys.stderr) is not None)
+    return local(source, bars=is_terminal(sys.stderr))
 
 
 def config_alone(source: str) -> Path | None:
@@ -257,7 +257,7 @@ def show(text: str, *, colour: bool = False) -> None:
 
 def in_colour() -> bool:
     """Return whether stdout takes colours: a terminal that knows them, whose user has not set NO_COLOR."""
-    return _width(sys.stdout) is not None and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return is_terminal(sys.stdout) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def terminal_width() -> int | None:
@@ -265,9 +265,14 @@ def terminal_width() -> int | None:
     return _width(sys.stdout)
 
 
+def is_terminal(stream: TextIO | None) -> bool:
+    """Return whether a standard stream is a terminal. Python has None for one that is closed."""
+    return stream is not None and stream.isatty()
+
+
 def _width(stream: TextIO | None) -> int | None:
-    """Return how many characters a line of a stream has; None where it is closed or not a terminal."""
-    if stream is None or not stream.isatty():
+    """Return the characters in a line of a terminal, or None for another stream."""
+    if not is_terminal(stream):
         return None
     # Python 3.10 gives 0 for a terminal whose size was never set, such as a serial line.
     return shutil.get_terminal_size().columns or 80

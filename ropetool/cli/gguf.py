@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ropetool.cli import command_line, local_source, notes, print_json, show, terminal_width
+from ropetool.cli import command_line, is_terminal, local_source, notes, print_json, show
 from ropetool.cli.options import WHOLE, check_in_place, in_place
 from ropetool.errors import CorruptFile
 from ropetool.escaping import read_number
@@ -72,7 +72,7 @@ def get_command(source: str, key: str, as_json: bool) -> None:
     value = present(header, key)
     if as_json:
         print_json(key_json(header, key))
-    elif terminal_width() is not None:
+    elif is_terminal(sys.stdout):
         show(f"{whole(value)}\n")
     else:
         click.echo(exact_bytes(value), nl=False)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from threading import Timer
 from typing import TYPE_CHECKING, Protocol
 
+from ropetool.cli import is_terminal
 from ropetool.escaping import escaped
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def bar(unit: str = "tokens") -> Iterator[Update]:
     done may be the name of a file or a tensor: it is shown as it is, control characters escaped. Bytes are shown in the
     unit that fits.
     """
-    if sys.stderr is None or not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         yield _ignore
         return
     from rich.console import Console

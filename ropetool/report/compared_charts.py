@@ -43,12 +43,8 @@ def losses_chart(found: Comparison, length: int, names: Sequence[str], name: str
     drawing.curve(axes, list(own), list(own.values()), {**drawing.BASELINE, "label": "the source"})
     beyond = [n for n in lengths if own and n >= max(own)]
     if len(beyond) > 1:  # the tokens are the same at every length, so cut text gives the same loss
-        cut = {
-            "color": drawing.BASELINE["color"],
-            "linestyle": ":",
-            "label": f"the source, text cut to {max(own)} tokens",
-        }
-        axes.plot(beyond, [own[max(own)].mean] * len(beyond), **cut)
+        loss, label = own[max(own)].mean, f"the source, text cut to {max(own)} tokens"
+        axes.plot(beyond, [loss] * len(beyond), color=drawing.BASELINE["color"], linestyle=":", label=label)
     for index, each in enumerate(names):
         measured = found.candidate(each).found
         entries = [entry for entry in (measured.lengths if measured else ()) if entry.length <= length]

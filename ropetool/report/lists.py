@@ -32,23 +32,25 @@ def overview(command: str, rows: Sequence[tuple[str, str]], width: int | None = 
 
 
 def method_text(method: Method, width: int | None = None) -> str:
-    """Return what a method does, where it comes from, and its parameters. width: of the terminal; None for any length."""
+    """Describe a method: its summary, source and parameters. With a width, the lines are at most that long."""
     rows = [
         *([("also called", ", ".join(method.aliases))] if method.aliases else []),
         ("attention factor", f"{method.auto_attention_factor}, unless you pass --attention-factor"),
         ("source", method.source),
     ]
-    about = (method.module.__doc__ or "").strip()
-    about = (
-        about if width is None else "\n".join(wrapped(part, width, indent=0) for part in about.split("\n\n")).rstrip()
-    )
-    text = f"{columns([(f'{method.name}: {method.summary}',)], 0, width)}{columns(rows, width=width)}\n{about}\n"
+    summary = columns([(f"{method.name}: {method.summary}",)], indent=0, width=width)
+    text = f"{summary}{columns(rows, width=width)}\n{_paragraphs((method.module.__doc__ or '').strip(), width)}"
     fields = dataclasses.fields(method.params_type)
     if not fields:
         return text
     return f"{text}\nparameters, as -p NAME VALUE\n" + columns(
         [(f.name, f"{f.metadata['help']}{_default(f.default)}") for f in fields], width=width
     )
+
+
+def _paragraphs(text: str, width: int | None) -> str:
+    """Return a text as it is written, or its paragraphs in lines of a width."""
+    return f"{text}\n" if width is None else "\n".join(wrapped(part, width, indent=0) for part in text.split("\n\n"))
 
 
 def _default(value: object) -> str:
@@ -58,7 +60,7 @@ def _default(value: object) -> str:
 
 
 def runtime_text(runtime: Runtime, width: int | None = None) -> str:
-    """Return what a runtime reads and how. width: of the terminal; None for lines of any length."""
+    """Describe a runtime: its formats, versions and reading. With a width, the lines are at most that long."""
     rows = [
         ("reads", ", ".join(runtime.formats)),
         ("checked with", runtime.versions),
