@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
+fcntl: Any = import_module("fcntl") if find_spec("fcntl") else None  # Windows does not have it
 _FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
 
 

@@ -191,7 +191,7 @@ def check_settled(path: Path) -> None:
 
 
 def sampled(disk: Disk, journal: Journal) -> Journal:
-    """Return a journal with what tells the file later: samples, digests of what is copied, and ranges without data."""
+    """Return a journal that can recognise the file later, by samples, by digests of the copies, and by its holes."""
     places = {journal.size * number // _SAMPLES // _SAMPLE * _SAMPLE for number in range(_SAMPLES)}
     places |= {max(journal.size - _SAMPLE, 0), *((journal.insertion.at,) if journal.insertion is not None else ())}
     samples = [_sample(disk, at) for at in sorted(places)]

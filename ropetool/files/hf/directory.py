@@ -111,18 +111,18 @@ def _neighbour(path: Path) -> str:
     """Return the step for a path that does not exist: the model beside it with a similar name, if there is one."""
     from difflib import get_close_matches
 
-    is_gguf = path.suffix.lower() == ".gguf"
     try:
-        models = [place for place in path.parent.iterdir() if place.suffix.lower() == ".gguf" or place.is_dir()]
+        models = sorted(place for place in path.parent.iterdir() if _is_gguf(place) or place.is_dir())[:_COMPARED]
     except OSError:
         models = []
-    models = sorted(models)[:_COMPARED]
     similar = get_close_matches(_stem(path), map(_stem, models), n=1)
     beside = [place for place in models if [_stem(place)] == similar]
-    beside.sort(
-        key=lambda place: (place.suffix.lower() == ".gguf") != is_gguf
-    )  # first what was typed: a file or a folder
-    return f"pass {word(beside[0]) if beside else _A_GGUF if is_gguf else _WANTED}"
+    beside.sort(key=lambda place: _is_gguf(place) != _is_gguf(path))  # a file for a file, a folder for a folder
+    return f"pass {word(beside[0]) if beside else _A_GGUF if _is_gguf(path) else _WANTED}"
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.suffix.lower() == ".gguf"
 
 
 def _stem(path: Path) -> str:
