@@ -70,9 +70,9 @@ def check_judge(judge: Path, paths: Mapping[str, Path], suite: Suite) -> None:
 
 
 def with_proofs(suite: Suite, limits: Limits, beyond: bool, documents: int) -> Suite:
-    """Return the suite with what its grade asks for as proof that far text is read: copies, if texts allow it, and answers.
+    """Return the suite with the measures that prove the use of distant text, if its grade requires a proof.
 
-    Single measurements that were asked for stay alone.
+    These are retrieval, and copies if there are several documents. A custom suite stays unchanged.
     """
     if not limits.asked.reads_far or not beyond or suite.name == suites.CUSTOM:
         return suite
