@@ -1,7 +1,8 @@
 """The measured records of the repository: what each is made from, and how it is made again.
 
-A record is stale if the meaning of an input has changed since the record was made. Comments, docstrings and imports of Python
-files mean nothing here. scripts/records.json has the inputs of each record as they were. scripts/record lists and remakes.
+A record is stale if the meaning of an input has changed since the record was made. In Python files, comments, docstrings,
+imports and the names of local variables mean nothing. scripts/records.json has the inputs of each record as they were.
+scripts/record lists and remakes.
 """
 
 from __future__ import annotations

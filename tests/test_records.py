@@ -93,6 +93,42 @@ def test_a_changed_input_is_named(
     assert "    gone: in/one.py\n" in capsys.readouterr().out
 
 
+MEANING = script("code_meaning.py").meant
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_same"),
+    [
+        ("def f(a):\n    total = a + 1\n    return [total for other in a]\n", True),
+        ("def f(a):\n    other = a + 1\n    return [other for a in a]\n", False),
+        ("def f(b):\n    found = b + 1\n    return [found for one in b]\n", False),
+        ("def f(a):\n    found = a + 2\n    return [found for one in a]\n", False),
+        ("def f(a):\n    found = a + 1\n    return [one for one in a]\n", False),
+        ("def g(a):\n    found = a + 1\n    return [found for one in a]\n", False),
+    ],
+)
+def test_names_of_local_variables_mean_nothing(changed: str, is_same: bool, tmp_path: Path) -> None:
+    before, after = tmp_path / "before.py", tmp_path / "after.py"
+    before.write_text("def f(a):\n    found = a + 1\n    return [found for one in a]\n")
+    after.write_text(changed)
+    assert (MEANING(before) == MEANING(after)) is is_same
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("def f():\n    global x\n    x = 1\n", "def f():\n    global y\n    y = 1\n"),
+        ("def f():\n    class A:\n        x = 1\n", "def f():\n    class A:\n        y = 1\n"),
+        ("class A:\n    x = 1\n", "class A:\n    y = 1\n"),
+        ("x = 1\n", "y = 1\n"),
+    ],
+)
+def test_names_that_others_see_mean_something(before: str, after: str, tmp_path: Path) -> None:
+    (tmp_path / "before.py").write_text(before)
+    (tmp_path / "after.py").write_text(after)
+    assert MEANING(tmp_path / "before.py") != MEANING(tmp_path / "after.py")
+
+
 def test_another_release_makes_a_record_stale() -> None:
     entry = replace(records.BY_NAME["golden"], versions=("numpy", "no-such-package"))
     stamp = {"inputs": entry.inputs_now(), "versions": {"numpy": "0.1", "no-such-package": "1.0"}}
