@@ -1,4 +1,4 @@
-"""The fingerprint that binds a certificate to what a program reads that runs the model: settings, tokenizer, code, weights."""
+"""The fingerprint of a model's files. It binds a certificate to settings, tokenizer, code and weights."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ropetool.checkpoint import identity
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
 from ropetool.errors import CheckpointError
-from ropetool.files.hf import read_header
+from ropetool.files.hf import data_start
 
 BLOCKS = 64  # with the first and the last: 4.3 MB of a weight file, however long it is
 ALL_BELOW = 2 * 10**9  # bytes of weights, all of which count; SHA-256 reads that much in 1 to 8 seconds
-# What decides the tokens; transformers reads the last four beside an older tokenizer.
+# These files decide the tokens. transformers reads the last four with an older tokenizer.
 _TOKENS = (
     names.CONFIG_JSON, names.SAFETENSORS_INDEX_JSON, names.TOKENIZER_JSON, names.TOKENIZER_CONFIG_JSON,
     "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json",
 )  # fmt: skip
-# What else a program reads that runs the model: how it generates, what a prompt becomes, code of its own.
+# These files decide generation, prompts and code.
 _READ = (
     "generation_config.json", "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
     "processor_config.json", "preprocessor_config.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model",
@@ -32,7 +32,11 @@ _READ = (
 
 @dataclass(frozen=True)
 class Form:
-    """What a fingerprint is over: names of files, and whether all bytes of the weights or samples of them."""
+    """The content that a fingerprint covers.
+
+    files: glob patterns of the files besides the weights.
+    full: all bytes of the weights, not only samples.
+    """
 
     files: tuple[str, ...]
     full: bool
@@ -47,13 +51,13 @@ PATTERN = re.compile(rf"({'|'.join(FORMS)}):[0-9a-f]{{64}}")
 
 
 def of(source: Path | Checkpoint, full: bool = False) -> str:
-    """Return a digest of what a program reads that runs the model; a copy elsewhere has the same.
+    """Return a digest of all files that decide a model's output. A copy in another folder has the same digest.
 
-    It is over config, tokenizer, templates, generation settings, code, and all bytes of the weights where those are of less
-    than `ALL_BELOW`, or with `full`. Of longer ones it takes the size of each file, the header and blocks spread evenly
-    over the data; the form, `bytes:...` or `blocks:...`, tells which.
+    It covers config, tokenizer, templates, generation settings, code and weights. If the weights have less than
+    `ALL_BELOW` bytes, or with `full`, it covers all of their bytes, and begins with `bytes:`. Otherwise it covers the
+    size of each weight file, its header and blocks spread evenly over its data, and begins with `blocks:`.
 
-    Raises: CheckpointError for files that are broken or cannot be read.
+    Raises: CheckpointError for a file that cannot be read.
     """
     checkpoint = open_checkpoint(source)
     return of_form(checkpoint, "bytes" if full or sum(_weight_bytes(checkpoint)) < ALL_BELOW else "blocks")
@@ -71,14 +75,14 @@ def stamps(checkpoint: Checkpoint) -> dict[str, str]:
     if not isinstance(checkpoint, GgufCheckpoint):
         others = (file for pattern in ("*.json", "*.safetensors") for file in sorted(checkpoint.path.glob(pattern)))
         files |= {file.name: file for file in others if file.is_file() and file.name != names.PROVENANCE_JSON}
-    found = {}
+    states = {}
     for name, file in files.items():
         try:
             state = file.stat()
         except OSError as error:
             raise CheckpointError(f"cannot be read: {error.strerror}", where=str(file)) from error
-        found[name] = f"{state.st_size} bytes, modified at {state.st_mtime_ns} ns, inode {state.st_ino}"
-    return found
+        states[name] = f"{state.st_size} bytes, modified at {state.st_mtime_ns} ns, inode {state.st_ino}"
+    return states
 
 
 def holds(source: Path | Checkpoint, known: str) -> bool:
@@ -87,12 +91,12 @@ def holds(source: Path | Checkpoint, known: str) -> bool:
 
 
 def is_full(known: str) -> bool:
-    """Return whether a fingerprint is over all bytes."""
+    """Return whether a fingerprint covers all bytes."""
     return FORMS[known.partition(":")[0]].full
 
 
 def unbound(source: Path | Checkpoint, known: str) -> int:
-    """Return how many bytes of the weights a fingerprint does not read. Raises: CheckpointError."""
+    """Return the number of bytes of the weights that a fingerprint does not cover. Raises: CheckpointError."""
     if is_full(known):
         return 0
     return sum(max(0, size - (BLOCKS + 2) * identity.BLOCK) for size in _weight_bytes(open_checkpoint(source)))
@@ -101,21 +105,21 @@ def unbound(source: Path | Checkpoint, known: str) -> int:
 def of_form(checkpoint: Checkpoint, form: str) -> str:
     """Return the fingerprint in one of `FORMS`. Raises: CheckpointError."""
     digest = hashlib.sha256()
-    for label, file, data_start in _parts(checkpoint, FORMS[form]):
-        identity.feed(digest, file, None if FORMS[form].full else data_start, BLOCKS, label=label)
+    for label, file, begin in _parts(checkpoint, FORMS[form]):
+        identity.feed(digest, file, None if FORMS[form].full else begin, BLOCKS, label=label)
     return f"{form}:{digest.hexdigest()}"
 
 
 def _parts(checkpoint: Checkpoint, form: Form) -> Iterator[tuple[str, Path, int | None]]:
-    """Yield the files by the name under which they count, and where the data of a weight file begins."""
+    """Yield a label, the path, and the offset of the data for each file. The offset is None for other files than weights."""
     if isinstance(checkpoint, GgufCheckpoint):
         for number, header in enumerate(checkpoint.files):
             yield f"gguf {number}", header.path, header.data_start  # the name of a GGUF file decides nothing
         return
     path = checkpoint.path
-    found = {str(file.relative_to(path)): file for pattern in form.files for file in sorted(path.glob(pattern))}
-    yield from ((name, file, None) for name, file in found.items() if file.is_file())
-    yield from ((file.name, file, read_header(file).data_start) for file in checkpoint.directory.weights)
+    files = {str(file.relative_to(path)): file for pattern in form.files for file in sorted(path.glob(pattern))}
+    yield from ((name, file, None) for name, file in files.items() if file.is_file())
+    yield from ((file.name, file, data_start(file)) for file in checkpoint.directory.weights)
 
 
 def _weight_bytes(checkpoint: Checkpoint) -> list[int]:

@@ -1,6 +1,6 @@
-"""A Hugging Face checkpoint run by torch: tokens in, what the asked places cost out.
+"""A Hugging Face checkpoint that torch runs: tokens in, losses of the requested positions out.
 
-Holds the logits of some places at a time, never of a whole context. Knows nothing of documents or verdicts.
+Never keeps the logits of a whole context in memory, only those of a few positions.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Found = TypeVar("Found")
 
 
 class TorchRunner:
-    """A local checkpoint that transformers runs. Reads the tokenizer at once, and the weights for the first figures.
+    """A local checkpoint that transformers runs. Loads the tokenizer at once, and the weights when they are first needed.
 
     device: auto (CUDA, else Apple's MPS, else the CPU), a device name of torch, or map (layers on all devices).
     dtype: auto (the stored type on a GPU, float32 on a CPU), or a name.
@@ -93,7 +93,7 @@ class TorchRunner:
 
     @property
     def description(self) -> str:
-        """The libraries, device and type, for the record."""
+        """The versions of the libraries, the device and the type, for the record."""
         dtype = str(self._dtype).removeprefix("torch.").replace("auto", "as stored")
         versions = f"torch {self._torch.__version__}, transformers {self._transformers.__version__}"
         device = "layers on all devices" if self._spread else self._device
@@ -102,7 +102,7 @@ class TorchRunner:
 
     @property
     def arithmetic(self) -> str:
-        """What the model computes in, empty for float32; as stored, it is taken for the coarser type."""
+        """The type in which the model computes, empty for float32. bfloat16 if that is the unknown stored type."""
         dtype = str(self._dtype).removeprefix("torch.").replace("auto", "bfloat16")
         return dtype if dtype in ("bfloat16", "float16") else ""
 
@@ -111,15 +111,15 @@ class TorchRunner:
         return self._tokenizer.tokenize(text)
 
     def byte_lengths(self, text: str) -> list[int]:
-        """Return how many bytes of the text each of its tokens stands for; they sum to its size in UTF-8."""
+        """Return the number of bytes of the text in each token. Their sum is the size of the text in UTF-8."""
         return self._tokenizer.byte_lengths(text)
 
     def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
-        """Return what the last `scored` tokens of every row cost, in float64.
+        """Return the losses of the last `scored` tokens of every row, in float64.
 
-        `done` is told after each batch how many tokens it had.
+        done: receives the number of tokens of each batch.
 
-        Shapes: rows of one length, over `scored` -> (rows, scored). Units: nats.
+        Shapes: rows of one length above `scored` -> (rows, scored). Units: nats.
         Raises: ConfigError if a single row does not fit into memory; CheckpointError as for loading, or if a logit is
         not finite.
         """
@@ -130,7 +130,10 @@ class TorchRunner:
     def predict(
         self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
     ) -> Predictions:
-        """Return what comes after every row. Shapes: candidates (rows, candidates). Raises: as `score`."""
+        """Return the log probabilities of candidate tokens after every row, and the likeliest token.
+
+        Shapes: candidates (rows, candidates). Raises: as `score`.
+        """
         ids = np.array(rows, dtype=np.int64)
         parts = list(self._batches(ids, self._last_log_probs, done, np.array(candidates, dtype=np.int64)))
         return Predictions(np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts]))
@@ -160,25 +163,25 @@ class TorchRunner:
 
     @property
     def model(self) -> TorchModel:
-        """The model, loaded: for what no other program lets anybody change. Raises: as `score`."""
+        """The loaded model, for experiments that change it in memory. Raises: as `score`."""
         return self._model()
 
     def generated(self, ids: Sequence[int], count: int, done: Done = ignore) -> Generated:
-        """Return the logits before the last `count` tokens: of transformers' own generation, and of whole passes.
+        """Return the logits of the last `count` tokens twice: from step-by-step generation, and from a single pass.
 
         Raises: as `score`.
         """
         model, row = self._model(), np.array([ids], dtype=np.int64)
         parts = []
-        for compute in (model.grown, lambda found, tokens: model.whole(found, tokens, self._chunk_tokens)):
-            found = self._fitting(lambda compute=compute: compute(self._on_device(row), count), row)  # type: ignore[misc]
-            assert found is not None  # only batches of several rows are halved
-            parts.append(self._wide(found).cpu().numpy())
+        for compute in (model.grown, lambda logits, tokens: model.whole(logits, tokens, self._chunk_tokens)):
+            logits = self._fitting(lambda compute=compute: compute(self._on_device(row), count), row)  # type: ignore[misc]
+            assert logits is not None  # only batches of several rows are halved
+            parts.append(self._wide(logits).cpu().numpy())
         done(row.size)
         return Generated(parts[0], parts[1], model.dtype, not model.fixed_table)
 
     def read(self, ids: Sequence[int], wanted: Wanted) -> Iterator[Piece]:
-        """Yield the losses of the wanted tokens of a row as it is read. Raises: as `score`."""
+        """Yield the losses of the requested tokens of a row, piece by piece. Raises: as `score`."""
         row = np.array([ids], dtype=np.int64)
         model = self._model_for(row)
         on_device = self._on_device(row)
@@ -187,8 +190,8 @@ class TorchRunner:
             # The mode is of the whole thread, so it ends before the caller gets the piece.
             try:
                 with self._torch.inference_mode(), quiet(self._transformers):
-                    found = next(pieces, None)
-                    piece = None if found is None else self._piece(model, on_device, *found, wanted)
+                    step = next(pieces, None)
+                    piece = None if step is None else self._piece(model, on_device, *step, wanted)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -198,19 +201,19 @@ class TorchRunner:
             yield piece
 
     def _piece(self, model: TorchModel, row: Any, start: int, hidden: Hidden, wanted: Wanted) -> Piece:
-        """Return the losses of the wanted tokens after the hidden states of a piece that begins at `start`."""
+        """Return the losses of the requested tokens of a piece that begins at token `start`."""
         torch, stop = self._torch, start + hidden.states.shape[1]
         places = np.flatnonzero(asked(wanted, start, stop, row.shape[1]))
         chosen = Hidden(hidden.kind, hidden.states[:, self._on_device(places)])
         targets = row[0, self._on_device(places) + start + 1]
-        losses = [
+        parts = [
             torch.nn.functional.cross_entropy(wide[0], targets[part], reduction="none")
             for part, wide in self._wide_logits(model, chosen)
         ]
-        found = torch.cat(losses).cpu().numpy().astype(np.float64) if losses else np.empty(0)
-        if not np.isfinite(found).all():
-            self._refuse_not_finite(model, row[:, :stop].cpu().numpy(), found[None], start + int(places[0]))
-        return Piece(stop, places + start + 1, found)
+        losses = torch.cat(parts).cpu().numpy().astype(np.float64) if parts else np.empty(0)
+        if not np.isfinite(losses).all():
+            self._refuse_not_finite(model, row[:, :stop].cpu().numpy(), losses[None], start + int(places[0]))
+        return Piece(stop, places + start + 1, losses)
 
     def close(self) -> None:
         """Free the model."""
@@ -219,18 +222,18 @@ class TorchRunner:
             self._free()
 
     def _batches(self, ids: Tokens, compute: Callable[..., Found], done: Done, *more: Tokens) -> Iterator[Found]:
-        """Yield what `compute` makes of each batch of rows, and of those rows of what else goes with them."""
+        """Yield the result of `compute` for each batch of rows, with the same rows of the arrays in `more`."""
         model, start = self._model_for(ids), 0
         while start < len(ids):
             part = slice(start, start + max(1, self._batch_tokens // ids.shape[1]))
-            found = self._fitting(lambda part=part: compute(model, ids[part], *(m[part] for m in more)), ids[part])  # type: ignore[misc]
-            if found is not None:
-                yield found
+            figures = self._fitting(lambda part=part: compute(model, ids[part], *(m[part] for m in more)), ids[part])  # type: ignore[misc]
+            if figures is not None:
+                yield figures
                 start += len(ids[part])
                 done(ids[part].size)
 
     def _model_for(self, ids: Tokens) -> TorchModel:
-        """Return the model, to read these rows. Raises: CheckpointError if a token has no embedding."""
+        """Return the model. Raises: CheckpointError if a token of these rows has no embedding."""
         model = self._model()
         if ids.max() >= model.vocabulary:
             raise CheckpointError(
@@ -240,7 +243,10 @@ class TorchRunner:
         return model
 
     def _fitting(self, compute: Callable[[], Found], batch: Tokens) -> Found | None:
-        """Return what is computed; None if the batch had to be halved. A single row goes on in smaller chunks."""
+        """Return the result of `compute`. Return None if memory ran out and the batch size was halved.
+
+        A single row is computed again in smaller chunks.
+        """
         while True:
             try:
                 with self._torch.inference_mode(), quiet(self._transformers):
@@ -253,32 +259,32 @@ class TorchRunner:
                 return None
 
     def _scores(self, model: TorchModel, batch: Tokens, scored: int) -> tuple[Any, Any]:
-        """Return losses and hits of one batch, a few places at a time. Shapes: (rows, scored)."""
+        """Return the losses and hits of one batch. Shapes: (rows, scored)."""
         torch, ids = self._torch, self._on_device(batch)
         hidden = model.hidden(ids, batch.shape[1] - scored - 1, self._chunk_tokens)
         targets = ids[:, batch.shape[1] - scored :]
         losses, hits = [], []
         for part, wide in self._wide_logits(model, Hidden(hidden.kind, hidden.states[:, :scored])):
-            wanted = targets[:, part]
-            flat = torch.nn.functional.cross_entropy(wide.flatten(0, 1), wanted.flatten(), reduction="none")
-            losses.append(flat.view(wanted.shape))
-            hits.append(wide.argmax(dim=-1) == wanted)
-        found = torch.cat(losses, dim=1).cpu().numpy().astype(np.float64)
-        self._refuse_not_finite(model, batch, found, batch.shape[1] - scored - 1)
-        return found, torch.cat(hits, dim=1).cpu().numpy()
+            expected = targets[:, part]
+            flat = torch.nn.functional.cross_entropy(wide.flatten(0, 1), expected.flatten(), reduction="none")
+            losses.append(flat.view(expected.shape))
+            hits.append(wide.argmax(dim=-1) == expected)
+        nats = torch.cat(losses, dim=1).cpu().numpy().astype(np.float64)
+        self._refuse_not_finite(model, batch, nats, batch.shape[1] - scored - 1)
+        return nats, torch.cat(hits, dim=1).cpu().numpy()
 
     def _last_log_probs(self, model: TorchModel, batch: Tokens, candidates: Tokens) -> tuple[Any, Any]:
         torch = self._torch
         hidden = model.hidden(self._on_device(batch), batch.shape[1] - 1, self._chunk_tokens)
         logits = model.logits(hidden, 0, 1)[:, 0]
         log_probs = torch.log_softmax(self._wide(logits), dim=-1)
-        found = log_probs.gather(1, self._on_device(candidates)).cpu().numpy().astype(np.float64)
-        self._refuse_not_finite(model, batch, found[:, :1], batch.shape[1] - 1)
-        return found, logits.argmax(dim=-1).cpu().numpy()
+        chosen = log_probs.gather(1, self._on_device(candidates)).cpu().numpy().astype(np.float64)
+        self._refuse_not_finite(model, batch, chosen[:, :1], batch.shape[1] - 1)
+        return chosen, logits.argmax(dim=-1).cpu().numpy()
 
-    def _refuse_not_finite(self, model: TorchModel, batch: Tokens, found: Any, first: int) -> None:
+    def _refuse_not_finite(self, model: TorchModel, batch: Tokens, figures: Any, first: int) -> None:
         """Raise CheckpointError naming layer and position, if one of the figures is not finite."""
-        bad = np.argwhere(~np.isfinite(found))
+        bad = np.argwhere(~np.isfinite(figures))
         if not bad.size:
             return
         row, column = (int(index) for index in bad[0])
@@ -291,7 +297,7 @@ class TorchRunner:
         )
 
     def _wide_logits(self, model: TorchModel, hidden: Hidden) -> Iterator[tuple[slice, Any]]:
-        """Yield the logits of hidden states, some places at a time, with the places. Shapes: (rows, places, vocabulary)."""
+        """Yield slices of positions with their logits. Shapes: (rows, positions, vocabulary)."""
         rows, places = hidden.states.shape[:2]
         step = max(1, LOGITS_AT_ONCE // (rows * model.vocabulary))
         for start in range(0, places, step):
@@ -299,7 +305,7 @@ class TorchRunner:
             yield part, self._wide(model.logits(hidden, part.start, part.stop))
 
     def _wide(self, numbers: Any) -> Any:
-        """Return a tensor in float32, or in its own type where that is wider."""
+        """Return a tensor in float32, or unchanged if its type is wider."""
         return numbers.to(self._torch.promote_types(numbers.dtype, self._torch.float32))
 
     def _on_device(self, ids: Tokens) -> Any:
@@ -311,7 +317,7 @@ class TorchRunner:
             self._torch.cuda.empty_cache()
 
     def _halve(self, batch: Tokens) -> bool:
-        """Halve the batch, or for one row the chunk, and say so; return whether it was the batch."""
+        """Halve the batch size, or the chunk size for a single row, and report it. Return whether it was the batch size."""
         rows, length = batch.shape
         chunk = min(self._chunk_tokens, length) // 2
         if rows > 1:
@@ -341,13 +347,13 @@ class TorchRunner:
         return self._loaded
 
     def _built_in(self, as_type: str) -> Any:
-        """Return the config as the built-in class of another model_type has it."""
-        stated, _ = self._transformers.PretrainedConfig.get_config_dict(str(self.path), local_files_only=True)
-        kept = {key: value for key, value in stated.items() if key not in (MODEL_TYPE, "auto_map")}
+        """Return the config as an instance of the built-in class of another model_type."""
+        config, _ = self._transformers.PretrainedConfig.get_config_dict(str(self.path), local_files_only=True)
+        kept = {key: value for key, value in config.items() if key not in (MODEL_TYPE, "auto_map")}
         return self._transformers.AutoConfig.for_model(as_type, **kept)
 
     def _auto_class(self) -> Any:
-        """Return the auto class that has a model with a head for this config: of most wrappers the one for images and text."""
+        """Return the auto class whose model has a language head for this config: of most wrappers, the one for images and text."""
         causal, images = self._transformers.AutoModelForCausalLM, self._transformers.AutoModelForImageTextToText
         config = self._options.get("config") or self._transformers.AutoConfig.from_pretrained(
             str(self.path), local_files_only=True, trust_remote_code=False
@@ -378,7 +384,7 @@ class TorchRunner:
 
 
 def _check_files(path: Path) -> None:
-    """Raise unless the path is a directory with a config and safetensors; their contents are checked on loading."""
+    """Raise unless the path is a directory with a config and safetensors files. Loading checks their contents."""
     if not (path / CONFIG_JSON).is_file():
         raise NotACheckpoint(f"no {CONFIG_JSON} here; a checkpoint directory must contain one", where=str(path))
     pickles = sorted(file.name for file in path.iterdir() if file.name.endswith(PICKLE_SUFFIXES))

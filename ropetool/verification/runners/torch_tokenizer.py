@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face directory: texts as ids and back. Needs no weights."""
+"""The tokenizer of a Hugging Face directory. It needs no weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from ropetool.verification.runners.torch_library import library, quiet
 
 
 class TorchTokenizer:
-    """A tokenizer as transformers reads it. options: of its loading. prefix: the ids in front of a text.
+    """A tokenizer that transformers loads.
+
+    options: keyword arguments for `from_pretrained`.
+    prefix: the ids of the special tokens in front of a text.
 
     Raises: MissingDependency without transformers; CheckpointError for files that it cannot read.
     """
@@ -29,25 +32,23 @@ class TorchTokenizer:
 
     def tokenize(self, text: str) -> list[int]:
         """Return the ids of a text, without special tokens."""
-        with quiet(self._transformers):
-            return self._ids(text, special=False)
+        return self._ids(text, special=False)
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, special tokens written out."""
-        with quiet(self._transformers):
-            return str(self._tokenizer.decode(list(map(int, ids)), clean_up_tokenization_spaces=False))
+        """Return the text of ids, special tokens included."""
+        return str(self._tokenizer.decode(list(map(int, ids)), clean_up_tokenization_spaces=False))
 
     def byte_lengths(self, text: str) -> list[int]:
-        """Return how many bytes of the text each of its tokens stands for; they sum to its size in UTF-8.
+        """Return the number of bytes of the text in each token. Their sum is the size of the text in UTF-8.
 
-        A character that is spread over several tokens counts with the last of them.
+        A character in several tokens counts as part of the last one.
         """
-        with quiet(self._transformers):
-            found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=self._tokenizer.is_fast)
-        if "offset_mapping" not in found:  # a tokenizer in Python knows no offsets: all tokens alike
-            ends = np.linspace(0, len(text), len(found["input_ids"]) + 1)[1:].astype(np.int64)
+        fast = self._tokenizer.is_fast
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=fast, verbose=False)
+        if "offset_mapping" not in encoded:  # a tokenizer in Python knows no offsets: all tokens alike
+            ends = np.linspace(0, len(text), len(encoded["input_ids"]) + 1)[1:].astype(np.int64)
         else:
-            offsets = found["offset_mapping"]
+            offsets = encoded["offset_mapping"]
             last = {end: index for index, (_, end) in enumerate(offsets)}
             ends = np.array([end if last[end] == i else start for i, (start, end) in enumerate(offsets)], np.int64)
         if not len(ends):
@@ -58,10 +59,12 @@ class TorchTokenizer:
         return [int(size) for size in np.diff(sizes[ends], prepend=0)]
 
     def _ids(self, text: str, special: bool) -> list[int]:
-        return [int(token) for token in self._tokenizer(text, add_special_tokens=special)["input_ids"]]
+        # verbose warns of texts above the length that the tokenizer states, which every long text is.
+        ids = self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+        return [int(token) for token in ids]
 
     def _prefix(self) -> tuple[int, ...]:
-        """Return the special tokens in front of a text, by tokenizing one: what configs say of BOS is often wrong."""
+        """Return the special tokens in front of a text. Tokenizes a text, because configs are often wrong about BOS."""
         plain, special = self._ids("a", special=False), self._ids("a", special=True)
         starts = (at for at in range(len(special)) if special[at : at + len(plain)] == plain)
         return tuple(special[: next(starts, 0)])
@@ -69,7 +72,7 @@ class TorchTokenizer:
 
 @contextmanager
 def reading(transformers: Any, path: Path) -> Iterator[None]:
-    """Turn what transformers raises for a checkpoint that it cannot read into one sentence."""
+    """Raise CheckpointError with one sentence instead of any error that transformers raises while it loads a checkpoint."""
     try:
         with quiet(transformers):
             yield

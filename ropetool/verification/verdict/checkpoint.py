@@ -107,7 +107,7 @@ def read_alone(session: Session) -> list[Check]:
 
 
 def _ways(options: VerifyOptions) -> list[str]:
-    """Return what figures depend on beside the files."""
+    """Return the options that decide the figures, besides the files."""
     return [options.device, options.dtype, *cache_ways(options.cache_type)]
 
 
@@ -169,7 +169,7 @@ def _may_be_lowered(answers: Answers, checks: Sequence[Check]) -> bool:
 def _use(
     run: Run, places: Places, readers: Mapping[str, FullRunner], journals: Mapping[str, Journal], seed: int
 ) -> Use:
-    """Return how the target of a run uses distant text. Rows are kept like those of texts."""
+    """Return how the target of a run uses distant text. The journals keep these rows too."""
     from ropetool.verification.verdict.using import PLACES, measured_use  # loads measures of suites
 
     kept = {role: JournaledRunner(reader, journals[role], role) for role, reader in readers.items()}
@@ -177,7 +177,7 @@ def _use(
 
 
 class _Stages:
-    """Progress of a run: tokens of the stage at hand."""
+    """The progress of a run: the tokens of the current stage."""
 
     def __init__(self, tell: Progress) -> None:
         self._tell, self._stage, self._total, self._done = tell, "", 0, 0
@@ -192,7 +192,7 @@ class _Stages:
 
 
 def _journals(session: Session, marked: str, options: VerifyOptions, stack: ExitStack) -> dict[str, Journal]:
-    """Return the journals by role. The source's rows stay for all its targets, the target's until its run has decided."""
+    """Return the journals by role. The source's rows stay for all its targets, and the target's rows until a verdict."""
     journals: dict[str, Journal] = {}
     # The target's is opened first and closed last, so an interruption names its rows.
     for role, checkpoint in session.models.items():
@@ -226,25 +226,25 @@ def _none(session: Session, length: int, clock: Clock) -> Answers:
 
 
 def checks_of(answers: Answers) -> list[Check]:
-    """Return the checks of grade research that the answers make: bounds, broken texts, and the length that was reached."""
+    """Return the checks of grade `research` from the answers: bounds, broken texts, and the measured length."""
     if answers.ended == FILE:
         return []
     checks = []
     for name, question in ((SHORT, answers.short), (LONG, answers.long)):
         if question is None:
             continue
-        told = f"{question.texts} texts of {question.length} tokens"
+        evidence = f"{question.texts} texts of {question.length} tokens"
         if question.upper is None or question.lower is None:
-            checks.append(Check(name, question.ratio, bounds.WORKING, UNDECIDED, f"{told}; {bounds.FEWEST_TEXTS}"))
+            checks.append(Check(name, question.ratio, bounds.WORKING, UNDECIDED, f"{evidence}; {bounds.FEWEST_TEXTS}"))
         elif question.lower > bounds.WORKING:
-            checks.append(Check(name, question.lower, bounds.WORKING, FAIL, f"lower bound of the ratio, {told}"))
+            checks.append(Check(name, question.lower, bounds.WORKING, FAIL, f"lower bound of the ratio, {evidence}"))
         else:
             verdict = PASS if question.upper <= bounds.WORKING else UNDECIDED
-            checks.append(Check(name, question.upper, bounds.WORKING, verdict, f"upper bound of the ratio, {told}"))
+            checks.append(Check(name, question.upper, bounds.WORKING, verdict, f"upper bound of the ratio, {evidence}"))
     broken = [answer.broken for answer in answers.texts]
     if bounds.broken_by_count(broken):
-        told = f"of {len(broken)} texts have a ratio above the limit"
-        checks.append(Check(BROKEN, float(sum(broken)), None, FAIL, told))
+        evidence = f"of {len(broken)} texts have a ratio above the limit"
+        checks.append(Check(BROKEN, float(sum(broken)), None, FAIL, evidence))
     elif answers.length < answers.target_length:
         checks.append(not_reached(answers.length, answers.target_length))
     return checks

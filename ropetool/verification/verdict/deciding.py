@@ -1,4 +1,4 @@
-"""The run: text after text until the bounds decide, the time is up, or no text is left."""
+"""A verification run: it reads texts until the bounds decide, the time is up, or no text is left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ropetool.verification.gate import SUSPICIOUS_BITS
 from ropetool.verification.scoring import NoMemory
 from ropetool.verification.verdict import bounds
 from ropetool.verification.verdict.answers import Answers, CurvePoint, Question, TextAnswer
-from ropetool.verification.verdict.pacing import Clock, Pace
+from ropetool.verification.verdict.pacing import Clock, Schedule
 from ropetool.verification.verdict.places import Place
 from ropetool.verification.verdict.reading import FRESH, STEP, OutOfTime, Pass, Shape, Timed
 
@@ -34,7 +34,7 @@ class Run:
     stage: receives each stage.
     notes: sentences for the result.
     answers, places: each text that was read, and its place.
-    short_only: there is no time for a whole text any more.
+    short_only: only short prompts still fit into the time.
     reach: the position at which the previous pass was cut; the next pass ends there. 0 for none.
     """
 
@@ -51,8 +51,18 @@ class Run:
     reach: int = 0
     _passes: list[Pass] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.schedule = Schedule(
+            self.clock,
+            self.target.pace,
+            self._reference.pace,
+            self.source is not None,
+            self.shape.trained,
+            self.shape.short,
+        )
+
     def decide(self, places: Iterable[Place]) -> str:
-        """Read texts until the run ends; return why it did."""
+        """Read texts until the run ends. Return the reason: DECIDED, TIME or TEXTS."""
         for place in places:
             if not self._has_time():
                 return TIME
@@ -76,14 +86,14 @@ class Run:
         return TEXTS
 
     def _has_time(self) -> bool:
-        """Return whether another text may begin: a whole one, or a short one if the short question is still open."""
+        """Return whether there is time for another text, or for a short prompt if the short question is still open."""
         if not self.answers and not self.short_only:
             return True  # it is read as far as time allows
         self.short_only = self.short_only or not self._fits()
         return not self.short_only or (self._fits() and not self._short_is_settled)
 
     def _plan(self, last: TextAnswer) -> None:
-        """Decide how far the next text is read."""
+        """Set the length of the next text."""
         if not last.broken:
             self.reach = 0  # it was one text that broke: further ones are read to the end
         if last.length < self.shape.target and not last.cut:
@@ -98,18 +108,18 @@ class Run:
     def verdict(self) -> str:
         """The verdict so far. Texts that were not read to the end can only show that the target is broken."""
         asked = [each for each in (self._bounds("short"), self._bounds("long")) if each is not None]
-        found = bounds.verdict(asked, [answer.broken for answer in self.answers])
+        verdict = bounds.verdict(asked, [answer.broken for answer in self.answers])
         whole = self.shape.target >= self.stated and bool(self._whole)
-        return found if found == bounds.BROKEN or whole else bounds.MEASURED
+        return verdict if verdict == bounds.BROKEN or whole else bounds.MEASURED
 
     def result(self, ended: str) -> Answers:
         """Return the answers of a run that has ended."""
         whole = self._whole or self.answers
         length = max((answer.length for answer in whole), default=0)
-        found = self.verdict
-        more = None if bounds.is_final(found) else self._needed()
+        verdict = self.verdict
+        more = None if bounds.is_final(verdict) else self._needed()
         return Answers(
-            verdict=found,
+            verdict=verdict,
             trained_length=self.shape.trained,
             target_length=self.stated,
             length=length,
@@ -121,14 +131,14 @@ class Run:
             own=self.source is None,
             minutes=self.clock.spent / 60,
             more_texts=more,
-            more_minutes=None if more is None else self._seconds(more) / 60,
+            more_minutes=None if more is None else more * self.schedule.text_seconds(self._goal) / 60,
             ended=ended,
         )
 
     # --- one text
 
     def _read(self, place: Place) -> None:
-        goal = self.reach or self.shape.target
+        goal = self._goal
         row = place.row(goal, goal)
         short: Array | None = None
         head = place.row(self.shape.short, self.shape.short)
@@ -143,72 +153,75 @@ class Run:
             if self._recites(place, short):
                 return
         self.stage(f"{number}: the target reads {goal} tokens", goal)
-        found = Pass(row, self.shape, watched=not self.reach)
+        target_pass = Pass(row, self.shape, watched=not self.reach)
         gaps: Array | None = None
         try:
-            self._go(found, place)
-            if self.source is None and self._recites(place, found.short):
+            self._go(target_pass, place)
+            if self.source is None and self._recites(place, target_pass.short):
                 return
-            gaps = self._long(found, place)
+            gaps = self._long(target_pass, place)
         finally:  # a text that the clock cuts still tells what short texts pay
-            if gaps is not None or (short is not None and found.end >= self.shape.short):
-                own = None if short is None else self._short(found, head, half) - short
-                self._add(place, found, own, gaps)
+            if gaps is not None or (short is not None and target_pass.end >= self.shape.short):
+                own = None if short is None else self._short(target_pass, head, half) - short
+                self._add(place, target_pass, own, gaps)
 
-    def _short(self, found: Pass, head: Sequence[int], half: int) -> Array:
-        return self.target.last(head, half) if self.shape.moving else found.short
+    def _short(self, target_pass: Pass, head: Sequence[int], half: int) -> Array:
+        return self.target.last(head, half) if self.shape.moving else target_pass.short
 
-    def _go(self, found: Pass, place: Place) -> None:
-        """Let the target read a row until its end, the end of the time, or a cut."""
+    def _go(self, target_pass: Pass, place: Place) -> None:
+        """Let the target read a row until the row ends, the time is up, or the target has lost the text."""
         if self.reach:
-            found.scored = FRESH
-        kept = self.target.kept(found.row, "pass")
+            target_pass.scored = FRESH
+        kept = self.target.kept(target_pass.row, "pass")
         if kept is not None:
-            found.restore(kept)
-            self.reach = found.goal if found.cut else self.reach
+            target_pass.restore(kept)
+            self.reach = target_pass.goal if target_pass.cut else self.reach
             return
-        if self.short_only or not (self._pace_fits(0, found.goal) or self._pace_fits(0, found.soonest)):
-            if self.source is None or self._pace.seconds(0, self.shape.short) > self.clock.left:
+        fits = self.schedule.rest_fits
+        if self.short_only or not (fits(0, target_pass.goal) or fits(0, target_pass.soonest)):
+            if self.source is None or not self.schedule.head_fits():
                 raise OutOfTime
-            found.only_short()
-        for piece in self.target.read(found.row, found.wanted):
-            looked_closer = found.take(piece)
-            if found.end >= found.goal:
+            target_pass.only_short()
+        for piece in self.target.read(target_pass.row, target_pass.wanted):
+            looked_closer = target_pass.take(piece)
+            if target_pass.end >= target_pass.goal:
                 break
-            if looked_closer and self._is_lost(found, place):
-                found.cut_here()
-                self.reach = found.goal
+            if looked_closer and self._is_lost(target_pass, place):
+                target_pass.cut_here()
+                self.reach = target_pass.goal
                 break
-            if found.is_lost():
-                found.look_closer()
-            if not self._pace_fits(found.end, found.goal) and not self._may_go_on(found):
-                found.end_soon()
-                if found.end >= found.goal:
+            if target_pass.is_lost():
+                target_pass.look_closer()
+            if not fits(target_pass.end, target_pass.goal) and not self._may_go_on(target_pass):
+                target_pass.end_soon()
+                if target_pass.end >= target_pass.goal:
                     break
-        if not found.scored:
+        if not target_pass.scored:
             raise OutOfTime
-        if found.goal == len(found.row) or found.cut:
-            self.target.keep(found.row, "pass", found.to_keep())
+        if target_pass.goal == len(target_pass.row) or target_pass.cut:
+            self.target.keep(target_pass.row, "pass", target_pass.to_keep())
 
-    def _may_go_on(self, found: Pass) -> bool:
-        """Return whether a pass that does not fit whole can read another piece, and still end in time."""
-        return found.can_end_later and self._pace_fits(found.end, found.soonest + found.step)
+    def _may_go_on(self, target_pass: Pass) -> bool:
+        """Return whether a pass that is too long for the time left can read another piece, and still end in time."""
+        return target_pass.can_end_later and self.schedule.rest_fits(
+            target_pass.end, target_pass.soonest + target_pass.step
+        )
 
-    def _is_lost(self, found: Pass, place: Place) -> bool:
+    def _is_lost(self, target_pass: Pass, place: Place) -> bool:
         """Return whether the reference predicts the last tokens much better from only a short prompt."""
-        own = self._reference.last(place.row(found.end, self.shape.short), FRESH)
-        gaps = found.losses[found.end - FRESH : found.end] - own
+        own = self._reference.last(place.row(target_pass.end, self.shape.short), FRESH)
+        gaps = target_pass.losses[target_pass.end - FRESH : target_pass.end] - own
         return bounds.is_broken(float(gaps.mean()), bounds.own_error(gaps))
 
-    def _long(self, found: Pass, place: Place) -> Array:
-        """Return the gap of each token at the end of a pass."""
+    def _long(self, target_pass: Pass, place: Place) -> Array:
+        """Return how much more each token at the end of a pass costs than in the reference, in nats."""
         source = self._reference
-        length = self.shape.short if found.cut or self.reach else self.shape.trained
+        length = self.shape.short if target_pass.cut or self.reach else self.shape.trained
         self.stage(f"text {len(self.answers) + 1}: the source reads the same tokens", length)
-        own = source.last(place.row(found.goal, min(length, found.goal)), found.scored)
-        return found.losses[found.goal - found.scored : found.goal] - own
+        own = source.last(place.row(target_pass.goal, min(length, target_pass.goal)), target_pass.scored)
+        return target_pass.losses[target_pass.goal - target_pass.scored : target_pass.goal] - own
 
-    def _add(self, place: Place, found: Pass, short: Array | None, long: Array | None) -> None:
+    def _add(self, place: Place, target_pass: Pass, short: Array | None, long: Array | None) -> None:
         gaps = [None if each is None else float(each.mean()) for each in (short, long)]
         errors = [None if each is None else bounds.own_error(each) for each in (short, long)]
         broken = any(
@@ -216,13 +229,13 @@ class Run:
             for gap, error in zip(gaps, errors, strict=True)
             if gap is not None and error is not None
         )
-        cut = found.cut or bool(self.reach)
+        cut = target_pass.cut or bool(self.reach)
         self.answers.append(
             TextAnswer(
                 place.name,
                 place.kind,
                 place.start,
-                min(found.end, found.goal),
+                min(target_pass.end, target_pass.goal),
                 gaps[0],
                 errors[0],
                 gaps[1],
@@ -232,7 +245,7 @@ class Run:
             )
         )
         self.places.append(place)
-        self._passes.append(found)
+        self._passes.append(target_pass)
 
     def _recites(self, place: Place, losses: Array) -> bool:
         """Return whether the model knows a text by heart, and add a note. Such a text hides what an extension costs."""
@@ -244,38 +257,26 @@ class Run:
 
     # --- time
 
-    def _pace_fits(self, start: int, goal: int) -> bool:
-        """Return whether the rest of a pass fits into the time left, and the source's pass after it."""
-        source = self._reference.pace
-        return self._pace.seconds(start, goal) + source.seconds(0, min(self.shape.trained, goal)) <= self.clock.left
+    def _fits(self) -> bool:
+        return self.schedule.short_text_fits() if self.short_only else self.schedule.text_fits(self._goal)
 
     @property
-    def _pace(self) -> Pace:
-        """The pace of the target, or of its source until the target has read something."""
-        return self.target.pace if self.target.pace.is_known else self._reference.pace
-
-    def _fits(self) -> bool:
-        if not self.short_only:
-            return self._seconds(1) <= self.clock.left
-        source = self._reference.pace
-        return self._pace.seconds(0, self.shape.short) + source.seconds(0, self.shape.short) <= self.clock.left
+    def _goal(self) -> int:
+        """The tokens of the next pass."""
+        return self.reach or self.shape.target
 
     @property
     def _short_is_settled(self) -> bool:
         """Whether the short question has an answer, or no source to ask."""
-        found = self._bounds("short")
+        interval = self._bounds("short")
         if self.source is None:
             return True
-        return found is not None and (found.upper <= math.log(bounds.KEPT) or found.lower > math.log(bounds.KEPT))
-
-    def _seconds(self, texts: int) -> float:
-        """Return the expected seconds for this number of further texts."""
-        goal, source = self.reach or self.shape.target, self._reference
-        rows = (self.shape.short if self.source is not None else 0, self.shape.trained)
-        return texts * (self._pace.seconds(0, goal) + sum(source.pace.seconds(0, row) for row in rows))
+        return interval is not None and (
+            interval.upper <= math.log(bounds.KEPT) or interval.lower > math.log(bounds.KEPT)
+        )
 
     def _needed(self) -> int | None:
-        """Return how many more texts are likely to decide; None where 64 are not."""
+        """Return the number of further texts that are likely to decide. None if 64 texts are unlikely to."""
         needed = 0
         for name in ("short", "long"):
             gaps, authors = self._gaps(name)
@@ -289,7 +290,7 @@ class Run:
             needed = max(needed, texts - len(gaps))
         return max(needed, 1)
 
-    # --- what was found
+    # --- the texts so far
 
     @property
     def _whole(self) -> list[TextAnswer]:
@@ -320,20 +321,20 @@ class Run:
         return bounds.bounds(gaps, authors) if gaps else None
 
     def _question(self, name: str, length: int) -> Question | None:
-        found, (gaps, _) = self._bounds(name), self._gaps(name)
-        if found is None:
+        interval, (gaps, _) = self._bounds(name), self._gaps(name)
+        if interval is None:
             return None
-        known = math.isfinite(found.upper)
+        known = math.isfinite(interval.upper)
         return Question(
             length,
-            math.exp(found.mean),
-            math.exp(found.lower) if known else None,
-            math.exp(found.upper) if known else None,
+            math.exp(interval.mean),
+            math.exp(interval.lower) if known else None,
+            math.exp(interval.upper) if known else None,
             len(gaps),
         )
 
     def _curve(self) -> Iterator[CurvePoint]:
-        windows = [found.windows for found in self._passes]
+        windows = [each.windows for each in self._passes]
         for index in range(max(map(len, windows), default=0)):
             here = [float(each[index]) for each in windows if len(each) > index]
             yield CurvePoint((index + 1) * STEP, float(np.mean(here)), len(here))

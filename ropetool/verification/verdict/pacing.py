@@ -79,7 +79,7 @@ class Pace:
         return (end - start) * (a + b * (start + end) / 2)
 
     def _line(self) -> tuple[float, float]:
-        """Return seconds a token at depth 0, and what each token before it adds; neither is below 0."""
+        """Return the seconds of a token at depth 0, and the seconds that each token before it adds. Neither is negative."""
         assert self._first is not None
         depths, paces, counts = np.array(self._seen or [self._first]).T
         mean = float(np.average(paces, weights=counts))
@@ -90,3 +90,47 @@ class Pace:
             return mean, 0.0
         flat = mean - slope * middle
         return (flat, slope) if flat > 0 else (0.0, mean / middle)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The time that the rows of a run need, by the paces of its models.
+
+    target, source: the paces of the two models. Without a source, both are the target's.
+    has_source: the source reads a short prompt of each text.
+    trained, short: the tokens of the source's longest row, and of a short prompt.
+    """
+
+    clock: Clock
+    target: Pace
+    source: Pace
+    has_source: bool
+    trained: int
+    short: int
+
+    def rest_fits(self, start: int, goal: int) -> bool:
+        """Return whether the rest of a target's pass fits into the time left, and the source's pass after it."""
+        source = self.source.seconds(0, min(self.trained, goal))
+        return self._pace.seconds(start, goal) + source <= self.clock.left
+
+    def head_fits(self) -> bool:
+        """Return whether the target can read a short prompt in the time left."""
+        return self._pace.seconds(0, self.short) <= self.clock.left
+
+    def short_text_fits(self) -> bool:
+        """Return whether both models can read a short prompt in the time left."""
+        return self._pace.seconds(0, self.short) + self.source.seconds(0, self.short) <= self.clock.left
+
+    def text_fits(self, goal: int) -> bool:
+        """Return whether a whole text of this many tokens fits into the time left."""
+        return self.text_seconds(goal) <= self.clock.left
+
+    def text_seconds(self, goal: int) -> float:
+        """Return the expected seconds of a whole text of this many tokens."""
+        head = self.source.seconds(0, self.short) if self.has_source else 0.0
+        return self._pace.seconds(0, goal) + head + self.source.seconds(0, self.trained)
+
+    @property
+    def _pace(self) -> Pace:
+        """The pace of the target, or of its source until the target has read something."""
+        return self.target if self.target.is_known else self.source

@@ -1,6 +1,6 @@
-"""One text: a pass of the target, and two short ones of the source over the same tokens.
+"""The reading of one text: a pass of the target, and two shorter passes of the source over the same tokens.
 
-A pass may be cut: by the clock, which moves its end forward, or because the target has surely lost the thread.
+A pass may end early, because the time is up or because the target has lost the text.
 """
 
 from __future__ import annotations
@@ -53,33 +53,35 @@ class Shape:
 
 
 class OutOfTime(Exception):
-    """A row does not fit into what is left of the budget."""
+    """A row does not fit into the time left."""
 
 
 class Timed:
     """A model that reads rows against the clock, and saves their losses.
 
-    kept: the journal; None saves nothing.
-    told: receives the number of tokens of each piece.
+    journal: the place for the losses. None saves nothing.
+    progress: receives the number of tokens of each piece.
     """
 
-    def __init__(self, reader: Reader, clock: Clock, kept: Journal | None, told: Callable[[int], None]) -> None:
-        self.reader, self.pace, self._clock, self._kept, self._told = reader, Pace(), clock, kept, told
+    def __init__(self, reader: Reader, clock: Clock, journal: Journal | None, progress: Callable[[int], None]) -> None:
+        self.reader, self.pace = reader, Pace()
+        self._clock, self._journal, self._progress = clock, journal, progress
+        self._name = reader.description
 
     def read(self, row: Sequence[int], wanted: Callable[[Tokens], npt.NDArray[np.bool_]]) -> Iterator[Piece]:
         """Yield the pieces of a row, and measure how long each takes."""
         end, began = 0, self._clock.now()
         for piece in self.reader.read(row, wanted):
             self.pace.add(end, piece.end, self._clock.now() - began)
-            self._told(piece.end - end)
+            self._progress(piece.end - end)
             yield piece
             end, began = piece.end, self._clock.now()
 
     def last(self, row: Sequence[int], scored: int) -> Array:
-        """Return the losses of the last tokens of a row. Shapes: (scored,). Raises: OutOfTime."""
+        """Return the losses of the last tokens of a row, in nats. Shape: (scored,). Raises: OutOfTime."""
         kept = self.kept(row, f"last {scored}")
         if kept is not None:
-            self._told(len(row))
+            self._progress(len(row))
             return kept
         if self.pace.seconds(0, len(row)) > self._clock.left:
             raise OutOfTime
@@ -88,33 +90,32 @@ class Timed:
             losses.append(piece.losses)
             if self.pace.seconds(piece.end, min(piece.end + STEP, len(row))) > self._clock.left:
                 raise OutOfTime
-        found = np.concatenate(losses)
-        self.keep(row, f"last {scored}", found)
-        return found
+        scores = np.concatenate(losses)
+        self.keep(row, f"last {scored}", scores)
+        return scores
 
     def kept(self, row: Sequence[int], what: str) -> Array | None:
         """Return the saved figures of a row, or None."""
-        return None if self._kept is None else self._kept.get(self._key(row, what))
+        return None if self._journal is None else self._journal.get(self._key(row, what))
 
     def keep(self, row: Sequence[int], what: str, figures: Array) -> None:
         """Save figures of a row for another run."""
-        if self._kept is not None:
-            self._kept.put([self._key(row, what)], figures[None])
+        if self._journal is not None:
+            self._journal.put([self._key(row, what)], figures[None])
 
     def _key(self, row: Sequence[int], what: str) -> bytes:
-        told = f"{self.reader.description} {what} ".encode()
-        return hashlib.sha256(told + np.array(row, dtype=np.int64).tobytes()).digest()
+        return hashlib.sha256(f"{self._name} {what} ".encode() + np.array(row, dtype=np.int64).tobytes()).digest()
 
 
 class Pass:
-    """A pass of the target over one row: which tokens are scored, and what they cost so far.
+    """A pass of the target over one row: the scored tokens, and their losses so far.
 
     goal: the end of the pass in tokens. The clock may move it forward.
     end: the tokens read so far.
     step: the tokens of a piece.
     losses: nats by token, NaN for a token that is not scored.
     scored: the scored tokens at the end.
-    cut: the pass ended early, because the target had lost the text.
+    cut: whether the pass ended early because the target had lost the text.
     """
 
     def __init__(self, row: Sequence[int], shape: Shape, watched: bool) -> None:
@@ -125,7 +126,7 @@ class Pass:
         self._shape, self._watched, self._closer = shape, watched, False
 
     def wanted(self, tokens: Tokens) -> npt.NDArray[np.bool_]:
-        """Return which of these tokens are scored: of the short prompt, of the curve, at the end, and after an alarm."""
+        """Return the mask of the scored tokens: in the short prompt, in the curve, at the end, and after an alarm."""
         short = (tokens >= self._shape.short // 2) & (tokens < self._shape.short)
         curve = tokens % STEP >= STEP - WINDOW
         return short | curve | (tokens >= self.goal - self.scored) | self._closer
@@ -142,11 +143,11 @@ class Pass:
         self.goal, self.scored = self._shape.short, 0
 
     def to_keep(self) -> Array:
-        """Return all of it as figures, for `restore`."""
+        """Return the state of the pass as an array, for `restore`."""
         return np.array([self.goal, self.scored, self.cut, *self.losses[: self.goal]])
 
     def restore(self, figures: Array) -> None:
-        """Take over a pass that another run kept."""
+        """Set the state of the pass from the array of `to_keep`."""
         self.goal = self.end = int(figures[0])
         self.scored, self.cut = int(figures[1]), bool(figures[2])
         self.losses[: self.goal] = figures[3:]
@@ -164,7 +165,10 @@ class Pass:
         return means
 
     def is_lost(self) -> bool:
-        """Return whether the last two windows tell that the thread is lost, and that was not looked into yet."""
+        """Return whether the loss of the last two windows is much higher than within the trained length.
+
+        False if a closer look has already been taken.
+        """
         within, windows = self._shape.trained // STEP, self.windows
         if (
             not self._watched
@@ -177,25 +181,25 @@ class Pass:
         return bool((windows[-2:] > own.mean() + max(LOST, SPREADS * own.std(ddof=1))).all())
 
     def look_closer(self) -> None:
-        """Have the next piece scored token by token, to hold it against the source."""
+        """Score every token of the next piece, to compare it with the source."""
         self._closer, self._watched = True, False
 
     def cut_here(self) -> None:
-        """End where it is, with the tokens of the last piece that were scored one by one."""
+        """End the pass here. The scored tokens are those of the last piece."""
         self.goal, self.scored, self.cut = self.end, FRESH, True
 
     @property
     def can_end_later(self) -> bool:
-        """Whether its last tokens are not being scored yet."""
+        """Whether the end may still move: the scoring of the last tokens has not begun."""
         return self.end < self.goal - self.scored
 
     @property
     def soonest(self) -> int:
-        """The first end before which as many tokens are scored as at the planned one."""
+        """The earliest end that leaves room for all scored tokens, in tokens."""
         return min(self.goal, max(self.end + self.step + self.scored, self._shape.short))
 
     def end_soon(self) -> None:
-        """Move the end forward: to the soonest, or where it is if its last tokens are being scored. Raises: OutOfTime."""
+        """End the pass as soon as possible. If the scoring of the last tokens has begun, end it here. Raises: OutOfTime."""
         if self.can_end_later:
             self.goal = self.soonest
             return
