@@ -49,7 +49,7 @@ from ropetool.verification.scoring import TARGET, Corpus, Progress
 from ropetool.verification.session import documents_of
 from ropetool.verification.statistics import clustered
 from ropetool.verification.texts import Document, fingerprint
-from ropetool.verification.whole_suites import kept_on_disk, yardsticks
+from ropetool.verification.whole_suites import kept_on_disk, missing_comparisons
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -284,7 +284,7 @@ def _result(trial: Trial, field: Field, raw: Raw, own: Raw, baseline: str) -> Ca
     setting = replace(field.setting, context_length=context)
     found = results_of(measurements, setting, raw, own)
     lengths = [length for length in setting.lengths if length <= trial.reach]
-    checks = [*yardsticks(True, lengths, setting.trained_length, context), *checks_of(found, setting)]
+    checks = [*missing_comparisons(True, lengths, setting.trained_length, context), *checks_of(found, setting)]
     result = result_of(found, measurements, checks, setting)
     result = replace(result, target=trial.name, baseline=baseline)
     if made is None:

@@ -1,13 +1,14 @@
-"""Verification of a model behind a server: what it computes is judged, whatever its files say.
+"""Verification of a model behind a server.
 
-The checkpoint at hand gives the tokenizer, the record and the lengths; its own weights are never loaded.
+The local checkpoint supplies the tokenizer, the record and the lengths. Its weights are never loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ropetool.checkpoint.hf import HfCheckpoint
@@ -34,18 +35,22 @@ from ropetool.verification.runners.server_runner import Counting, Reader, Server
 from ropetool.verification.runners.torch_tokenizer import TorchTokenizer
 from ropetool.verification.scoring import BASELINE, TARGET, Measurement, Progress, Runner, ignore
 from ropetool.verification.session import documents_of, lengths_of
-from ropetool.verification.whole_suites import Wrap, kept_on_disk, vocabulary_of, yardsticks
+from ropetool.verification.texts import Document
+from ropetool.verification.whole_suites import Wrap, kept_on_disk, missing_comparisons, vocabulary_of
 
-SERVED = Path("the served model")  # in the place of a path: the target's own may be the baseline's too
+SERVED = Path("the served model")  # replaces the target's path, because target and baseline may have the same path
 SHOWN = "answers shown"
-CHANGED = 0.03  # nats a token by which a server that is the same may differ: batches are rounded otherwise each time
+CHANGED = 0.03  # nats per token that the losses of an unchanged server may differ by, because batches round differently
 
 
 @dataclass(frozen=True)
 class Served:
-    """A server to ask. model: which of those that it serves. tokenizer: a directory with it, if not the target.
+    """A server to verify.
 
-    score_prompts: take its scores of whole prompts.
+    url: its address.
+    model: the name of a served model. None works if the server has only one.
+    tokenizer: a directory with the tokenizer, or None for the target's tokenizer.
+    score_prompts: use the server's scores of whole prompts.
     """
 
     url: str
@@ -62,13 +67,16 @@ def verify_served(
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> VerifyResult:
-    """Return what a suite measures of a served model. Without a suite it is the quick one.
+    """Run a suite on a served model and return the result. The default suite is `quick`.
 
-    A baseline runs on this machine. Without one, the served model's own figures within its trained length are the baseline.
-    Lengths that the server does not take are left out, and the verdict is then partial.
+    A baseline runs on this machine. Without a baseline, the served model is compared with itself within its trained length.
+    Lengths beyond the server's context are left out, and the verdict is then partial.
 
-    Raises: ServerError if the server does not answer, or not by its interface; ConfigError if it serves another model,
-    and as `verify_target`; CheckpointError.
+    target: the checkpoint that is served; it has the tokenizer, the record and the lengths.
+    progress, say: see `verify_checkpoint`.
+
+    Raises: ServerError if the server does not answer, or answers with an unexpected interface; ConfigError if it serves a
+    different model, and as `verify_target`; CheckpointError.
     """
     _refuse_other_options(options)
     checkpoint = open_checkpoint(hub.local(target))
@@ -76,63 +84,125 @@ def verify_served(
     http = Http(served.url)
     server = open_server(http, served.model)
     notes = [*http.notes, _asked_of(server), *([_own_baseline(checkpoint, http.url)] if original is None else [])]
-    chosen = suites.choose_by_tokens(
+    suite = suites.choose_by_tokens(
         options.suite, options.measures, options.segments, options.trials, score_prompts=served.score_prompts
     )
-    found = inspection.inspect_checkpoint(checkpoint)
-    context, trained = lengths_of(found, checkpoint)
+    inspected = inspection.inspect_checkpoint(checkpoint)
+    lengths = _lengths(server, lengths_of(inspected, checkpoint), original, options)
+    notes += [lengths.cut] if lengths.cut else []
+    documents = documents_of(options.texts, max(lengths.measured), notes)
+    checks = _length_checks(lengths, comparable=inspected.made is not None or original is not None)
+    runner = _runner(server, served, checkpoint)
+    notes += runner.notes
+    if served.score_prompts and say is not None:
+        say(_cost(server, max(lengths.measured), vocabulary_of(checkpoint)))
+    models = {TARGET: checkpoint} if original is None else {TARGET: checkpoint, BASELINE: original}
+    computed_by = (options.device, options.dtype, http.url, server.model, str(served))
+    with _journal(server, run_key(models, documents, computed_by), models, documents, options, notes) as wrap:
+        result = verify(
+            Models(SERVED, None if original is None else original.path, runner=partial(_open, runner), wrap=wrap),
+            Material(documents, lengths.measured, lengths.trained, lengths.context, suite),
+            options,
+            checks=checks,
+            progress=progress,
+            say=say,
+            foretell=partial(_request_count, server, runner.prefix, served.score_prompts),
+        )
+    return replace(
+        result, target=f"{server.model} at {http.url}", checks=(*result.checks, _shown(runner.unseen)),
+        notes=(*notes, *result.notes), texts=catalogue.described(documents, bundled=not options.texts),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _ServedLengths:
+    """The lengths of a run on a server, in tokens.
+
+    measured: the lengths to measure.
+    trained: the trained length.
+    context: the context length that the run should reach.
+    left_out: why longer lengths are left out, or "".
+    cut: why the longest length is shortened, or "".
+    """
+
+    measured: list[int]
+    trained: int
+    context: int
+    left_out: str
+    cut: str
+
+
+def _lengths(
+    server: Server, configured: tuple[int, int], original: Checkpoint | None, options: VerifyOptions
+) -> _ServedLengths:
+    """Return the lengths to measure. configured: context and trained length of the target. Raises: as `_accepted`."""
+    context, trained = configured
     if original is not None:
         trained = min(trained, lengths_of(inspection.inspect_checkpoint(original), original)[1])
     trained = (options.terms and options.terms.trained_length) or trained
-    asked, left_out, cut = _taken(server, default_lengths(trained, max(trained, context)), options.lengths)
+    measured, left_out, cut = _accepted(server, default_lengths(trained, max(trained, context)), options.lengths)
     if cut:
-        notes.append(cut)
-        context = min(context, max(asked))
-    documents = documents_of(options.texts, max(asked), notes)
-    checks = [
-        *yardsticks(found.made is not None or original is not None, asked, trained, context),
-        *([Check("server's context", None, None, NOT_RUN, left_out)] if left_out else []),
-    ]
+        context = min(context, max(measured))
+    return _ServedLengths(measured, trained, context, left_out, cut)
+
+
+def _length_checks(lengths: _ServedLengths, *, comparable: bool) -> list[Check]:
+    """Return a check for each reason why a longer context cannot be evaluated completely.
+
+    comparable: a record or a baseline describes the model before the extension.
+    """
+    missing = missing_comparisons(comparable, lengths.measured, lengths.trained, lengths.context)
+    if not lengths.left_out:
+        return missing
+    return [*missing, Check("server's context", None, None, NOT_RUN, lengths.left_out)]
+
+
+def _runner(server: Server, served: Served, checkpoint: Checkpoint) -> ServerRunner:
+    """Return the runner that asks the server. A server that accepts only text gets the tokenizer's words."""
     reader = reader_of(open_checkpoint(Path(served.tokenizer)) if served.tokenizer is not None else checkpoint)
-    if isinstance(server, TextServer):
-        server.words = TokenizerWords(reader, vocabulary_of(checkpoint) or 0)
     vocabulary = vocabulary_of(checkpoint)
-    asking = ServerRunner(server, reader, vocabulary=vocabulary, score_prompts=served.score_prompts)
-    notes += asking.notes
-    if served.score_prompts and say is not None:
-        say(_cost(server, max(asked), vocabulary))
+    if isinstance(server, TextServer):
+        server.words = TokenizerWords(reader, vocabulary or 0)
+    return ServerRunner(server, reader, vocabulary=vocabulary, score_prompts=served.score_prompts)
 
-    def foretold(measurements: Sequence[Measurement]) -> str:
-        counting = Counting(server.limits, asking.prefix, score_prompts=served.score_prompts)
-        for measurement in measurements:
-            measurement.run(counting, TARGET, ignore)  # type: ignore[arg-type] # all that runs on a server asks for these
-        return (
-            f"{server.program} will get about {counting.requests} requests, {server.limits.at_once} at a time, with about "
-            f"{counting.tokens} prompt tokens in all, {counting.longest} in the longest prompt"
-        )
 
-    def runner(path: Path, *, device: str, dtype: str, report: Callable[[str], None]) -> Runner:
-        if path == SERVED:
-            return asking
-        return Open({})(path, device=device, dtype=dtype, report=report)
+def _open(runner: ServerRunner, path: Path, *, device: str, dtype: str, report: Callable[[str], None]) -> Runner:
+    """Return the server's runner for SERVED, and open any other checkpoint on this machine."""
+    return runner if path == SERVED else Open({})(path, device=device, dtype=dtype, report=report)
 
-    models = {TARGET: checkpoint} if original is None else {TARGET: checkpoint, BASELINE: original}
-    decides = {
-        **conditions(models, documents, {}, None if original is None else options.device),
+
+def _request_count(
+    server: Server, prefix: tuple[int, ...], score_prompts: bool, measurements: Sequence[Measurement]
+) -> str:
+    """Return a sentence about the number and the size of the requests of these measurements."""
+    counting = Counting(server.limits, prefix, score_prompts=score_prompts)
+    for measurement in measurements:
+        # A measurement that can run on a server calls only the methods that `Counting` has.
+        measurement.run(counting, TARGET, ignore)  # type: ignore[arg-type]
+    return (
+        f"{server.program} will get about {counting.requests} requests, {server.limits.at_once} at a time, with about "
+        f"{counting.tokens} prompt tokens in all, {counting.longest} in the longest prompt"
+    )
+
+
+def _journal(
+    server: Server,
+    key: str,
+    models: Mapping[str, Checkpoint],
+    documents: Sequence[Document],
+    options: VerifyOptions,
+    notes: list[str],
+) -> AbstractContextManager[Wrap | None]:
+    """Return the journal of a run on a server; None if the server does not return exact probabilities.
+
+    Raises: ConfigError if such a run is to be resumed; CheckpointError.
+    """
+    run_conditions = {
+        **conditions(models, documents, {}, options.device if BASELINE in models else None),
         "the server": server.program, "the limits of the server": str(server.limits),
     }  # fmt: skip
-    key = run_key(models, documents, (options.device, options.dtype, http.url, server.model, str(served)))
-    kept = kept_on_disk(key, decides, options.resume, notes, changes=True)
-    with _kept(server, options.resume, _same(server, kept) if options.resume else kept) as wrap:
-        opened = Models(SERVED, None if original is None else original.path, runner=runner, wrap=wrap)
-        material = Material(documents, asked, trained, context, chosen)
-        result = verify(opened, material, options, checks=checks, progress=progress, say=say, foretell=foretold)
-    read = catalogue.described(documents, bundled=not options.texts)
-    shown = _shown(asking.unseen)
-    return replace(
-        result, target=f"{server.model} at {http.url}", checks=(*result.checks, shown), notes=(*notes, *result.notes),
-        texts=read,
-    )  # fmt: skip
+    journal = kept_on_disk(key, run_conditions, options.resume, notes, changes=True)
+    return _kept(server, options.resume, _same(server, journal) if options.resume else journal)
 
 
 def _refuse_other_options(options: VerifyOptions) -> None:
@@ -144,9 +214,9 @@ def _refuse_other_options(options: VerifyOptions) -> None:
 
 
 def _kept(server: Server, resume: bool, journal: AbstractContextManager[Wrap]) -> AbstractContextManager[Wrap | None]:
-    """Return what keeps figures on disk, nothing for a server that leaves tokens out: which they were is not kept.
+    """Return the journal, or None for a server that does not return all probabilities.
 
-    Raises: ConfigError where such a run is to be resumed.
+    The journal cannot store which tokens were missing. Raises: ConfigError if such a run is to be resumed.
     """
     if server.limits.exact:
         return journal
@@ -161,15 +231,15 @@ def _kept(server: Server, resume: bool, journal: AbstractContextManager[Wrap]) -
 
 @contextmanager
 def _same(server: Server, journal: AbstractContextManager[Wrap]) -> Iterator[Wrap]:
-    """Give what keeps figures on disk, for a server that still answers as it did.
+    """Yield the journal of an interrupted run, and compare the server with its earlier answers.
 
-    Raises: ConfigError for one that does not: it was started with other options meanwhile, or serves other weights.
+    Raises: ConfigError if the server answers differently, because its options or weights have changed.
     """
     with journal as wrap:
 
-        def asked_again(runner: Runner, role: str) -> Runner:
-            found = wrap(runner, role)
-            changed = found.changed() if role == TARGET and isinstance(found, JournaledRunner) else 0.0
+        def wrap_unchanged(runner: Runner, role: str) -> Runner:
+            journaled = wrap(runner, role)
+            changed = journaled.changed() if role == TARGET and isinstance(journaled, JournaledRunner) else 0.0
             if changed > CHANGED:
                 raise ConfigError(
                     f"{server.program} now scores the same passage {changed:.2g} nats per token differently: its options "
@@ -177,13 +247,13 @@ def _same(server: Server, journal: AbstractContextManager[Wrap]) -> Iterator[Wra
                     where="--resume",
                     try_="without --resume",
                 )
-            return found
+            return journaled
 
-        yield asked_again
+        yield wrap_unchanged
 
 
 def _cost(server: Server, longest: int, vocabulary: int | None) -> str:
-    """Return what the scores of a prompt take on the server's side, as a sentence."""
+    """Return a sentence about the memory that the server needs to score a prompt."""
     tokens = min(longest, server.limits.scored or longest)
     size = (
         "4 bytes per vocabulary entry" if vocabulary is None
@@ -200,7 +270,7 @@ def _cost(server: Server, longest: int, vocabulary: int | None) -> str:
 
 
 def reader_of(checkpoint: Checkpoint) -> Reader:
-    """Return the tokenizer of a checkpoint, a directory's or a GGUF file's own."""
+    """Return the tokenizer of a directory or of a GGUF file."""
     return TorchTokenizer(checkpoint.path) if isinstance(checkpoint, HfCheckpoint) else LlamaRunner(checkpoint.path)
 
 
@@ -210,7 +280,7 @@ def _asked_of(server: Server) -> str:
 
 
 def _own_baseline(target: Checkpoint, url: str) -> str:
-    """Return what a run without a baseline leaves open: another model with the same tokenizer is judged by itself too."""
+    """Return a note that without a baseline any model with the same tokenizer would be compared with itself."""
     option = "--source" if isinstance(target, HfCheckpoint) else "--gguf"
     return (
         f"the served model is compared with itself, so its weights may differ from {hub.name_of(target.path)}; pass "
@@ -218,37 +288,38 @@ def _own_baseline(target: Checkpoint, url: str) -> str:
     )
 
 
-def _taken(server: Server, doubled: list[int], lengths: Sequence[int] | None) -> tuple[list[int], str, str]:
+def _accepted(server: Server, doubled: list[int], requested: Sequence[int] | None) -> tuple[list[int], str, str]:
     """Return the lengths that the server accepts, a note on dropped lengths, and a note on a shortened length.
 
     A length is shortened if the server needs more room for its answer.
+    doubled: the default lengths. requested: the lengths that the user chose, or None.
     Raises: ConfigError if requested lengths are too long, or if no length is left.
     """
     limit = server.limits.context
-    asked = list(lengths) if lengths is not None else doubled
-    taken = [length for length in asked if limit is None or length <= limit]
-    if taken != asked and (lengths is not None or not taken):
+    lengths = list(requested) if requested is not None else doubled
+    accepted = [length for length in lengths if limit is None or length <= limit]
+    if accepted != lengths and (requested is not None or not accepted):
         raise ConfigError(
-            f"the server has a context of {limit} tokens, and the longest length is {max(asked)}",
+            f"the server has a context of {limit} tokens, and the longest length is {max(lengths)}",
             where="--lengths",
-            try_=f"start the server with a context of {max(asked)} or more, or pass shorter --lengths",
+            try_=f"start the server with a context of {max(lengths)} or more, or pass shorter --lengths",
         )
     longest = server.limits.prompt
-    kept = list(dict.fromkeys(length if longest is None else min(length, longest) for length in taken))
+    measured = list(dict.fromkeys(length if longest is None else min(length, longest) for length in accepted))
     cut = ""
-    if longest is not None and max(taken) > longest:
+    if longest is not None and max(accepted) > longest:
         cut = f"measured up to {longest} of {limit} tokens, because the server needs room for an answer"
-    if len(taken) == len(asked):
-        return kept, "", cut
+    if len(accepted) == len(lengths):
+        return measured, "", cut
     return (
-        kept,
-        f"the server accepts {limit} of the configured {max(asked)} tokens, so longer texts were not measured",
+        measured,
+        f"the server accepts {limit} of the configured {max(lengths)} tokens, so longer texts were not measured",
         cut,
     )
 
 
 def _shown(unseen: Unseen) -> Check:
-    """Return whether every token that was scored was among those that the server shows."""
+    """Return a line of the gate with the share of scored tokens whose probability the server returned."""
     if not unseen.count:
         return Check(SHOWN, 1.0, None, NOT_ASKED, "the server returned the probability of every requested token")
     share = 1 - unseen.count / unseen.asked

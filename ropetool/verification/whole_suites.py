@@ -1,4 +1,4 @@
-"""A verification by a suite: its rows, its checks and its certificate.
+"""A verification by a suite: its texts, its models, its checks and its certificate.
 
 Target and baseline may each be a Hugging Face directory, run by transformers, or a GGUF file, run by llama.cpp.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,7 @@ from ropetool.verification.runners.vllm_engine import OPTION, Engine, VllmRunner
 from ropetool.verification.scoring import JUDGE, TARGET, Progress, Runner
 from ropetool.verification.session import UNDECODED, Session, documents_of, unchanged_source
 from ropetool.verification.short_divergence import Lengths
+from ropetool.verification.texts import Document
 
 Wrap = Callable[[Runner, str], Runner]
 UNQUANTISED = frozenset({"F32", "F16", "BF16", "F64"})
@@ -53,75 +54,109 @@ UNQUANTISED = frozenset({"F32", "F16", "BF16", "F64"})
 def measure_suites(
     session: Session, options: VerifyOptions, progress: Progress | None = None, say: Callable[[str], None] | None = None
 ) -> VerifyResult:
-    """Return what the suite that these options ask for finds, certified. Raises: CheckpointError, ConfigError."""
-    checkpoint, original, found, before = session.target, session.source, session.look, session.source_look
-    context, trained, terms, notes = session.context, session.trained, session.terms, session.notes
-    target = checkpoint.path
-    chosen = _chosen(options)
+    """Run the suite that these options select, write its certificate, and return the result.
+
+    Raises: CheckpointError, ConfigError.
+    """
+    target, trained, context = session.target, session.trained, session.context
+    suite = _suite_of(options)
     if options.place is not None:
-        certificate.check_place(target, options.place)
+        certificate.check_place(target.path, options.place)
     other = open_checkpoint(hub.local(options.against)) if options.against is not None else None
-    asked = list(options.lengths) if options.lengths is not None else default_lengths(trained, max(trained, context))
-    documents = documents_of(options.texts, max(asked, default=0), notes)
-    loads = _in_vllm(session, options, asked)
-    beside = None if options.compare_with is None else _beside(options, session, max(asked, default=trained))
-    marked = fingerprints.of(checkpoint, options.full_hash)  # before measuring: an edit meanwhile makes it stale
-    checks = [
-        *read_back(checkpoint, original, terms), check_rotation(checkpoint),
-        *yardsticks(found.made is not None or original is not None, asked, trained, context),
-    ]  # fmt: skip
-    tasks = _harness(session, options)
+    lengths = list(options.lengths) if options.lengths is not None else default_lengths(trained, max(trained, context))
+    documents = documents_of(options.texts, max(lengths, default=0), session.notes)
+    in_vllm = _in_vllm(session, options, lengths)
+    beside = None if options.compare_with is None else _beside(options, session, max(lengths, default=trained))
+    marked = fingerprints.of(target, options.full_hash)  # taken first, so that an edit during the run makes it outdated
+    checks = _readback_checks(session, lengths)
+    tasks = _harness_result(session, options)
     if tasks is not None:
         checks.append(addition("lm_eval_check")(tasks, (options.limits or Limits()).asked))
-    pair = None
+    compared = None
     if other is not None:
-        tables = same_tables(checkpoint, other)
+        compared, tables = _compared_file(session, other, options.cache_type)
         checks.append(tables)
-        pair = replace(_pair(checkpoint, other, original, options.cache_type), inexact=tables.verdict == INEXACT)
+    compares_claim = session.source is not None and session.look.made is None and compared is None
+    with _journal(session, options, documents, in_vllm, marked) as wrap:
+        result = verify(
+            _models(session, options, compared, in_vllm, wrap),
+            Material(documents, lengths, trained, context, suite),
+            options,
+            checks=partial(_with_logits, session, checks, progress) if compares_claim else checks,
+            beside=beside,
+            progress=progress,
+            say=say,
+        )
+    result = replace(
+        result, notes=(*session.notes, *result.notes), extension=session.extension, lm_eval=tasks,
+        texts=catalogue.described(documents, bundled=not options.texts), cache_type=options.cache_type,
+        bands=_bands(session),
+    )  # fmt: skip
+    return certified(result, target.path, options.place, marked, options.command)
 
-    extended = original if pair is None and found.made is None else None
 
-    def with_logits() -> Sequence[Check]:
-        """Return the checks with the comparison of logits, which runs both models."""
-        assert extended is not None
-        kinds, reach = _kinds(checkpoint, extended), Lengths(trained, max(trained, context))
-        return [*checks, *kl_to_claim(checkpoint, extended, terms, checks, kinds, reach, progress or nobody)]
+def _readback_checks(session: Session, lengths: Sequence[int]) -> list[Check]:
+    """Return the checks that need no model: readback, rotation, and whether a longer context can be evaluated."""
+    return [
+        *read_back(session.target, session.source, session.terms),
+        check_rotation(session.target),
+        *missing_comparisons(
+            session.look.made is not None or session.source is not None, lengths, session.trained, session.context
+        ),
+    ]
 
+
+def _with_logits(session: Session, checks: Sequence[Check], progress: Progress | None) -> Sequence[Check]:
+    """Run target and source to compare their logits, and return the checks together with this comparison."""
+    assert session.source is not None
+    kinds = _rounding_types(session.target, session.source)
+    limits = Lengths(session.trained, max(session.trained, session.context))
+    return [
+        *checks,
+        *kl_to_claim(session.target, session.source, session.terms, checks, kinds, limits, progress or nobody),
+    ]
+
+
+def _journal(
+    session: Session, options: VerifyOptions, documents: Sequence[Document], in_vllm: OpenInVllm | None, marked: str
+) -> AbstractContextManager[Wrap]:
+    """Return the journal of a run. marked: the fingerprint of the target."""
     models = session.models
     prints = {
         role: marked if role == TARGET else fingerprints.of(each, options.full_hash) for role, each in models.items()
     }
-    ways = (options.device, options.dtype, *(loads.ways if loads else []), *cache_ways(options.cache_type))
-    decides = {
-        **conditions(models, documents, prints, None if loads else options.device),
-        **({"vLLM": version()} if loads else {}), "the target's renamed model_type": str(session.renamed),
+    computed_by = (
+        options.device,
+        options.dtype,
+        *(in_vllm.settings if in_vllm else []),
+        *cache_ways(options.cache_type),
+    )
+    run_conditions = {
+        **conditions(models, documents, prints, None if in_vllm else options.device),
+        **({"vLLM": version()} if in_vllm else {}), "the target's renamed model_type": str(session.renamed),
     }  # fmt: skip
-    opener = None if options.cache_type is None else partial(Open(session.renamed), cache_type=options.cache_type)
-    with kept_on_disk(run_key(models, documents, ways), decides, options.resume, notes) as wrap:
-        opened = Models(
-            target,
-            baseline=None if original is None else original.path,
-            against=pair,
-            judge=None if options.judge is None else open_checkpoint(hub.local(options.judge)).path,
-            runner=Open(session.renamed) if loads is None else loads,
-            target_runner=opener,
-            wrap=wrap,
-            baseline_reach=None if loads is None or original is None else loads.reach(original.path),
-        )
-        material = Material(documents, asked, trained, context, chosen)
-        given = checks if extended is None else with_logits
-        result = verify(opened, material, options, checks=given, beside=beside, progress=progress, say=say)
-    read = catalogue.described(documents, bundled=not options.texts)
-    notes = [*notes, *result.notes]
-    result = replace(
-        result, notes=tuple(notes), extension=session.extension, texts=read, lm_eval=tasks,
-        cache_type=options.cache_type, bands=_bands(found, before or found, trained, context),
-    )  # fmt: skip
-    return certified(result, target, options.place, marked, options.command)
+    return kept_on_disk(run_key(models, documents, computed_by), run_conditions, options.resume, session.notes)
+
+
+def _models(
+    session: Session, options: VerifyOptions, compared: Pair | None, in_vllm: OpenInVllm | None, wrap: Wrap
+) -> Models:
+    """Return the models of a run, with the functions that open them."""
+    source, opener = session.source, Open(session.renamed)
+    return Models(
+        session.target.path,
+        baseline=None if source is None else source.path,
+        against=compared,
+        judge=None if options.judge is None else open_checkpoint(hub.local(options.judge)).path,
+        runner=opener if in_vllm is None else in_vllm,
+        target_runner=None if options.cache_type is None else partial(opener, cache_type=options.cache_type),
+        wrap=wrap,
+        baseline_reach=None if in_vllm is None or source is None else in_vllm.reach(source.path),
+    )
 
 
 def _in_vllm(session: Session, options: VerifyOptions, lengths: Sequence[int]) -> OpenInVllm | None:
-    """Return what has vLLM open the models, None where nobody asks for it."""
+    """Return the function that opens models in vLLM, or None without `options.engine`."""
     if options.engine is None:
         return None
     looks = {session.target.path: session.look}
@@ -130,16 +165,16 @@ def _in_vllm(session: Session, options: VerifyOptions, lengths: Sequence[int]) -
     return OpenInVllm(options.engine, looks, lengths, session.trained)
 
 
-def _harness(session: Session, options: VerifyOptions) -> Any:
-    """Return what the logs of lm-evaluation-harness say, None where nobody asks for it."""
+def _harness_result(session: Session, options: VerifyOptions) -> Any:
+    """Return the result of the logs of lm-evaluation-harness, or None without such logs."""
     if options.lm_eval is None:
         return None
     most = (options.limits or Limits()).asked.max_lost
     return addition("lm_eval_result")(Path(options.lm_eval), session.target.path, session.source, most)
 
 
-def _chosen(options: VerifyOptions) -> Suite:
-    """Return the suite that these options ask for, of vLLM what single tokens tell."""
+def _suite_of(options: VerifyOptions) -> Suite:
+    """Return the suite that these options select. In vLLM it has only the measures that need single tokens."""
     suite, measures, segments, trials = options.suite, options.measures, options.segments, options.trials
     if options.engine is None:
         return suites.choose(suite, measures, segments, trials)
@@ -153,22 +188,26 @@ def _chosen(options: VerifyOptions) -> Suite:
 
 
 def _beside(options: VerifyOptions, session: Session, longest: int) -> Beside:
-    """Return the yardsticks of these options on the source, or on the target without one."""
+    """Return the reference attention variants of these options, applied to the source, or to the target without one."""
     if options.engine is not None:
         raise ConfigError("reference attention variants work only with transformers", where=YARDSTICKS)
     put_on, look = session.source, session.source_look
     if put_on is None or look is None:
         put_on, look = session.target, session.look
-    found: Beside = addition("yardsticks_beside")(options.compare_with, put_on, look.rope, session.trained, longest)
+    beside: Beside = addition("yardsticks_beside")(options.compare_with, put_on, look.rope, session.trained, longest)
     if session.source is None:
-        session.notes.append(f"without a baseline, the reference attention variants use {found.on} and its own table")
-    return found
+        session.notes.append(f"without a baseline, the reference attention variants use {beside.on} and its own table")
+    return beside
 
 
-def yardsticks(known: bool, lengths: Sequence[int], trained: int, context: int) -> list[Check]:
-    """Return what is missing to judge a longer context: something to hold it against, and lengths that reach it."""
+def missing_comparisons(comparable: bool, lengths: Sequence[int], trained: int, context: int) -> list[Check]:
+    """Return a check for each reason why a longer context cannot be evaluated completely.
+
+    comparable: a record or a baseline describes the model before the extension.
+    lengths: the measured lengths; they should exceed the trained length, and reach the context length. All in tokens.
+    """
     missing = []
-    if not known:
+    if not comparable:
         missing.append(without_source())
     longest = max(lengths, default=0)
     if longest <= trained:
@@ -182,7 +221,7 @@ def yardsticks(known: bool, lengths: Sequence[int], trained: int, context: int) 
 
 
 def vocabulary_of(checkpoint: Checkpoint) -> int | None:
-    """Return how many tokens the model has, where its files say it."""
+    """Return the number of tokens in the vocabulary, or None if the files do not contain it."""
     if isinstance(checkpoint, HfCheckpoint):
         size = checkpoint.section.get("vocab_size", checkpoint.config.get("vocab_size"))
         return size if isinstance(size, int) and not isinstance(size, bool) else None
@@ -190,10 +229,12 @@ def vocabulary_of(checkpoint: Checkpoint) -> int | None:
 
 
 class OpenInVllm:
-    """What has vLLM open directories in this process; lengths: those to be measured. A GGUF file is llama.cpp's as ever.
+    """Opens directories in vLLM in this process, and GGUF files in llama.cpp.
 
-    looks: of the target, then of the baseline. trained: tokens; up to there the target is held against the baseline.
-    Raises: ConfigError for a target or a baseline that vLLM does not read, or not so far.
+    looks: the decoded settings of the target, then of the baseline, by path.
+    lengths: the lengths to measure, in tokens.
+    trained: tokens; up to this length the target is compared with the baseline.
+    Raises: ConfigError if vLLM cannot run the target or the baseline up to the necessary length.
     """
 
     def __init__(self, engine: Engine, looks: Mapping[Path, Inspection], lengths: Sequence[int], trained: int) -> None:
@@ -217,26 +258,29 @@ class OpenInVllm:
                 )
 
     @property
-    def ways(self) -> list[str]:
-        """How figures are computed: vLLM's settings, and the longest text, which selects a list of longrope."""
+    def settings(self) -> list[str]:
+        """What affects the figures: vLLM's settings, and the longest text, which selects a factor list of longrope."""
         return [str(self._engine), *(f"{self.reach(path)} tokens" for path in self._looks)]
 
     def reach(self, path: Path) -> int | None:
-        """Return the most tokens that are read of a row: an unscaled table serves any, another one ends with its context."""
-        found = self._looks.get(path)
-        if found is None or found.rope is None or found.format != HfCheckpoint.format:
+        """Return the longest row that vLLM reads, in tokens, or None if vLLM cannot run this checkpoint.
+
+        A row may be longer than the configured context length only if the table is unscaled.
+        """
+        look = self._looks.get(path)
+        if look is None or look.rope is None or look.format != HfCheckpoint.format:
             return None
-        return self._longest if _unscaled(found) else min(self._longest, found.rope.max_position_embeddings)
+        return self._longest if _unscaled(look) else min(self._longest, look.rope.max_position_embeddings)
 
     def __call__(self, path: Path, *, device: str, dtype: str, report: Callable[[str], None]) -> Runner:
-        found, reach = self._looks.get(path), self.reach(path)
-        if found is None or reach is None:
+        look, reach = self._looks.get(path), self.reach(path)
+        if look is None or reach is None:
             return Open({})(path, device=device, dtype=dtype, report=report)
-        assert found.rope is not None
+        assert look.rope is not None
         longer: dict[str, Any] = {}
-        if reach > found.rope.max_position_embeddings:
+        if reach > look.rope.max_position_embeddings:
             longer = {names.MAX_POSITION_EMBEDDINGS: reach}
-            for section in reversed(found.family.text_path if found.family else ()):
+            for section in reversed(look.family.text_path if look.family else ()):
                 longer = {section: longer}
         return VllmRunner(
             path, self._engine, dtype=dtype, reach=reach, overrides=longer,
@@ -248,8 +292,8 @@ def too_long_for(role: str, reach: int, needed: int) -> str:
     return f"the table of the {role} ends at its context length of {reach} tokens, and vLLM would have to read {needed}"
 
 
-def _unscaled(found: Inspection) -> bool:
-    return found.rope is not None and all(entry.unscaled for entry in found.rope.entries.values() if entry.table)
+def _unscaled(look: Inspection) -> bool:
+    return look.rope is not None and all(entry.unscaled for entry in look.rope.entries.values() if entry.table)
 
 
 @contextmanager
@@ -271,43 +315,57 @@ def kept_on_disk(
         )
 
 
-def _pair(target: Checkpoint, other: Checkpoint, baseline: Checkpoint | None, cache_type: str | None) -> Pair:
-    """Return what the target is compared with, and the same two files before the extension where they are at hand."""
+def _compared_file(session: Session, other: Checkpoint, cache_type: str | None) -> tuple[Pair, Check]:
+    """Return the file to compare logits with, and the check of its tables.
+
+    If either file is quantised, the same two files before the extension are added when they are available.
+    """
+    target, baseline = session.target, session.source
+    tables = same_tables(target, other)
     before = None
     if _is_quantised(target) or _is_quantised(other) or cache_type in BLOCK_TYPES:
         original = unchanged_source(other.path, [])
-        if baseline is not None and original is not None and _weights(baseline) == _weights(target):
+        if baseline is not None and original is not None and _tensor_types(baseline) == _tensor_types(target):
             before = (original, baseline.path)
-    routed = floors.has_experts(target.stored)
-    return Pair(other.path, _kinds(target, other), floors.layers_of(target.stored), before, routed=routed)
+    compared = Pair(
+        other.path,
+        _rounding_types(target, other),
+        floors.layers_of(target.stored),
+        before,
+        inexact=tables.verdict == INEXACT,
+        routed=floors.has_experts(target.stored),
+    )
+    return compared, tables
 
 
-def _kinds(target: Checkpoint, other: Checkpoint) -> tuple[str, ...]:
-    """Return the types that tell the files apart: those of GGUF files, or what two directories may be rounded to once more."""
+def _rounding_types(target: Checkpoint, other: Checkpoint) -> tuple[str, ...]:
+    """Return the types whose rounding makes the two differ: of GGUF files, or those that directories may be rounded to."""
     files = [each for each in (target, other) if isinstance(each, GgufCheckpoint)]
     if files:
-        return tuple(map(_type_of, files))
+        return tuple(map(_export_type, files))
     directories = [each for each in (target, other) if isinstance(each, HfCheckpoint)]
     if any(_is_quantised(each) for each in directories):
         return ("quantised",)
-    return tuple({_commonest(each).lower() for each in directories})
+    return tuple({_commonest_dtype(each).lower() for each in directories})
 
 
-def _type_of(file: GgufCheckpoint) -> str:
-    """Return the export type of a file: by its record, or by what most of its numbers are stored in."""
+def _export_type(file: GgufCheckpoint) -> str:
+    """Return the export type in the record of a file, or else the type of most of its numbers."""
     made = provenance.record(file.path)
-    return str((made.export or {}).get("outtype", "")) if made and made.export else floors.of_dtype(_commonest(file))
+    return (
+        str((made.export or {}).get("outtype", "")) if made and made.export else floors.of_dtype(_commonest_dtype(file))
+    )
 
 
-def _commonest(checkpoint: Checkpoint) -> str:
+def _commonest_dtype(checkpoint: Checkpoint) -> str:
     counts: Counter[str] = Counter()
     for tensor in checkpoint.stored.values():
         counts[tensor.dtype] += math.prod(tensor.shape)
     return max(counts, key=lambda name: counts[name], default="")
 
 
-def _weights(checkpoint: Checkpoint) -> frozenset[str]:
-    """Return the types of a GGUF's tensors; none for a directory."""
+def _tensor_types(checkpoint: Checkpoint) -> frozenset[str]:
+    """Return the types of the tensors of a GGUF file, or an empty set for a directory."""
     if isinstance(checkpoint, HfCheckpoint):
         return frozenset()
     return frozenset(tensor.type_name for tensor in checkpoint.tensors.values())
@@ -316,20 +374,20 @@ def _weights(checkpoint: Checkpoint) -> frozenset[str]:
 def _is_quantised(checkpoint: Checkpoint) -> bool:
     if isinstance(checkpoint, HfCheckpoint):
         return "quantization_config" in checkpoint.config
-    return not _weights(checkpoint) <= UNQUANTISED
+    return not _tensor_types(checkpoint) <= UNQUANTISED
 
 
-def _bands(found: Inspection, before: Inspection, trained: int, context: int) -> dict[str, Any] | None:
-    """Return the frequencies of the first kind of layer before and after, in radians per token."""
+def _bands(session: Session) -> dict[str, Any] | None:
+    """Return the frequencies of the first layer type in source and target, in radians per token; None without a table."""
     tables = []
-    for entry in (before, found):
-        first = next(iter(entry.rope.entries.values()), None) if entry.rope else None
+    for look in (session.source_look or session.look, session.look):
+        first = next(iter(look.rope.entries.values()), None) if look.rope else None
         if first is None or first.table is None:
             return None
-        tables.append(first.table.at(context))
+        tables.append(first.table.at(session.context))
     return {
-        "trained_length": trained,
-        "target_length": context,
+        "trained_length": session.trained,
+        "target_length": session.context,
         "before": tables[0].inv_freq.tolist(),
         "after": tables[1].inv_freq.tolist(),
         "attention_factor": tables[1].attention_factor,

@@ -69,7 +69,7 @@ from ropetool.verification.readback.comparing import SAME_TABLES, read_back
 from ropetool.verification.readback.terms import Terms
 from ropetool.verification.results import FAIL, NOT_RUN, Check
 from ropetool.verification.texts import embedded_documents
-from ropetool.verification.whole_suites import yardsticks
+from ropetool.verification.whole_suites import missing_comparisons
 
 CONFIGS = Path(os.environ.get("ROPETOOL_REAL_FILES", "nowhere"), "configs")
 HF, F16, Q8_0, Q4_K_M, EXPORTED = FORMS = ("directory", "GGUF f16", "GGUF Q8_0", "GGUF Q4_K_M", "exported GGUF")
@@ -288,7 +288,7 @@ def found(bench: Bench, form: str, defect: str, mode: str, target: Path, measure
         if mode != AGAINST:
             fails = failing(read(target, baseline, terms))
             if not fails and mode == NOTHING and not is_whole(form, defect):
-                open_ones = any(check.verdict == NOT_RUN for check in yardsticks(False, lengths, *lengths))
+                open_ones = any(check.verdict == NOT_RUN for check in missing_comparisons(False, lengths, *lengths))
                 return f"{CLEAN}: {AT_BEST if open_ones else 'it could pass'}"
             if fails or not measures:
                 return fails or CLEAN
