@@ -19,11 +19,11 @@ from ropetool.verification.scoring import Done, Scores, ignore
 
 def verify(target: Path, **arguments: Any) -> VerifyResult:
     """Return what a suite measures; each argument goes to the first object that has a field of its name."""
-    models, material, options = (
+    models, workload, options = (
         {field.name: arguments.pop(field.name) for field in fields(each) if field.name in arguments}
-        for each in (run.Models, run.Material, VerifyOptions)
+        for each in (run.Models, run.Workload, VerifyOptions)
     )
-    objects = run.Models(target, **models), run.Material(**material), VerifyOptions(**options)
+    objects = run.Models(target, **models), run.Workload(**workload), VerifyOptions(**options)
     return run.verify(*objects, **arguments)
 
 

@@ -36,7 +36,7 @@ from ropetool.registry import addition
 from ropetool.verification import catalogue, estimate, suites
 from ropetool.verification.conditions import SOURCE, conditions, run_key
 from ropetool.verification.corpus import read_corpus
-from ropetool.verification.duration import Run, check_duration
+from ropetool.verification.duration import RunSize, check_duration
 from ropetool.verification.gate import Limits
 from ropetool.verification.measure import Setting
 from ropetool.verification.measures.loss import LastSegment
@@ -126,7 +126,7 @@ class _Chosen:
     candidates: Sequence[Candidate]
     refused: Sequence[Refused]
     named: Sequence[Any]
-    run: Run
+    run: RunSize
     limits: Limits
     documents: Sequence[Document]
     notes: list[str]
@@ -147,7 +147,7 @@ class _Chosen:
         named = _named(options.compare_with, source.trained, lengths[-1], candidates)
         limits, notes = options.limits or Limits(), list[str]()
         documents = documents_of(options.texts, lengths[-1], notes)
-        run = Run(suite, tuple(lengths), limits.grade)
+        run = RunSize(suite, tuple(lengths), limits.grade)
         return cls(source, options, asked.baseline_beyond, candidates, refused, named, run, limits, documents, notes)
 
     def on(self, runner: TorchRunner, tell: Progress) -> _Loaded:
@@ -162,7 +162,7 @@ class _Chosen:
         beside, unfitting = self._beside(runner)
         return _Loaded(self, runner, field, able, beside, (*self.refused, *unfit, *unscaled, *unfitting))
 
-    def setting(self, run: Run, corpus: Corpus, runner: TorchRunner) -> Setting:
+    def setting(self, run: RunSize, corpus: Corpus, runner: TorchRunner) -> Setting:
         """Return the setting of this run or of a smaller one, with the measures that its grade adds."""
         trained, limits = self.source.trained, replace(self.limits, grade=run.grade)
         suite = with_proofs(run.suite, limits, run.lengths[-1] > trained, len(self.documents))
@@ -209,7 +209,7 @@ class _Loaded:
         setting = self.field.setting
         return estimate.pace(self.runner, setting.corpus, self.rows(self.chosen.run), setting.suite.most_scored or 1)
 
-    def rows(self, run: Run) -> Mapping[int, int]:
+    def rows(self, run: RunSize) -> Mapping[int, int]:
         """Return the rows of this run, or of a smaller run that measures every candidate at all its lengths."""
         if run == self.chosen.run:
             return whole_work(self.field, self.trials)

@@ -41,7 +41,7 @@ from ropetool.runtimes import inspection
 from ropetool.verification.kl_gate import KL
 from ropetool.verification.kl_gate import NAMES as KL_NAMES
 from ropetool.verification.results import NOT_RUN, Check
-from ropetool.verification.short_divergence import COMPARING_LOGITS, Lengths
+from ropetool.verification.short_divergence import COMPARING_LOGITS, ModelLengths
 
 __all__ = ["COMPARING_LOGITS", "Exported", "Progress", "check_export", "export_checkpoint"]
 
@@ -194,7 +194,7 @@ def _written(ready: Prepared, choices: Choices, options: ExportOptions, asking: 
     def compared(file: Path, outtype: str) -> tuple[Check, ...]:
         if ready.converter:
             check_runs(file)
-        lengths = Lengths(trained or ready.context_length, ready.context_length, ready.window)
+        lengths = ModelLengths(trained or ready.context_length, ready.context_length, ready.window)
         checks = compare(ready.source.path, file, (outtype,), lengths, tell, weights=True)
         measured = next((check.figure for check in checks if check.name == KL), None)
         if ready.deviation is not None and measured is not None:

@@ -18,13 +18,13 @@ from ropetool.verification.readback.comparing import same_tables
 from ropetool.verification.readback.terms import WEIGHTS
 from ropetool.verification.readback.weights import compare_weights
 from ropetool.verification.results import FAIL, INEXACT, NOT_RUN, PASS, Check
-from ropetool.verification.short_divergence import Lengths, short_divergence
+from ropetool.verification.short_divergence import ModelLengths, short_divergence
 
 QUERY_NORM = "attn_q_norm."  # in the names of GGUF's tensors
 
 
 def compare(
-    source: Path, file: Path, kinds: Sequence[str], lengths: Lengths, progress: Progress, *, weights: bool = False
+    source: Path, file: Path, kinds: Sequence[str], lengths: ModelLengths, progress: Progress, *, weights: bool = False
 ) -> tuple[Check, ...]:
     """Compare a GGUF file with the checkpoint that it came from, or that was imported from it: tables, then logits.
 

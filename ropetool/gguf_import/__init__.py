@@ -33,7 +33,7 @@ from ropetool.gguf_import.tokenizer import tokenizer_files
 from ropetool.runtimes import inspection
 from ropetool.verification import floors
 from ropetool.verification.results import Check
-from ropetool.verification.short_divergence import COMPARING_LOGITS, Lengths
+from ropetool.verification.short_divergence import COMPARING_LOGITS, ModelLengths
 
 __all__ = ["COMPARING_LOGITS", "DTYPES", "Imported", "import_gguf"]
 
@@ -108,7 +108,7 @@ def import_gguf(
         found
     )
     context, trained = int(found.view.config[found.family.context_key]), _trained_length(model)
-    lengths = Lengths(min(context, trained or context), context)
+    lengths = ModelLengths(min(context, trained or context), context)
     with transaction(
         target, model.path, force=force, directory=True, may_replace=listings.directory_rule(target)
     ) as transacted:
@@ -135,7 +135,7 @@ def import_gguf(
 
 
 def _compared(
-    model: GgufCheckpoint, stage: Path, dtype: str, target: Path, lengths: Lengths, tell: Progress
+    model: GgufCheckpoint, stage: Path, dtype: str, target: Path, lengths: ModelLengths, tell: Progress
 ) -> tuple[Check, ...]:
     """Return how the staged checkpoint compares with the file. Raises: VerificationFailed, LossyExport."""
     types = {each.dtype for each in model.stored.values() if len(each.shape) > 1}

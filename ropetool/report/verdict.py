@@ -9,7 +9,7 @@ from ropetool.report.answered import answers_sentence
 from ropetool.sections import exact
 from ropetool.verification import measures
 from ropetool.verification.gate import GRADES
-from ropetool.verification.measure import Words
+from ropetool.verification.measure import VerdictSentence
 from ropetool.verification.results import (
     FAIL,
     INEXACT,
@@ -32,61 +32,67 @@ LARGER = {"quick": "--suite standard", "standard": "--suite full"}  # which has 
 
 DIFFERS = "{} differ from {{against}} by more than rounding"
 # By the name of the check up to its first comma, or up to a space; measures add theirs. What has none is told by its figures.
-WORDS: Mapping[str, Mapping[str, Words]] = {
+WORDS: Mapping[str, Mapping[str, VerdictSentence]] = {
     "tables": {
-        FAIL: Words("its positions differ from its record or its method ({detail})", "{mend}"),
-        NOT_RUN: Words("its positions could not be rebuilt ({detail})"),
+        FAIL: VerdictSentence("its positions differ from its record or its method ({detail})", "{mend}"),
+        NOT_RUN: VerdictSentence("its positions could not be rebuilt ({detail})"),
     },
-    "weights": {FAIL: Words("its weights differ from its source ({detail})", "{mend}")},
-    "files": {FAIL: Words("its other files differ from its source ({detail})", "{mend}")},
-    "dress": {FAIL: Words("it has cosmetic differences from its source ({detail})", "without --strict")},
+    "weights": {FAIL: VerdictSentence("its weights differ from its source ({detail})", "{mend}")},
+    "files": {FAIL: VerdictSentence("its other files differ from its source ({detail})", "{mend}")},
+    "dress": {FAIL: VerdictSentence("it has cosmetic differences from its source ({detail})", "without --strict")},
     "rotation": {
-        FAIL: Words("its runtime rotates differently from its files ({detail})", "ropetool inspect TARGET"),
-        NOT_RUN: Words("its rotation could not be computed ({detail})"),
+        FAIL: VerdictSentence("its runtime rotates differently from its files ({detail})", "ropetool inspect TARGET"),
+        NOT_RUN: VerdictSentence("its rotation could not be computed ({detail})"),
     },
-    "same tables": {FAIL: Words("the two files do not give the same positions ({detail})", "write one of them again")},
-    "yardstick": {NOT_RUN: Words("no record or baseline describes it before its extension", "--baseline SOURCE")},
-    "lengths": {NOT_RUN: Words("{detail}", "{reach}")},
-    "texts": {NOT_RUN: Words("{detail}", "--text with more or longer documents")},
+    "same tables": {
+        FAIL: VerdictSentence("the two files do not give the same positions ({detail})", "write one of them again")
+    },
+    "yardstick": {
+        NOT_RUN: VerdictSentence("no record or baseline describes it before its extension", "--baseline SOURCE")
+    },
+    "lengths": {NOT_RUN: VerdictSentence("{detail}", "{reach}")},
+    "texts": {NOT_RUN: VerdictSentence("{detail}", "--text with more or longer documents")},
     "ratio": {
-        FAIL: Words(
+        FAIL: VerdictSentence(
             "its perplexity at {worse} tokens is significantly more than {limit} times the perplexity of {reference} "
             "without the longer context",
             "{milder}",
         ),
-        UNDECIDED: Words(
+        UNDECIDED: VerdictSentence(
             "these texts are too few to show that its perplexity at {unsure} tokens is at most {limit} times the "
             "perplexity of {reference} without the longer context",
             TEXTS,
         ),
-        NOT_RUN: Words("its perplexity could not be compared with a baseline", "--baseline SOURCE"),
+        NOT_RUN: VerdictSentence("its perplexity could not be compared with a baseline", "--baseline SOURCE"),
     },
-    "useful": {FAIL: Words("a context beyond {trained} tokens does not help at every length", "{milder}")},
+    "useful": {FAIL: VerdictSentence("a context beyond {trained} tokens does not help at every length", "{milder}")},
     "far text": {
-        UNDECIDED: Words("these texts do not show that it uses text more than {trained} tokens back", TEXTS),
-        NOT_RUN: Words("{detail}", "--lengths up to {context}"),
+        UNDECIDED: VerdictSentence("these texts do not show that it uses text more than {trained} tokens back", TEXTS),
+        NOT_RUN: VerdictSentence("{detail}", "--lengths up to {context}"),
     },
     "KL": {
-        FAIL: Words(DIFFERS.format("its predictions"), "{wider}"),
-        UNDECIDED: Words("these texts do not show whether its predictions equal {against}", TEXTS),
-        NOT_RUN: Words("its predictions could not be compared ({detail})"),
+        FAIL: VerdictSentence(DIFFERS.format("its predictions"), "{wider}"),
+        UNDECIDED: VerdictSentence("these texts do not show whether its predictions equal {against}", TEXTS),
+        NOT_RUN: VerdictSentence("its predictions could not be compared ({detail})"),
     },
-    "KL p99": {FAIL: Words(DIFFERS.format("some of its predictions"), "{wider}")},
+    "KL p99": {FAIL: VerdictSentence(DIFFERS.format("some of its predictions"), "{wider}")},
     "KL window": {
-        FAIL: Words(DIFFERS.format("at some positions, its predictions"), "{wider}"),
+        FAIL: VerdictSentence(DIFFERS.format("at some positions, its predictions"), "{wider}"),
     },
     "KL rare tokens": {
-        FAIL: Words(DIFFERS.format("after rare tokens, its predictions"), "{wider}"),
+        FAIL: VerdictSentence(DIFFERS.format("after rare tokens, its predictions"), "{wider}"),
     },
     "KL beyond": {
-        FAIL: Words("beyond {trained} tokens, its predictions differ more from {against} than within", "{wider}"),
+        FAIL: VerdictSentence(
+            "beyond {trained} tokens, its predictions differ more from {against} than within", "{wider}"
+        ),
     },
     "lm-eval": {
-        FAIL: Words("it is significantly worse at some task of lm-evaluation-harness ({detail})", "{milder}"),
-        UNDECIDED: Words(
+        FAIL: VerdictSentence("it is significantly worse at some task of lm-evaluation-harness ({detail})", "{milder}"),
+        UNDECIDED: VerdictSentence(
             "the samples of lm-evaluation-harness are too few for a verdict", "--lm-eval with more samples"
         ),
-        NOT_RUN: Words(
+        NOT_RUN: VerdictSentence(
             "the results of lm-evaluation-harness could not be judged ({detail})", "--lm-eval with more samples"
         ),
     },
@@ -186,7 +192,7 @@ def _inexact(result: VerifyResult) -> str:
 def _reason(result: VerifyResult, check: Check) -> str:
     words = _words(result, check)
     if words is not None:
-        return words.said.format_map(_values(result, check))
+        return words.text.format_map(_values(result, check))
     figures = (
         "" if check.figure is None or check.limit is None else f"{exact(check.figure)}, limit {exact(check.limit)}"
     )
@@ -200,7 +206,7 @@ def _step(result: VerifyResult, check: Check) -> str:
     return step.format_map(_values(result, check))
 
 
-def _words(result: VerifyResult, check: Check) -> Words | None:
+def _words(result: VerifyResult, check: Check) -> VerdictSentence | None:
     start = check.name.partition(",")[0]
     made = measures.every() if result.measures else ()
     by_check = {**WORDS, **{name: words for measure in made for name, words in measure.words.items()}}

@@ -28,14 +28,14 @@ RESEARCH = "research"  # the grade that asks for no proof beyond losses
 
 
 @dataclass(frozen=True)
-class Run:
+class RunSize:
     """What decides how many rows there are. lengths: tokens, increasing. grade: by name; a higher one adds proofs to a suite."""
 
     suite: Suite
     lengths: tuple[int, ...]
     grade: str
 
-    def options(self, other: Run) -> dict[str, str | None]:
+    def options(self, other: RunSize) -> dict[str, str | None]:
         """Return the options of the command line that make the other run of this one; None removes an option."""
         changed: dict[str, str | None] = {}
         if other.suite.measures != self.suite.measures or other.suite.name != self.suite.name:
@@ -58,7 +58,7 @@ class Run:
         return changed
 
 
-Rows = Callable[[Run], Mapping[int, int]]
+Rows = Callable[[RunSize], Mapping[int, int]]
 """Returns how many rows of each length a run computes. Raises: ConfigError where the texts do not have them."""
 
 
@@ -76,7 +76,7 @@ def allowed(budget: float | None) -> float:
 
 
 def check_duration(
-    run: Run, rows: Rows, pace: Callable[[], estimate.Pace], budget: float | None, trained: int, *, free_grade: bool
+    run: RunSize, rows: Rows, pace: Callable[[], estimate.Pace], budget: float | None, trained: int, *, free_grade: bool
 ) -> None:
     """Refuse a run that exceeds its budget, or an hour without one.
 
@@ -102,7 +102,7 @@ def check_duration(
     raise TooLong(message, run.options(fitting), (f"the smaller run {reached}", *notes), whole)
 
 
-def fits(run: Run, rows: Rows, pace: estimate.Pace, minutes: float) -> bool:
+def fits(run: RunSize, rows: Rows, pace: estimate.Pace, minutes: float) -> bool:
     """Return whether a smaller run ends within so many minutes."""
     try:
         return pace(rows(run)) <= 60 * minutes
@@ -110,7 +110,7 @@ def fits(run: Run, rows: Rows, pace: estimate.Pace, minutes: float) -> bool:
         return False
 
 
-def smaller(run: Run, fitting: Callable[[Run], bool], trained: int, free_grade: bool) -> Run | None:
+def smaller(run: RunSize, fitting: Callable[[RunSize], bool], trained: int, free_grade: bool) -> RunSize | None:
     """Return the largest smaller run that fits, or None. Keeps the lengths if it can, and measures less at each.
 
     The rows for losses are quick to choose, so they show first whether any run fits at these lengths.
@@ -125,7 +125,7 @@ def smaller(run: Run, fitting: Callable[[Run], bool], trained: int, free_grade: 
     return next((each for each in shorter if fitting(each)), None)
 
 
-def _less(run: Run, free_grade: bool) -> Iterator[Run]:
+def _less(run: RunSize, free_grade: bool) -> Iterator[RunSize]:
     """Yield runs that measure less at each length: fewer trials, then the quick suite, then only losses."""
     suite = run.suite
     few = replace(suite, segments=MIN_SEGMENTS, trials=min(suite.trials, FEWEST_TRIALS))

@@ -43,7 +43,7 @@ _BLOCK = re.compile(r"\.(\d+)\.")
 
 
 @dataclass(frozen=True)
-class Figures:
+class KlFigures:
     """KL in nats a token: the mean, the 99th percentile, and the worst window of positions."""
 
     mean: float
@@ -55,8 +55,8 @@ class Figures:
 class Floor:
     """How far two sound files are apart on texts, and on rows of tokens that the texts do not show."""
 
-    text: Figures
-    rare: Figures
+    text: KlFigures
+    rare: KlFigures
 
 
 def limit(kinds: Iterable[str], layers: int) -> Floor | None:
@@ -123,7 +123,9 @@ def _worst(kind: str, layers: int) -> Floor | None:
         return None
     deeper = {name: max(1.0, math.sqrt(layers / models[name]["layers"])) for name in models}
     found = [
-        Floor(*(Figures(*(deeper[name] * value for value in measured[kind][name][part])) for part in ("text", "rare")))
+        Floor(
+            *(KlFigures(*(deeper[name] * value for value in measured[kind][name][part])) for part in ("text", "rare"))
+        )
         for name in models
     ]
     return _each(max, found)
@@ -132,7 +134,7 @@ def _worst(kind: str, layers: int) -> Floor | None:
 def _each(combine: Callable[[list[float]], float], floors: list[Floor]) -> Floor:
     """Return a floor whose every figure is combined of those of others."""
 
-    def combined(figures: list[Figures]) -> Figures:
-        return Figures(*(combine(list(values)) for values in zip(*map(astuple, figures), strict=True)))
+    def combined(figures: list[KlFigures]) -> KlFigures:
+        return KlFigures(*(combine(list(values)) for values in zip(*map(astuple, figures), strict=True)))
 
     return Floor(combined([floor.text for floor in floors]), combined([floor.rare for floor in floors]))

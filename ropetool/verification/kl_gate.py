@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ropetool.verification import floors
-from ropetool.verification.floors import Figures, Floor
+from ropetool.verification.floors import Floor, KlFigures
 from ropetool.verification.measures.divergence import WINDOW
 from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check, DivergenceResult, DivergenceSpan, Noise
 
@@ -62,10 +62,10 @@ def passes(found: DivergenceResult, allowed: Floor | None) -> bool:
 
 def _floor_of(run: DivergenceResult) -> Floor:
     spans = _spans(run)
-    text = Figures(
+    text = KlFigures(
         max(span.mean.mean for span in spans), max(span.p99 for span in spans), max(span.window for span in spans)
     )
-    rare = text if run.rare is None else Figures(run.rare.mean.mean, run.rare.p99, run.rare.window)
+    rare = text if run.rare is None else KlFigures(run.rare.mean.mean, run.rare.p99, run.rare.window)
     return Floor(text, rare)
 
 
@@ -113,14 +113,14 @@ def _against_own(found: DivergenceResult, own: DivergenceResult) -> list[Check]:
     if found.beyond is not None:
         told = "nats per token beyond the trained length; the limit is twice the KL within it"
         checks.append(_check(BEYOND, found.beyond.mean.mean, EXTENDING_TIMES * within, told))
-    tail = Figures(before.mean.mean, TAIL_TIMES * before.p99, TAIL_TIMES * before.window)
+    tail = KlFigures(before.mean.mean, TAIL_TIMES * before.p99, TAIL_TIMES * before.window)
     checks += _concentrated(_spans(found), tail)
     if found.rare is not None and own.rare is not None:
         checks.append(_rare(found.rare, EXTENDING_TIMES * own.rare.mean.mean))
     return checks
 
 
-def _concentrated(spans: list[DivergenceSpan], allowed: Figures) -> list[Check]:
+def _concentrated(spans: list[DivergenceSpan], allowed: KlFigures) -> list[Check]:
     """Return the checks on what a mean over all tokens would hide."""
     worst = max(spans, key=lambda span: span.window)
     place = f"nats per token in the worst window of {WINDOW} positions, from position {worst.window_start}"
@@ -141,8 +141,8 @@ def _spans(found: DivergenceResult) -> list[DivergenceSpan]:
 
 
 def _times(floor: Floor, factor: float) -> Floor:
-    def scaled(figures: Figures) -> Figures:
-        return Figures(factor * figures.mean, factor * figures.p99, factor * figures.window)
+    def scaled(figures: KlFigures) -> KlFigures:
+        return KlFigures(factor * figures.mean, factor * figures.p99, factor * figures.window)
 
     return Floor(scaled(floor.text), scaled(floor.rare))
 

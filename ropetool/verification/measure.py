@@ -78,10 +78,10 @@ class Grading:
 
 
 @dataclass(frozen=True)
-class Words:
+class VerdictSentence:
     """A sentence about a checkpoint for one verdict of a check, and the next step; report/verdict.py fills in {names}."""
 
-    said: str
+    text: str
     step: str = ""
 
 
@@ -139,7 +139,7 @@ class Measure:
     evidence: Callable[[Any, Grading], Sequence[Evidence]] = _nothing
     checks: Callable[[Any, Grading], Sequence[Check]] = _nothing
     checked: int | None = None
-    words: Mapping[str, Mapping[str, Words]] = field(default_factory=dict)
+    words: Mapping[str, Mapping[str, VerdictSentence]] = field(default_factory=dict)
     sections: Callable[[Any, VerifyResult], Iterable[Section]] = _nothing
     shown: int | None = None
 

@@ -25,12 +25,12 @@ from ropetool.verification.kl_gate import KL, kl_checks, passes, with_inexact_ta
 from ropetool.verification.readback.comparing import same_tables
 from ropetool.verification.readback.terms import Terms
 from ropetool.verification.results import FAIL, INEXACT, NOT_ASKED, PASS, Check, DivergenceResult, Noise
-from ropetool.verification.short_divergence import Lengths, Progress, short_divergence
+from ropetool.verification.short_divergence import ModelLengths, Progress, short_divergence
 
 
 def kl_to_claim(
     target: Checkpoint, source: Checkpoint, terms: Terms, readback: Sequence[Check], kinds: Sequence[str],
-    lengths: Lengths, progress: Progress,
+    lengths: ModelLengths, progress: Progress,
 ) -> list[Check]:  # fmt: skip
     """Return the checks of KL between a target and the extension of `source` that it claims to be.
 
@@ -64,7 +64,7 @@ def kl_to_claim(
 
 
 def _compared(
-    target: Checkpoint, made: Checkpoint | str, lengths: Lengths, progress: Progress, allowed: floors.Floor | None
+    target: Checkpoint, made: Checkpoint | str, lengths: ModelLengths, progress: Progress, allowed: floors.Floor | None
 ) -> tuple[DivergenceResult, Noise | None] | str:
     """Return how far apart the two are; a sentence where that would say nothing, or was not to be had."""
     if isinstance(made, str):

@@ -18,7 +18,7 @@ from ropetool.files.counting import nobody
 from ropetool.verification import estimate, floors, gate, measures, suites
 from ropetool.verification.beside import Beside, kept_as, told_by, yardstick_result
 from ropetool.verification.corpus import read_corpus
-from ropetool.verification.duration import Run, check_duration
+from ropetool.verification.duration import RunSize, check_duration
 from ropetool.verification.gate import Limits
 from ropetool.verification.kl_gate import kl_checks, passes, with_inexact_tables
 from ropetool.verification.measure import Grading, Setting, Suite
@@ -62,7 +62,7 @@ class MakeRunner(Protocol):
 
 
 @dataclass(frozen=True)
-class Pair:
+class ComparedFile:
     """A file whose logits are compared with the target's logits.
 
     other: the path of the file.
@@ -95,7 +95,7 @@ class Models:
 
     target: Path
     baseline: Path | None = None
-    against: Pair | None = None
+    against: ComparedFile | None = None
     judge: Path | None = None
     runner: MakeRunner = TorchRunner
     target_runner: MakeRunner | None = None
@@ -125,7 +125,7 @@ class Models:
 
 
 @dataclass(frozen=True)
-class Material:
+class Workload:
     """The work of a run: a suite, its texts and its lengths.
 
     lengths: tokens, increasing. Lengths beyond the trained length and beyond `context_length` are measured too.
@@ -140,7 +140,7 @@ class Material:
 
 def verify(
     models: Models,
-    material: Material,
+    workload: Workload,
     options: VerifyOptions,
     *,
     checks: Sequence[Check] | Callable[[], Sequence[Check]] = (),
@@ -162,7 +162,7 @@ def verify(
     run exceeds the budget; CheckpointError if a checkpoint cannot be read or its logits are not finite.
     """
     with ExitStack() as stack:
-        run = _SuiteRun(models, material, options, stack, progress or nobody)
+        run = _SuiteRun(models, workload, options, stack, progress or nobody)
         run.open(beside)
         run.check_duration()
         if callable(checks):  # they run both models
@@ -180,14 +180,14 @@ class _SuiteRun:
     """One run of a suite: its models are opened, its duration is checked, and then everything is measured."""
 
     def __init__(
-        self, models: Models, material: Material, options: VerifyOptions, stack: ExitStack, tell: Progress
+        self, models: Models, workload: Workload, options: VerifyOptions, stack: ExitStack, tell: Progress
     ) -> None:
-        self.models, self.material, self.options = models, material, options
+        self.models, self.workload, self.options = models, workload, options
         self._stack, self._tell = stack, tell
         self.limits = options.limits or Limits()
-        suite = material.suite or suites.named("quick")
-        check_amounts(material.lengths, material.trained_length, suite)
-        self._asked = Run(suite, tuple(material.lengths), self.limits.grade)
+        suite = workload.suite or suites.named("quick")
+        check_amounts(workload.lengths, workload.trained_length, suite)
+        self._asked = RunSize(suite, tuple(workload.lengths), self.limits.grade)
         self.paths = models.paths
         if models.judge is not None:
             check_judge(models.judge, {role: path for role, path in self.paths.items() if role != JUDGE}, suite)
@@ -197,20 +197,20 @@ class _SuiteRun:
 
     def open(self, beside: Beside | None) -> None:
         """Open the models and choose the rows."""
-        models, material = self.models, self.material
+        models, workload = self.models, self.workload
         for role, path in self.paths.items():
             made = models.open(role, path, self.options, self.notes)
             self.runners[role] = self._stack.enter_context(closing(made))
         self.around = {role: models.wrapped(made, role) for role, made in self.runners.items()}
         self._tell("reading the texts", 0, 0)
-        self.corpus = read_corpus(material.texts, self.runners, self.paths)
+        self.corpus = read_corpus(workload.texts, self.runners, self.paths)
         self.setting = Setting(
-            self._with_proofs(self._asked.suite, self.limits, material.lengths),
+            self._with_proofs(self._asked.suite, self.limits, workload.lengths),
             self.corpus,
             self.runners[TARGET],
-            material.lengths,
-            material.trained_length,
-            material.context_length,
+            workload.lengths,
+            workload.trained_length,
+            workload.context_length,
             self.limits,
             seed=self.options.seed,
             judged=models.judge is not None,
@@ -224,13 +224,13 @@ class _SuiteRun:
         self._work = self._work_of(self.measurements)
 
     def _with_proofs(self, suite: Suite, limits: Limits, lengths: Sequence[int]) -> Suite:
-        material = self.material
-        return with_proofs(suite, limits, max(lengths) > material.trained_length, len(material.texts))
+        workload = self.workload
+        return with_proofs(suite, limits, max(lengths) > workload.trained_length, len(workload.texts))
 
     def _open_yardsticks(self, beside: Beside) -> None:
         """Try the yardsticks now, and not after hours of measurements before them."""
         self._tell("trying the attention variants", 0, 0)
-        base, trained = self.runners[self._roles[-1]], self.material.trained_length
+        base, trained = self.runners[self._roles[-1]], self.workload.trained_length
         self._yardsticks = {
             name: self.models.wrapped(made, kept_as(name, trained)) for name, made in beside.make(base).items()
         }
@@ -250,7 +250,7 @@ class _SuiteRun:
     def check_duration(self) -> None:
         """Raise TooLong for a run that exceeds the budget."""
 
-        def rows(run: Run) -> Mapping[int, int]:
+        def rows(run: RunSize) -> Mapping[int, int]:
             """Return the rows of this run, or of a smaller one."""
             if run == self._asked:
                 return self._work
@@ -263,7 +263,7 @@ class _SuiteRun:
             rows,
             lambda: self._pace,
             self.options.budget,
-            self.material.trained_length,
+            self.workload.trained_length,
             free_grade=self.options.limits is None,
         )
 
@@ -327,7 +327,7 @@ class _SuiteRun:
         roundings = (self.runners[role].arithmetic for role in (TARGET, AGAINST))
         kinds = (*pair.kinds, *(each for each in roundings if each))
         allowed = floors.limit(kinds, pair.layers)
-        measure = partial(self._diverge, longest=max(self.material.lengths))
+        measure = partial(self._diverge, longest=max(self.workload.lengths))
         result, noise = measure(self.around[AGAINST], self.around[TARGET]), None
         own = self._divergence_before(pair)
         if own is None and self.limits.max_kl is None and not passes(result, allowed):
@@ -337,7 +337,7 @@ class _SuiteRun:
         checks = kl_checks(result, own, allowed, self.limits.max_kl, noise)
         return result, with_inexact_tables(checks) if pair.inexact else checks
 
-    def _divergence_before(self, pair: Pair) -> DivergenceResult | None:
+    def _divergence_before(self, pair: ComparedFile) -> DivergenceResult | None:
         """Return the divergence of the pair before the extension, within the trained length; None without such files."""
         if pair.before is None:
             return None
@@ -346,7 +346,7 @@ class _SuiteRun:
                 stack.enter_context(closing(self.models.open(role, path, self.options, self.notes)))
                 for role, path in zip((AGAINST, TARGET), pair.before, strict=True)
             )
-            return self._diverge(other, target, longest=self.material.trained_length)
+            return self._diverge(other, target, longest=self.workload.trained_length)
 
     def _diverge(self, other: Runner, target: Runner, longest: int) -> DivergenceResult:
         seed = self.options.seed
@@ -358,7 +358,7 @@ class _SuiteRun:
             finished += tokens
             self._tell("comparing the logits of both files", finished, total)
 
-        return diverge(other, target, rows, self.material.trained_length, documents, done, seed)
+        return diverge(other, target, rows, self.workload.trained_length, documents, done, seed)
 
     def result(
         self, results: Mapping[str, Any], checks: Sequence[Check], divergence: DivergenceResult | None
@@ -371,7 +371,7 @@ class _SuiteRun:
             target=hub.name_of(models.target),
             baseline=hub.name_of(self.paths[BASELINE]) if BASELINE in self.paths else None,
             against=None if models.against is None else hub.name_of(models.against.other),
-            text_fingerprint=fingerprint(self.material.texts),
+            text_fingerprint=fingerprint(self.workload.texts),
             divergence=divergence,
             runtime=self.around[TARGET].description,
             notes=(*self.notes, *result.notes),

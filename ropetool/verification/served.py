@@ -28,10 +28,10 @@ from ropetool.verification.opening import Open
 from ropetool.verification.options import UNSERVED, VerifyOptions
 from ropetool.verification.preparing import default_lengths
 from ropetool.verification.results import NOT_ASKED, NOT_RUN, Check, VerifyResult
-from ropetool.verification.run import Material, Models, verify
+from ropetool.verification.run import Models, Workload, verify
 from ropetool.verification.runners.llama_runner import LlamaRunner
 from ropetool.verification.runners.served_words import TokenizerWords
-from ropetool.verification.runners.server_runner import Counting, Reader, ServerRunner, Unseen
+from ropetool.verification.runners.server_runner import Counting, ServerRunner, TextTokenizer, Unseen
 from ropetool.verification.runners.torch_tokenizer import TorchTokenizer
 from ropetool.verification.scoring import BASELINE, TARGET, Measurement, Progress, Runner, ignore
 from ropetool.verification.session import documents_of, lengths_of
@@ -101,7 +101,7 @@ def verify_served(
     with _journal(server, run_key(models, documents, computed_by), models, documents, options, notes) as wrap:
         result = verify(
             Models(SERVED, None if original is None else original.path, runner=partial(_open, runner), wrap=wrap),
-            Material(documents, lengths.measured, lengths.trained, lengths.context, suite),
+            Workload(documents, lengths.measured, lengths.trained, lengths.context, suite),
             options,
             checks=checks,
             progress=progress,
@@ -269,7 +269,7 @@ def _cost(server: Server, longest: int, vocabulary: int | None) -> str:
     )
 
 
-def reader_of(checkpoint: Checkpoint) -> Reader:
+def reader_of(checkpoint: Checkpoint) -> TextTokenizer:
     """Return the tokenizer of a directory or of a GGUF file."""
     return TorchTokenizer(checkpoint.path) if isinstance(checkpoint, HfCheckpoint) else LlamaRunner(checkpoint.path)
 

@@ -77,7 +77,7 @@ def _score(gained: int, lost: int, trials: int, difference: float) -> float:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class PairedTrials:
     """Trials by who has them right: both, the first one alone, the other one alone, neither."""
 
     both: int
@@ -91,13 +91,13 @@ class Pairs:
         return self.both + self.gained + self.lost + self.neither
 
 
-def paired_ratio(pairs: Pairs, chance: float) -> float:
+def paired_ratio(pairs: PairedTrials, chance: float) -> float:
     """Return the first one's share of right answers over the other one's, both above what a guesser gets."""
     first, other = pairs.both + pairs.gained, pairs.both + pairs.lost
     return (first - chance * pairs.trials) / (other - chance * pairs.trials)
 
 
-def ratio_bounds(pairs: Pairs, chance: float) -> tuple[float, float]:
+def ratio_bounds(pairs: PairedTrials, chance: float) -> tuple[float, float]:
     """Return what the true ratio is above, and below, with 95 % confidence each; 0 and MOST_RATIO at the ends.
 
     By Fieller's rule: the ratios at which (first - chance) - ratio (other - chance) is 1.645 of its standard errors from 0.
@@ -113,12 +113,12 @@ def ratio_bounds(pairs: Pairs, chance: float) -> tuple[float, float]:
     return _crossing(score, 0.0, middle, ONE_SIDED), _crossing(score, middle, MOST_RATIO, -ONE_SIDED)
 
 
-def chance_of_so_low(pairs: Pairs, chance: float, ratio: float) -> float:
+def chance_of_so_low(pairs: PairedTrials, chance: float, ratio: float) -> float:
     """Return the one-sided p value of the hypothesis that the true ratio is at least this one."""
     return (1 + math.erf(_ratio_score(pairs, chance, ratio) / math.sqrt(2))) / 2
 
 
-def _ratio_score(pairs: Pairs, chance: float, ratio: float) -> float:
+def _ratio_score(pairs: PairedTrials, chance: float, ratio: float) -> float:
     """Return (first - chance) - ratio (other - chance), in standard errors of what it would be here."""
     counts = [count + ADDED for count in (pairs.both, pairs.gained, pairs.lost, pairs.neither)]
     values = [value - (1 - ratio) * chance for value in (1 - ratio, 1.0, -ratio, 0.0)]

@@ -49,7 +49,7 @@ Measure = Callable[[Runner, Runner], DivergenceResult]
 
 
 @dataclass(frozen=True)
-class Lengths:
+class ModelLengths:
     """In tokens: the trained length, the context, and the window beyond which the file may compute something else."""
 
     trained: int
@@ -58,7 +58,7 @@ class Lengths:
 
 
 def short_divergence(
-    reference: Checkpoint, target: Checkpoint, lengths: Lengths, progress: Progress, enough: Enough
+    reference: Checkpoint, target: Checkpoint, lengths: ModelLengths, progress: Progress, enough: Enough
 ) -> tuple[DivergenceResult, Noise | None] | str:
     """Return the divergence of the target and the noise of the reference, or the reason for skipping the comparison.
 
@@ -123,7 +123,7 @@ def with_own_noise(
     return found, replace(noise, gelu=reference.model.has_gelu)
 
 
-def rows_of(tokens: int, lengths: Lengths) -> tuple[int, int]:
+def rows_of(tokens: int, lengths: ModelLengths) -> tuple[int, int]:
     """Return the length and the number of rows of about so many tokens: several, and beyond the trained length if they reach."""
     budget = min(MOST, max(2 * FEWEST, tokens))
     most = min(lengths.context, lengths.window or lengths.context)

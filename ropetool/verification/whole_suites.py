@@ -39,12 +39,12 @@ from ropetool.verification.preparing import default_lengths
 from ropetool.verification.readback.comparing import read_back, same_tables
 from ropetool.verification.remade import kl_to_claim
 from ropetool.verification.results import INEXACT, NOT_RUN, Check, VerifyResult
-from ropetool.verification.run import AGAINST, Material, Models, Pair, verify
+from ropetool.verification.run import AGAINST, ComparedFile, Models, Workload, verify
 from ropetool.verification.runners.llama_cache import BLOCK_TYPES, cache_ways
 from ropetool.verification.runners.vllm_engine import OPTION, Engine, VllmRunner, version
 from ropetool.verification.scoring import JUDGE, TARGET, Progress, Runner
 from ropetool.verification.session import UNDECODED, Session, documents_of, unchanged_source
-from ropetool.verification.short_divergence import Lengths
+from ropetool.verification.short_divergence import ModelLengths
 from ropetool.verification.texts import Document
 
 Wrap = Callable[[Runner, str], Runner]
@@ -80,7 +80,7 @@ def measure_suites(
     with _journal(session, options, documents, in_vllm, marked) as wrap:
         result = verify(
             _models(session, options, compared, in_vllm, wrap),
-            Material(documents, lengths, trained, context, suite),
+            Workload(documents, lengths, trained, context, suite),
             options,
             checks=partial(_with_logits, session, checks, progress) if compares_claim else checks,
             beside=beside,
@@ -110,7 +110,7 @@ def _with_logits(session: Session, checks: Sequence[Check], progress: Progress |
     """Run target and source to compare their logits, and return the checks together with this comparison."""
     assert session.source is not None
     kinds = _rounding_types(session.target, session.source)
-    limits = Lengths(session.trained, max(session.trained, session.context))
+    limits = ModelLengths(session.trained, max(session.trained, session.context))
     return [
         *checks,
         *kl_to_claim(session.target, session.source, session.terms, checks, kinds, limits, progress or nobody),
@@ -139,7 +139,7 @@ def _journal(
 
 
 def _models(
-    session: Session, options: VerifyOptions, compared: Pair | None, in_vllm: OpenInVllm | None, wrap: Wrap
+    session: Session, options: VerifyOptions, compared: ComparedFile | None, in_vllm: OpenInVllm | None, wrap: Wrap
 ) -> Models:
     """Return the models of a run, with the functions that open them."""
     source, opener = session.source, Open(session.renamed)
@@ -315,7 +315,7 @@ def kept_on_disk(
         )
 
 
-def _compared_file(session: Session, other: Checkpoint, cache_type: str | None) -> tuple[Pair, Check]:
+def _compared_file(session: Session, other: Checkpoint, cache_type: str | None) -> tuple[ComparedFile, Check]:
     """Return the file to compare logits with, and the check of its tables.
 
     If either file is quantised, the same two files before the extension are added when they are available.
@@ -327,7 +327,7 @@ def _compared_file(session: Session, other: Checkpoint, cache_type: str | None) 
         original = unchanged_source(other.path, [])
         if baseline is not None and original is not None and _tensor_types(baseline) == _tensor_types(target):
             before = (original, baseline.path)
-    compared = Pair(
+    compared = ComparedFile(
         other.path,
         _rounding_types(target, other),
         floors.layers_of(target.stored),

@@ -31,7 +31,7 @@ from ropetool.verification.gate import GRADES
 from ropetool.verification.measures.loss import verdicts
 from ropetool.verification.measures.segments import lacking
 from ropetool.verification.results import UNDECIDED, WORSE
-from ropetool.verification.shares import Pairs, ratio_bounds
+from ropetool.verification.shares import PairedTrials, ratio_bounds
 from ropetool.verification.statistics import ERROR, clustered, lower_bound, t_quantile, upper_bound
 from ropetool.verification.verdict import bounds
 
@@ -243,7 +243,7 @@ def too_long(trials: int, own: float, nested: bool, draws: int, seed: str) -> fl
     both = right if nested else own * right
     drawn = rng.multinomial(trials, [both, right - both, own - both, 1 - right - own + both], draws)
     found, times = np.unique(drawn, axis=0, return_counts=True)
-    said = [ratio_bounds(Pairs(*map(int, counts)), GUESS)[0] >= KEPT for counts in found]
+    said = [ratio_bounds(PairedTrials(*map(int, counts)), GUESS)[0] >= KEPT for counts in found]
     return float(times[said].sum()) / draws
 
 

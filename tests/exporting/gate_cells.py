@@ -29,7 +29,7 @@ from ropetool.verification.results import PASS, Check
 from ropetool.verification.runners.rotated import tables_at
 from ropetool.verification.runners.torch_rotation import set_tables
 from ropetool.verification.runners.torch_runner import TorchRunner
-from ropetool.verification.short_divergence import Lengths
+from ropetool.verification.short_divergence import ModelLengths
 
 FAMILIES = (
     "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "phi3", "gemma2", "olmo2", "starcoder2", "granite",
@@ -79,7 +79,7 @@ def export(source: Path) -> Path:
 def checks(source: Path, file: Path) -> dict[str, Check]:
     """Return how the file compares with the checkpoint. Raises: VerificationFailed."""
     context = HfCheckpoint.open(source).config["max_position_embeddings"]
-    found = compare(source, file, ("f32",), Lengths(TRAINED, context), lambda *step: None, weights=True)
+    found = compare(source, file, ("f32",), ModelLengths(TRAINED, context), lambda *step: None, weights=True)
     return {check.name: check for check in found}
 
 
@@ -98,7 +98,7 @@ def judged(source: Path, file: Path) -> tuple[float, float, bool]:
 def kl(source: Path, file: Path) -> float:
     """Return the KL of a file, whatever it is, the larger of within and beyond the trained length."""
     reference, target = HfCheckpoint.open(source), GgufCheckpoint.open(file)
-    lengths = Lengths(TRAINED, reference.config["max_position_embeddings"])
+    lengths = ModelLengths(TRAINED, reference.config["max_position_embeddings"])
     found = short_divergence.short_divergence(reference, target, lengths, lambda *step: None, lambda found: True)
     assert not isinstance(found, str), found
     return max(span.mean.mean for span in (found[0].within, found[0].beyond) if span is not None)
@@ -175,7 +175,7 @@ def _router(source: Path) -> tuple[np.ndarray, np.ndarray, str]:
     runner = TorchRunner(source, device="cpu", dtype="float32")
     corpus = short_divergence._corpus(runner)
     context = HfCheckpoint.open(source).config["max_position_embeddings"]
-    length, count = short_divergence.rows_of(short_divergence.MOST, Lengths(TRAINED, context))
+    length, count = short_divergence.rows_of(short_divergence.MOST, ModelLengths(TRAINED, context))
     longest = sorted(map(len, corpus.tokens))[-count] + len(corpus.prefix)
     rows, _ = divergence_rows(corpus, min(length, longest), count, short_divergence.SEED)
     gate = [module for name, module in runner.model._model.named_modules() if name.endswith(".gate")][-1]

@@ -214,7 +214,7 @@ def test_tables_are_compared_under_one_division_into_kinds_of_layer(family: str,
 def test_rows_are_several_and_go_beyond_where_tokens_suffice(
     tokens: int, trained: int, context: int, window: int | None, rows: tuple[int, int]
 ) -> None:
-    length, count = short_divergence.rows_of(tokens, short_divergence.Lengths(trained, context, window))
+    length, count = short_divergence.rows_of(tokens, short_divergence.ModelLengths(trained, context, window))
     assert (length, count) == rows
     assert length * count <= max(128, min(tokens, short_divergence.MOST))
 

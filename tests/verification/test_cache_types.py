@@ -19,7 +19,7 @@ from ropetool.files.gguf import read_shards
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import decoding
 from ropetool.verification import suites
-from ropetool.verification.run import Pair
+from ropetool.verification.run import ComparedFile
 from ropetool.verification.runners.llama_cache import BLOCK_TYPES, CACHE_TYPES, cache_ways
 from ropetool.verification.runners.llama_runner import LlamaRunner
 from ropetool.verification.texts import Document
@@ -139,7 +139,7 @@ def test_the_target_has_the_cache_and_the_file_beside_it_has_not(tmp_path: Path)
         trained_length=32,
         runner=LlamaRunner,
         target_runner=partial(LlamaRunner, cache_type="q4_0"),
-        against=Pair(path, ("f32", "f32"), 1, before=(path, path)),
+        against=ComparedFile(path, ("f32", "f32"), 1, before=(path, path)),
         suite=suites.choose("quick", (), 8),
     )
     assert result.divergence is not None

@@ -16,14 +16,14 @@ import ropetool
 from ropetool.cli.options import with_options
 from ropetool.errors import ConfigError
 from ropetool.verification import duration, estimate, suites
-from ropetool.verification.duration import FITTING, LONGEST, NO_BUDGET, Run, TooLong, check_duration
+from ropetool.verification.duration import FITTING, LONGEST, NO_BUDGET, RunSize, TooLong, check_duration
 from ropetool.verification.measure import Suite
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 TRAINED = 8192
 
 
-def rows(run: Run) -> Mapping[int, int]:
+def rows(run: RunSize) -> Mapping[int, int]:
     """Return about as many rows as a suite has: of target and baseline for losses, of tasks by their trials."""
     each = 2 * run.suite.segments
     tasks = 5 * run.suite.trials * (len(run.suite.measures) - 1) + (25 if run.grade != "research" else 0)
@@ -44,7 +44,7 @@ def test_the_smaller_run_fits(seed: int) -> None:
     chance = random.Random(seed)
     longest = chance.choice([16384, 32768, 131072])
     chosen = suite(chance.choice(["quick", "standard", "full", None]), chance.choice([(), ("last-segment",)]))
-    asked = Run(chosen, tuple(2**n for n in range(11, longest.bit_length())), chance.choice(["research", "usable"]))
+    asked = RunSize(chosen, tuple(2**n for n in range(11, longest.bit_length())), chance.choice(["research", "usable"]))
     slow = pace(10 ** chance.uniform(-3.2, -1), 10 ** chance.uniform(-9, -6))
     free = chance.random() < 0.5
     with pytest.raises(TooLong) as refused:
@@ -59,7 +59,7 @@ def test_the_smaller_run_fits(seed: int) -> None:
     assert f"of {longest} tokens" in refused.value.notes[0]
 
 
-def made_of(asked: Run, changes: Mapping[str, str | None]) -> Run:
+def made_of(asked: RunSize, changes: Mapping[str, str | None]) -> RunSize:
     """Return the run of the options that were changed, as the command line would make it."""
     measures = asked.suite.measures if "--measure" not in changes else (changes["--measure"] or "").split(",")
     custom = asked.suite.name == suites.CUSTOM if "--suite" not in changes else changes["--suite"] is None
@@ -69,11 +69,11 @@ def made_of(asked: Run, changes: Mapping[str, str | None]) -> Run:
         None if custom else name, tuple(measures) if custom else (), segments and int(segments), trials and int(trials)
     )
     lengths = tuple(map(int, changes["--lengths"].split(","))) if changes.get("--lengths") else asked.lengths
-    return Run(made, lengths, changes.get("--grade") or asked.grade)
+    return RunSize(made, lengths, changes.get("--grade") or asked.grade)
 
 
 def test_a_run_within_the_limit_is_not_refused() -> None:
-    asked = Run(suite("standard"), (2048, 16384), "usable")
+    asked = RunSize(suite("standard"), (2048, 16384), "usable")
     minutes = pace(1e-3, 0)()(rows(asked)) / 60
     check_duration(asked, rows, pace(1e-3 * 59 / minutes, 0), None, TRAINED, free_grade=True)
     hour = pace(1e-3 * 61 / minutes, 0)
@@ -86,15 +86,15 @@ def test_a_run_within_the_limit_is_not_refused() -> None:
 
 
 def test_a_smaller_run_keeps_the_lengths_where_it_can() -> None:
-    asked = Run(suite("standard"), (2048, 4096, 8192, 16384), "research")
-    quick = sum(length * count for length, count in rows(Run(suite("quick"), asked.lengths, "research")).items())
+    asked = RunSize(suite("standard"), (2048, 4096, 8192, 16384), "research")
+    quick = sum(length * count for length, count in rows(RunSize(suite("quick"), asked.lengths, "research")).items())
     with pytest.raises(TooLong) as refused:
         check_duration(asked, rows, pace(60 * LONGEST * FITTING / quick * 0.99, 0), None, TRAINED, free_grade=True)
     assert refused.value.changes == {"--suite": "quick", "--measure": None, "--segments": None, "--trials": None}
 
 
 def test_nothing_fits_and_the_budget_is_named() -> None:
-    asked = Run(suite("quick"), (2048, 16384), "research")
+    asked = RunSize(suite("quick"), (2048, 16384), "research")
     with pytest.raises(TooLong) as refused:
         check_duration(asked, rows, pace(60, 0), None, TRAINED, free_grade=True)
     assert refused.value.changes == {}

@@ -11,7 +11,7 @@ from loading import script
 from ropetool import machine
 from ropetool.gguf_model.outtypes import NAMES, OUTTYPES
 from ropetool.verification import floors
-from ropetool.verification.floors import Figures, Floor
+from ropetool.verification.floors import Floor, KlFigures
 from ropetool.verification.kl_gate import KL, RARE, TAIL, WORST, kl_checks
 from ropetool.verification.measures.divergence import WINDOW
 from ropetool.verification.results import FAIL, NOT_RUN, PASS, DivergenceResult, DivergenceSpan, Estimate, Noise
@@ -19,8 +19,8 @@ from ropetool.verification.scoring import Logits
 
 CACHE = machine.cache()  # the user's, before the tests get one of their own
 AGAIN = "run scripts/floors/kl_floors.py"
-FLOAT32 = Floor(Figures(4e-8, 6e-8, 5e-8), Figures(4e-8, 6e-8, 5e-8))
-ALLOWED = Floor(Figures(1e-6, 1e-5, 3e-6), Figures(2e-6, 2e-5, 4e-6))
+FLOAT32 = Floor(KlFigures(4e-8, 6e-8, 5e-8), KlFigures(4e-8, 6e-8, 5e-8))
+ALLOWED = Floor(KlFigures(1e-6, 1e-5, 3e-6), KlFigures(2e-6, 2e-5, 4e-6))
 
 
 def span(mean: float, p99: float | None = None, window: float | None = None) -> DivergenceSpan:
@@ -124,10 +124,12 @@ def test_noise_lowers_no_limit_and_raises_none_beyond_its_bound() -> None:
     assert limits(5e-7)[KL] == pytest.approx(2e-6)
     assert limits(5e-3)[KL] == pytest.approx(2e-6)
     assert limits(5e-3)[TAIL] == pytest.approx(text.p99 * 2e-6 / text.mean)
-    rare_alone = floors.with_noise(FLOAT32, [Floor(Figures(1e-8, 1e-8, 1e-8), Figures(5e-2, 1.0, 1.0))])
+    rare_alone = floors.with_noise(FLOAT32, [Floor(KlFigures(1e-8, 1e-8, 1e-8), KlFigures(5e-2, 1.0, 1.0))])
     assert rare_alone.text == FLOAT32.text
     assert rare_alone.rare.mean == pytest.approx(rare.mean * 2e-6 / text.mean)
-    assert floors.with_noise(ALLOWED, [Floor(Figures(1e-3, 1e-3, 1e-3), Figures(1e-3, 1e-3, 1e-3))]).text.p99 == 1e-5
+    assert (
+        floors.with_noise(ALLOWED, [Floor(KlFigures(1e-3, 1e-3, 1e-3), KlFigures(1e-3, 1e-3, 1e-3))]).text.p99 == 1e-5
+    )
 
 
 @pytest.mark.parametrize(("left_out", "words"), [(True, "which are left out"), (False, "too many to leave out")])

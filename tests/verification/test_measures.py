@@ -31,7 +31,7 @@ MADE_UP = '''
 from dataclasses import dataclass
 
 from ropetool.sections import Section, Table, number, row
-from ropetool.verification.measure import Measure, Words
+from ropetool.verification.measure import Measure, VerdictSentence
 from ropetool.verification.results import FAIL, NOT_ASKED, Check
 
 
@@ -71,7 +71,7 @@ def sections(found, result):
 MEASURES = (
     Measure(
         "first-token", "first_token", 35, prepare, suites=("full",), checks=checks, sections=sections,
-        words={"first token": {FAIL: Words("its first tokens cost too much", "better ones")}},
+        words={"first token": {FAIL: VerdictSentence("its first tokens cost too much", "better ones")}},
     ),
 )
 '''

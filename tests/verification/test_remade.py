@@ -22,11 +22,11 @@ from ropetool.verification.checkpoints import verify_checkpoint
 from ropetool.verification.readback.terms import Terms
 from ropetool.verification.remade import kl_to_claim
 from ropetool.verification.results import FAIL, NOT_ASKED, PASS, Check
-from ropetool.verification.short_divergence import Lengths
+from ropetool.verification.short_divergence import ModelLengths
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
-REACH = Lengths(256, 1024)
+REACH = ModelLengths(256, 1024)
 FIGURES = ["KL", "KL p99", "KL window", "KL rare tokens"]
 
 

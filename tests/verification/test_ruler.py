@@ -22,7 +22,7 @@ from ropetool.lab.measures.ruler import (
 from ropetool.verification.measures.retrieval import WORDS, Context
 from ropetool.verification.results import NO_WORSE, NOT_ASKED, WORSE
 from ropetool.verification.scoring import BASELINE, TARGET, Done, Predictions, ignore
-from ropetool.verification.shares import Pairs, chance_of_so_low, paired_ratio, ratio_bounds
+from ropetool.verification.shares import PairedTrials, chance_of_so_low, paired_ratio, ratio_bounds
 
 TRAINED, LENGTHS = 512, [128, 512, 1024, 2048]
 STATED, COUNTED = re.compile(r"\[ (\w+) (\w+) ]"), re.compile(r"\[ (\w+) ]")
@@ -210,7 +210,11 @@ def test_a_hole_ends_the_effective_length(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_bounds_are_the_roots_of_fiellers_quadratic() -> None:
-    for pairs, chance in [(Pairs(60, 20, 25, 35), 0.1), (Pairs(200, 10, 10, 60), 0.12), (Pairs(140, 0, 0, 0), 0.1)]:
+    for pairs, chance in [
+        (PairedTrials(60, 20, 25, 35), 0.1),
+        (PairedTrials(200, 10, 10, 60), 0.12),
+        (PairedTrials(140, 0, 0, 0), 0.1),
+    ]:
         values = np.repeat(
             [[1, 1], [1, 0], [0, 1], [0, 0]], [2 * n + 1 for n in (pairs.both, pairs.gained, pairs.lost, pairs.neither)], axis=0
         ) - chance  # fmt: skip
@@ -229,14 +233,14 @@ def test_each_bound_is_on_its_side_of_the_truth_in_95_of_100_draws(own: float, c
         same = rng.random(280) < shared
         u, v = rng.random((2, 280))
         other, here = u < own, np.where(same, u, v) < first
-        pairs = Pairs((here & other).sum(), (here & ~other).sum(), (~here & other).sum(), (~here & ~other).sum())
+        pairs = PairedTrials((here & other).sum(), (here & ~other).sum(), (~here & other).sum(), (~here & ~other).sum())
         lower, upper = ratio_bounds(pairs, chance)
         right += [lower <= 0.9, upper >= 0.9]
     assert right / 1500 == pytest.approx([0.95, 0.95], abs=0.025)
 
 
 def test_a_ratio_is_of_what_is_above_chance_and_few_pairs_that_agree_prove_little() -> None:
-    assert paired_ratio(Pairs(30, 0, 30, 40), 0.2) == pytest.approx(0.25)
-    assert ratio_bounds(Pairs(20, 0, 0, 0), 0.1)[0] < 0.95
-    assert chance_of_so_low(Pairs(140, 0, 0, 0), 0.1, 0.9) > 0.99
-    assert chance_of_so_low(Pairs(70, 0, 70, 0), 0.1, 0.9) < 1e-6
+    assert paired_ratio(PairedTrials(30, 0, 30, 40), 0.2) == pytest.approx(0.25)
+    assert ratio_bounds(PairedTrials(20, 0, 0, 0), 0.1)[0] < 0.95
+    assert chance_of_so_low(PairedTrials(140, 0, 0, 0), 0.1, 0.9) > 0.99
+    assert chance_of_so_low(PairedTrials(70, 0, 70, 0), 0.1, 0.9) < 1e-6

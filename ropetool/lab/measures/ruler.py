@@ -31,7 +31,7 @@ from ropetool.verification.results import (
     VerifyResult,
 )
 from ropetool.verification.scoring import TARGET, Corpus, Done, Measurement, Runner
-from ropetool.verification.shares import Pairs, chance_of_so_low, paired_ratio, ratio_bounds
+from ropetool.verification.shares import PairedTrials, chance_of_so_low, paired_ratio, ratio_bounds
 from ropetool.verification.statistics import rejected
 
 NAME = "effective-length"
@@ -259,13 +259,13 @@ def _hits(runner: Runner, contexts: Sequence[Context], done: Done) -> Hits:
     return found
 
 
-def _beside(hits: Hits, twins: Hits) -> Pairs:
-    return Pairs(
+def _beside(hits: Hits, twins: Hits) -> PairedTrials:
+    return PairedTrials(
         int((hits & twins).sum()), int((hits & ~twins).sum()), int((~hits & twins).sum()), int((~hits & ~twins).sum())
     )
 
 
-def _steps(found: Mapping[int, Pairs], chance: float) -> tuple[EffectiveLengthStep, ...]:
+def _steps(found: Mapping[int, PairedTrials], chance: float) -> tuple[EffectiveLengthStep, ...]:
     """Return each length with its ratio: no worse, worse by Holm's rule over the lengths, or undecided."""
     lengths = sorted(found)
     worse = rejected([chance_of_so_low(found[length], chance, KEPT) for length in lengths])

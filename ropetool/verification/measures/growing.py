@@ -13,7 +13,7 @@ import numpy as np
 
 from ropetool.rope.tables import Array
 from ropetool.sections import Section, Table, number, row
-from ropetool.verification.measure import Grading, Measure, Setting, Words
+from ropetool.verification.measure import Grading, Measure, Setting, VerdictSentence
 from ropetool.verification.measures.divergence import divergence_rows
 from ropetool.verification.results import FAIL, NOT_ASKED, PASS, Check
 from ropetool.verification.scoring import TARGET, Corpus, Done, Generated, Logits, Measurement, Runner
@@ -182,7 +182,7 @@ def _checks(generated: CacheResult, grading: Grading) -> list[Check]:
 
 SENTENCES = {
     "cache": {
-        FAIL: Words(
+        FAIL: VerdictSentence(
             "it predicts differently when it generates token by token than when it reads the whole text",
             "another version of the runtime",
         ),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ropetool.rope.tables import Array
 from ropetool.sections import NONE, Section, Table, change, row, with_interval
 from ropetool.verification.gate import NOTHING_BEYOND, Grade
-from ropetool.verification.measure import Grading, Measure, Setting, Words
+from ropetool.verification.measure import Grading, Measure, Setting, VerdictSentence
 from ropetool.verification.measures.fillers import Passage, passage_length, passages
 from ropetool.verification.measures.segments import lacking
 from ropetool.verification.results import NOT_ASKED, NOT_RUN, PASS, Check, Estimate
@@ -202,7 +202,7 @@ def _checks(probed: PositionResult, grading: Grading) -> list[Check]:
     return [position_check(probed, grading.limits.asked)]
 
 
-SENTENCES = {POSITION: {NOT_RUN: Words("the cost of late positions was not measured ({detail})", "{larger}")}}
+SENTENCES = {POSITION: {NOT_RUN: VerdictSentence("the cost of late positions was not measured ({detail})", "{larger}")}}
 
 
 MEASURES = (

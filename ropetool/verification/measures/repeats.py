@@ -14,7 +14,7 @@ from ropetool.errors import ConfigError
 from ropetool.rope.tables import Array
 from ropetool.sections import Section, Table, change, row, with_interval
 from ropetool.verification.gate import NOTHING_BEYOND, Evidence, Grade
-from ropetool.verification.measure import Grading, Measure, Setting, Words
+from ropetool.verification.measure import Grading, Measure, Setting, VerdictSentence
 from ropetool.verification.measures.fillers import Passage, passage_length, passages
 from ropetool.verification.measures.loss import reaching
 from ropetool.verification.measures.segments import lacking
@@ -252,14 +252,14 @@ def _checks(far: FarResult, grading: Grading) -> list[Check]:
 
 SENTENCES = {
     COPIES: {
-        FAIL: Words(
+        FAIL: VerdictSentence(
             "distant copies of a passage help it significantly less than copies within {trained} tokens", "{milder}"
         ),
-        UNDECIDED: Words(
+        UNDECIDED: VerdictSentence(
             "these passages are too few to show that distant copies help as much as copies within {trained} tokens",
             "{larger}",
         ),
-        NOT_RUN: Words("its use of distant copies was not measured ({detail})", "{larger}"),
+        NOT_RUN: VerdictSentence("its use of distant copies was not measured ({detail})", "{larger}"),
     },
 }
 

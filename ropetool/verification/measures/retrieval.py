@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ropetool.sections import Cell, Section, Table, number, row
 from ropetool.verification.gate import NOTHING_BEYOND, Grade
-from ropetool.verification.measure import Grading, Measure, Setting, Words
+from ropetool.verification.measure import Grading, Measure, Setting, VerdictSentence
 from ropetool.verification.measures.fillers import filler_of_others
 from ropetool.verification.results import (
     FAIL,
@@ -56,7 +56,7 @@ voice wall war water way week west wheel white wife wind window wine winter woma
 
 
 @dataclass(frozen=True)
-class Task:
+class RetrievalTask:
     """The sentences and the question of a task.
 
     keys: the number of `{key}` and `{value}` pairs, at most.
@@ -81,13 +81,13 @@ class Task:
 TASKS = {
     task.name: task
     for task in (
-        Task(KEYS, 8, "\n[ {key} {value} ]\n", "\n[ {key}"),
-        Task("many-keys", 32, "\n[ {key} {value} ]\n", "\n[ {key}"),
-        Task(
+        RetrievalTask(KEYS, 8, "\n[ {key} {value} ]\n", "\n[ {key}"),
+        RetrievalTask("many-keys", 32, "\n[ {key} {value} ]\n", "\n[ {key}"),
+        RetrievalTask(
             "variables", 4, "\nThe secret word of {key} is {value}.\n", "\nThe secret word of {key} is",
             hop="\nThe secret word of {key} is that of {value}.\n", hops=1,
         ),
-        Task("needles", 8, " The secret word of {key} is {value}.", " The secret word of {key} is", in_prose=True),
+        RetrievalTask("needles", 8, " The secret word of {key} is {value}.", " The secret word of {key} is", in_prose=True),
     )
 }  # fmt: skip
 
@@ -178,7 +178,7 @@ class RetrievalResult:
 class Retrieval:
     """The contexts of each length. The baseline gets the contexts within the trained length."""
 
-    task: Task
+    task: RetrievalTask
     contexts: Mapping[int, tuple[Context, ...]]
     trained_length: int
     note: str
@@ -277,7 +277,7 @@ def prepare_retrieval(
     return Retrieval(chosen, contexts, trained_length, _note(chosen, len(words), left_out))
 
 
-def single_tokens(task: Task, tokenize: Callable[[str], list[int]]) -> dict[str, int]:
+def single_tokens(task: RetrievalTask, tokenize: Callable[[str], list[int]]) -> dict[str, int]:
     """Return the words that are one token behind the question, found nowhere else in the sentences, and their tokens.
 
     A lone " word" would not do: a SentencePiece vocabulary puts a space of its own in front of it.
@@ -312,7 +312,7 @@ def _pair(
     return RetrievalPair(length, depth, generated, trials, hits, own, gained, lost, (hits - own) / trials, *bounds)
 
 
-def _note(task: Task, words: int, left_out: Sequence[str]) -> str:
+def _note(task: RetrievalTask, words: int, left_out: Sequence[str]) -> str:
     """Return why lengths are missing, if some are."""
     if left_out and words < FEWEST * task.words:
         return f"the vocabulary has only {words} common words as single tokens, and {FEWEST * task.words} are needed"
@@ -324,7 +324,7 @@ class _Maker:
 
     def __init__(
         self,
-        task: Task,
+        task: RetrievalTask,
         corpus: Corpus,
         tokenize: Callable[[str], list[int]],
         words: Mapping[str, int],
@@ -549,14 +549,14 @@ def _checks(grid: RetrievalResult, grading: Grading) -> list[Check]:
 
 SENTENCES = {
     "retrieval": {
-        FAIL: Words(
+        FAIL: VerdictSentence(
             "it answers significantly fewer questions about long texts than about texts of {trained} tokens", "{milder}"
         ),
-        UNDECIDED: Words(
+        UNDECIDED: VerdictSentence(
             "these trials are too few to show that it answers as well from long texts as from {trained} tokens",
             "--trials {trials}",
         ),
-        NOT_RUN: Words("its answers from long texts were not measured ({detail})"),
+        NOT_RUN: VerdictSentence("its answers from long texts were not measured ({detail})"),
     },
 }
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from ropetool.verification.runners.server_runner import Reader
+from ropetool.verification.runners.server_runner import TextTokenizer
 
 
 class TokenizerWords:
     """The words of a tokenizer. vocabulary: how many ids there are."""
 
-    def __init__(self, reader: Reader, vocabulary: int) -> None:
+    def __init__(self, reader: TextTokenizer, vocabulary: int) -> None:
         self._reader, self._vocabulary = reader, vocabulary
         self.prefix = reader.prefix
 

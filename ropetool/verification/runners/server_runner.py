@@ -31,7 +31,7 @@ PROBE = (
 )
 
 
-class Reader(Tokenizes, Protocol):
+class TextTokenizer(Tokenizes, Protocol):
     """A tokenizer that gives the text of ids too."""
 
     def detokenize(self, ids: Sequence[int]) -> str:
@@ -66,7 +66,7 @@ class ServerRunner:
     def __init__(
         self,
         server: Server,
-        reader: Reader,
+        reader: TextTokenizer,
         *,
         vocabulary: int | None,
         score_prompts: bool = False,
