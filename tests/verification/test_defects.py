@@ -307,8 +307,8 @@ def same(*_: Any, **__: Any) -> Compared:
     return Compared(1, ())
 
 
-def says_nothing(*_: Any, **__: Any) -> keys.Said:
-    return keys.Said(1, (), ())
+def says_nothing(*_: Any, **__: Any) -> keys.Differing:
+    return keys.Differing(1, (), ())
 
 
 # What is broken, where, by what, and a row that has to become another one.

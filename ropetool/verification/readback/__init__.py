@@ -1,1 +1,1 @@
-"""Readback: whether a checkpoint is what its plan says, in its tables, its tensors and its other files."""
+"""Readback: compare the tables, the tensors and the other files of a checkpoint with its plan."""

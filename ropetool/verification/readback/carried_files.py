@@ -1,7 +1,4 @@
-"""What a checkpoint holds besides its tensors, against its source: files of a directory, keys of a GGUF.
-
-Knows which parts a plan changes, and nothing of what they mean.
-"""
+"""Comparison of a checkpoint with its source apart from tensors: the files of a directory, the keys of a GGUF file."""
 
 from __future__ import annotations
 
@@ -19,17 +16,17 @@ from ropetool.files.hf import Directory, Edit, apply_edits, limits_of, parse_obj
 from ropetool.files.regular import same_content
 from ropetool.verification.readback.keys import difference, is_read, pickled_weights
 
-SPLIT_KEYS = "split."  # of a model in several files; how many tensors there are follows from the plan
+SPLIT_KEYS = "split."  # these keys number the files of a split model, which an output may split differently
 
 
 # --- directories
 
 
 def compare_files(target: Directory, source: Directory, edits: Sequence[FileEdit]) -> Compared:
-    """Return which files of the target are not the source's with the plan's edits.
+    """Return the files of the target that differ from the source's files with the plan's edits.
 
-    Left out: weights, pickles, the record of ropetool, and README, which anyone may rewrite. Files that only the
-    target has count where a program would read them, pickles where they are weights.
+    Weights, pickles and the record of ropetool are not compared, and neither is README, which users may rewrite. A file
+    that only the target has counts if a program would read it; a pickle counts if it contains weights.
     """
     theirs, ours = _carried(source), _carried(target)
     added = [name for name in ours if name not in theirs and is_read(name)]
@@ -42,44 +39,44 @@ def compare_files(target: Directory, source: Directory, edits: Sequence[FileEdit
     return Compared(len(theirs) + len(added), tuple(differences))
 
 
-def _carried(files: Directory) -> dict[str, Path]:
-    """Return the files below a directory that `extend` carries along, by name, in the order of their names."""
-    folder, weights = files.path, {path.name for path in files.weights}
-    found = {}
+def _carried(directory: Directory) -> dict[str, Path]:
+    """Return the files in a directory that `extend` copies, by relative path, in alphabetical order."""
+    folder, weights = directory.path, {path.name for path in directory.weights}
+    files_by_name = {}
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)
         own = str(relative) == names.PROVENANCE_JSON or relative.name.lower().startswith("readme")
         pickled = relative.name.endswith(names.PICKLE_SUFFIXES) or relative.name == names.PICKLE_INDEX_JSON
         if LEFT_BEHIND.isdisjoint(relative.parts) and not own and not pickled and path.is_file():
-            found[str(relative)] = path
-    return {name: path for name, path in found.items() if name not in weights}
+            files_by_name[str(relative)] = path
+    return {name: path for name, path in files_by_name.items() if name not in weights}
 
 
-def _file_difference(found: Path | None, source: Path, edits: Sequence[Edit]) -> str:
-    """Return what is wrong with a file, to be read after its name; an edited one is compared by its JSON values."""
-    if found is None:
+def _file_difference(target: Path | None, source: Path, edits: Sequence[Edit]) -> str:
+    """Return the difference of a file as words that follow its name, or "". An edited file is compared by its JSON values."""
+    if target is None:
         return " is missing"
     if not edits:
-        return "" if same_content(found, source) else " differs"
+        return "" if same_content(target, source) else " differs"
     try:
-        wanted = apply_edits(read_object(source)[0], edits, str(source), limits_of(source.name))
+        expected = apply_edits(read_object(source)[0], edits, str(source), limits_of(source.name))
     except PlanMismatch:
         return ": the plan's edits do not fit the source's file"
-    apart = difference(parse_object(wanted, str(source), limits_of(source.name)), read_object(found)[1], "")
-    return f": {apart}" if apart else ""
+    text = difference(parse_object(expected, str(source), limits_of(source.name)), read_object(target)[1], "")
+    return f": {text}" if text else ""
 
 
 # --- GGUF
 
 
 def compare_keys(target: GgufCheckpoint, source: GgufCheckpoint, edits: Sequence[FileEdit]) -> Compared:
-    """Return which metadata keys of the target are not the source's with the plan's edits."""
-    wanted, found = source.edited(edits).values, target.values
-    keys = [k for k in dict.fromkeys([*wanted, *found]) if not k.startswith(SPLIT_KEYS)]
+    """Return the metadata keys of the target that differ from the source's keys with the plan's edits."""
+    expected, ours = source.edited(edits).values, target.values
+    keys = [k for k in dict.fromkeys([*expected, *ours]) if not k.startswith(SPLIT_KEYS)]
     differences = []
     for key in keys:
-        if key not in found or key not in wanted:
-            differences.append(f"{quoted(key)} is {'missing' if key not in found else 'additional'}")
-        elif found[key] != wanted[key]:
+        if key not in ours or key not in expected:
+            differences.append(f"{quoted(key)} is {'missing' if key not in ours else 'additional'}")
+        elif ours[key] != expected[key]:
             differences.append(f"{quoted(key)} differs")
     return Compared(len(keys), tuple(differences))

@@ -1,6 +1,6 @@
-"""Readback without a record: the extension that the target says it is, made of the baseline again, and both compared.
+"""Readback without a record: compare the target with its implied extension, rebuilt from the baseline.
 
-Reads files alone and runs no model.
+This only reads files and does not run a model.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ UNTABLED = "ropetool does not know how llama.cpp's converter exports this family
 
 
 def read_back_claim(target: Checkpoint, source: Checkpoint, terms: Terms) -> list[Check]:
-    """Return the checks of tables, weights and files of a target that no record speaks for, against its baseline.
+    """Return the checks of tables, weights and files of a target without a record, compared with its baseline.
 
-    A GGUF file is compared with the export of its baseline if that is a directory.
-    Raises: ConfigError for a stated key that the target does not have.
+    A GGUF file is compared with the export of its baseline if the baseline is a directory.
+    Raises: ConfigError if `terms.stated` has a key that the target does not have.
     """
     claim: Claim | None = None
     try:
@@ -55,16 +55,16 @@ def read_back_rest(
     terms: Terms,
     plan: Plan | None,
 ) -> list[Check]:
-    """Return the checks of weights, files and dress. expected: the source after the extension that `plan` makes."""
+    """Return the checks of weights, files and cosmetic differences. expected: the source after the plan's extension."""
     weights = _weights(target, source, plan, terms)
     if is_untabled(target, source):
         return [weights, Check(FILES, None, None, NOT_RUN, f"the keys could not be rebuilt: {UNTABLED}")]
-    said = _said(target, source, expected)
-    return [weights, _files(said), *_dress(said, terms)]
+    differences = _differences(target, source, expected)
+    return [weights, _files(differences), *_dress(differences, terms)]
 
 
 def is_untabled(target: Checkpoint, source: Checkpoint) -> bool:
-    """Return whether a file is held against a directory of a family of which no table says what its export writes."""
+    """Return whether target and source have different formats, and ropetool has no export table for the source's family."""
     return target.format != source.format and isinstance(source, HfCheckpoint) and source.family.export is None
 
 
@@ -72,17 +72,17 @@ def is_untabled(target: Checkpoint, source: Checkpoint) -> bool:
 
 
 def _tables(target: Checkpoint, claim: Claim, terms: Terms) -> Check:
-    """Return whether the target rotates as what it claims to be does, and states a length that goes with it."""
+    """Return the check that the target has the tables of its implied extension, and a context length that fits them."""
     reading = decoded(target.runtime, target).understood(target.where, target.stated_in)
-    wanted = decoded(target.runtime, claim.expected).understood(target.where, target.stated_in)
+    expected = decoded(target.runtime, claim.expected).understood(target.where, target.stated_in)
     alike = target.format == claim.expected.format
-    figure, reason = compare_tables(wanted, reading, same_layout=alike)
+    figure, reason = compare_tables(expected, reading, same_layout=alike)
     if reason:
         by = "; ".join(_keys_apart(target, claim.expected)) if alike else ""
         reason = f"differs from {claim.words}: {reason}{f', by {by}' if by else ''}"
     elif reading.max_position_embeddings not in claim.contexts:
-        told = " or ".join(map(str, dict.fromkeys(claim.contexts)))
-        reason = f"the context length is {reading.max_position_embeddings}, but {claim.words} gives {told}"
+        contexts = " or ".join(map(str, dict.fromkeys(claim.contexts)))
+        reason = f"the context length is {reading.max_position_embeddings}, but {claim.words} gives {contexts}"
     elif _only_says_more(reading, claim, terms):
         reason = (
             f"the context length is {reading.max_position_embeddings}, but the tables equal the baseline; pass --finetuned "
@@ -100,23 +100,23 @@ def _tables(target: Checkpoint, claim: Claim, terms: Terms) -> Check:
 
 
 def _only_says_more(reading: RopeSet, claim: Claim, terms: Terms) -> bool:
-    """Return whether a model that rotates states a longer context than its baseline and does not claim anything for it."""
+    """Return whether only the context length was raised, and the user did not accept this by `terms`."""
     if claim.plan is None or claim.plan.method != LENGTH or terms.finetuned:
         return False
-    meant = any(key.rpartition(".")[2] in (names.MAX_POSITION_EMBEDDINGS, "context_length") for key in terms.stated)
+    is_stated = any(key.rpartition(".")[2] in (names.MAX_POSITION_EMBEDDINGS, "context_length") for key in terms.stated)
     trained = terms.trained_length is not None and terms.trained_length >= reading.max_position_embeddings
-    return not (meant or trained) and any(entry.table is not None for entry in reading.entries.values())
+    return not (is_stated or trained) and any(entry.table is not None for entry in reading.entries.values())
 
 
 def _keys_apart(target: Checkpoint, expected: Checkpoint) -> list[str]:
-    """Return the rope keys that the two state otherwise, with both values."""
+    """Return the rope keys with different values in the two, each with both values."""
     ours, theirs = _rope_keys(target), _rope_keys(expected)
-    found = []
+    differences = []
     for key in dict.fromkeys([*theirs, *ours]):
         one, other = theirs.get(key, ABSENT), ours.get(key, ABSENT)
         if one != other:
-            found.append(f"{key} {_named(other)} instead of {_named(one)}")
-    return found
+            differences.append(f"{key} {_named(other)} instead of {_named(one)}")
+    return differences
 
 
 def _named(value: object) -> str:
@@ -126,23 +126,23 @@ def _named(value: object) -> str:
 
 
 def _rope_keys(checkpoint: Checkpoint) -> dict[str, object]:
-    """Return the keys of positions by name; those of a kind of layers that is not the full one with its name in front."""
+    """Return the rope keys by name. A layer type other than full attention has its name in front of its keys."""
     if isinstance(checkpoint, GgufCheckpoint):
-        words = ("rope.", "attention.temperature")
+        parts = ("rope.", "attention.temperature")
         front = f"{checkpoint.name}."
         return {
             key.removeprefix(front): keys.plain(value)
             for key, value in checkpoint.values.items()
-            if key.startswith(front) and any(word in key for word in words)
+            if key.startswith(front) and any(word in key for word in parts)
         }
     assert isinstance(checkpoint, HfCheckpoint)
-    found: dict[str, object] = {}
-    read = style.read(checkpoint.config, checkpoint.family, checkpoint.where)
-    for kind, entry in read.keys.items():
-        front = "" if kind == names.FULL_ATTENTION else f"{kind}."
+    by_name: dict[str, object] = {}
+    rope = style.read(checkpoint.config, checkpoint.family, checkpoint.where)
+    for layer_type, entry in rope.keys.items():
+        front = "" if layer_type == names.FULL_ATTENTION else f"{layer_type}."
         every = {names.ROPE_TYPE: entry.rope_type, names.ROPE_THETA: entry.rope_theta, **entry.params}
-        found |= {f"{front}{key}": value for key, value in every.items() if value is not None}
-    return found
+        by_name |= {f"{front}{key}": value for key, value in every.items() if value is not None}
+    return by_name
 
 
 # --- weights, files
@@ -150,28 +150,29 @@ def _rope_keys(checkpoint: Checkpoint) -> dict[str, object]:
 
 def _weights(target: Checkpoint, source: Checkpoint, plan: Plan | None, terms: Terms) -> Check:
     try:
-        found = compare_weights(target, source, plan)
+        compared = compare_weights(target, source, plan)
     except RopetoolError as error:
         return Check(WEIGHTS, None, None, FAIL, error.without_folders())
-    if not found.total:
+    if not compared.total:
         return Check(WEIGHTS, None, None, NOT_ASKED, NO_WEIGHTS)
-    if not found.differences:
-        return Check(WEIGHTS, 0.0, 0.0, PASS, found.sentence(TENSORS_EQUAL))
+    if not compared.differences:
+        return Check(WEIGHTS, 0.0, 0.0, PASS, compared.sentence(TENSORS_EQUAL))
     verdict = NOT_ASKED if terms.finetuned else FAIL
-    meant = "" if terms.finetuned else "; pass --finetuned if they were trained"
-    if is_untabled(target, source):  # what the converter computed, and what is wrong, look alike
-        verdict, meant = NOT_RUN, f"; {UNTABLED}, and {LOGITS_DECIDE}"
-    return Check(WEIGHTS, float(len(found.differences)), 0.0, verdict, found.sentence(TENSORS_EQUAL) + meant)
+    advice = "" if terms.finetuned else "; pass --finetuned if they were trained"
+    if is_untabled(target, source):  # a change by the converter looks like an error
+        verdict, advice = NOT_RUN, f"; {UNTABLED}, and {LOGITS_DECIDE}"
+    return Check(WEIGHTS, float(len(compared.differences)), 0.0, verdict, compared.sentence(TENSORS_EQUAL) + advice)
 
 
-def _said(target: Checkpoint, source: Checkpoint, expected: Checkpoint) -> keys.Said | RopetoolError:
+def _differences(target: Checkpoint, source: Checkpoint, expected: Checkpoint) -> keys.Differing | RopetoolError:
+    """Return the differences besides tables and weights, or the error that prevents the comparison."""
     try:
         if isinstance(target, HfCheckpoint) and isinstance(expected, HfCheckpoint):
             return keys.of_directories(target, expected)
         assert isinstance(target, GgufCheckpoint)
-        # of a directory its own keys: a claim changes those of positions alone, which the tables speak for
+        # A claim changes only rope keys, which the check of the tables covers. So the source's own keys suffice.
         if isinstance(source, HfCheckpoint):
-            from ropetool.gguf_model.contents import exported_keys  # a quarter of all modules, for exports alone
+            from ropetool.gguf_model.contents import exported_keys  # a quarter of all modules, only for exports
 
             model: Checkpoint = exported_keys(source)
         else:
@@ -182,18 +183,20 @@ def _said(target: Checkpoint, source: Checkpoint, expected: Checkpoint) -> keys.
         return error
 
 
-def _files(said: keys.Said | RopetoolError) -> Check:
-    if isinstance(said, RopetoolError):
-        return Check(FILES, None, None, FAIL, said.without_folders())
-    found = Compared(said.count, said.wrong)
+def _files(differences: keys.Differing | RopetoolError) -> Check:
+    if isinstance(differences, RopetoolError):
+        return Check(FILES, None, None, FAIL, differences.without_folders())
+    compared = Compared(differences.count, differences.wrong)
     things = "settings and files equal the baseline"
-    return Check(FILES, float(len(said.wrong)), 0.0, FAIL if said.wrong else PASS, found.sentence(things))
+    return Check(
+        FILES, float(len(differences.wrong)), 0.0, FAIL if differences.wrong else PASS, compared.sentence(things)
+    )
 
 
-def _dress(said: keys.Said | RopetoolError, terms: Terms) -> list[Check]:
-    """Return the check of what changes no number, where there is something to say."""
-    if isinstance(said, RopetoolError) or not said.dress:
+def _dress(differences: keys.Differing | RopetoolError, terms: Terms) -> list[Check]:
+    """Return the check of cosmetic differences, or an empty list without such a difference."""
+    if isinstance(differences, RopetoolError) or not differences.dress:
         return []
     verdict = FAIL if terms.strict else NOT_ASKED
-    meant = "" if terms.strict else "; pass --strict to fail on this"
-    return [Check(DRESS, float(len(said.dress)), 0.0, verdict, "; ".join(said.dress) + meant)]
+    advice = "" if terms.strict else "; pass --strict to fail on this"
+    return [Check(DRESS, float(len(differences.dress)), 0.0, verdict, "; ".join(differences.dress) + advice)]

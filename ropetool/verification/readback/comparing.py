@@ -1,6 +1,6 @@
-"""Readback: whether a checkpoint is what its plan says, in its tables, its tensors and its other files.
+"""Readback: compare a checkpoint with its plan.
 
-Reads files alone and runs no model; whether a runtime rotates by these tables is for rotary.py to ask it.
+This only reads files and does not run a model. `measures/rotary.py` asks the runtime which tables it uses.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ NO_RECORD = f"no {names.PROVENANCE_JSON} describes how it was made"
 
 @dataclass(frozen=True)
 class Origin:
-    """What a target is compared with.
+    """The checkpoints that a target is compared with.
 
-    source: the checkpoint that its provenance names, as it was then. same_format: that, or else the baseline, where it
-    has the target's format. words: what `same_format` is called, or why there is none.
+    source: the source in the record, or None if it is missing or has changed.
+    same_format: the source, else the baseline; None if neither has the target's format.
+    words: what a check calls `same_format`, or why it is None.
     """
 
     source: Path | None
@@ -72,15 +73,15 @@ def read_back(
     """
     known = {source.path: source for source in (target, baseline) if not isinstance(source, (Path, NoneType))}
 
-    @cache  # each is opened once, and what is broken by each check anew, which then names it
+    @cache  # opens a checkpoint once; an exception is not cached, so that each check reports it
     def opened(source: Path | Checkpoint) -> Checkpoint:
         return open_checkpoint(known.get(source, source) if isinstance(source, Path) else source)
 
     path = _path(target, opened)
-    made = provenance.record(path)
+    record = provenance.record(path)
     terms = terms or Terms()
-    if made is None and baseline is not None and _is_judged_by(target, baseline, opened):
-        # It makes the plan again, which no other way needs.
+    if record is None and baseline is not None and _is_judged_by(target, baseline, opened):
+        # Imported here because only this branch rebuilds a plan.
         from ropetool.verification.readback.claimed import is_untabled, read_back_claim, read_back_rest
 
         try:
@@ -91,12 +92,12 @@ def read_back(
             return read_back_claim(ours, theirs, terms)
         except CheckpointError as error:
             return [Check(name, None, None, FAIL, error.without_folders()) for name in (TABLES, WEIGHTS, FILES)]
-    plan = Plan.from_json(made.plan, str(provenance.place(path))) if made is not None and made.plan else None
-    origin = _origin(target, made, baseline, opened)
-    tables = _readable(TABLES, lambda: _tables(opened(target), made, plan, origin, opened))
-    if made is not None and made.kind == EXPORT:  # its record says what it should rotate by
+    plan = Plan.from_json(record.plan, str(provenance.place(path))) if record is not None and record.plan else None
+    origin = _origin(target, record, baseline, opened)
+    tables = _readable(TABLES, lambda: _tables(opened(target), record, plan, origin, opened))
+    if record is not None and record.kind == EXPORT:
         alike = baseline if baseline is not None and _alike(target, baseline, opened) else origin.source
-        baked = (plan is not None and plan.bakes) or (made.export or {}).get("bakes")
+        baked = (plan is not None and plan.bakes) or (record.export or {}).get("bakes")
         if alike is not None and not (baked and alike is origin.source):
             from ropetool.verification.readback.claimed import read_back_rest
 
@@ -110,48 +111,48 @@ def read_back(
 
 
 def same_tables(target: Path | Checkpoint, other: Path | Checkpoint, *, windows: bool = True) -> Check:
-    """Return whether the target rotates by the other's tables, each as the first runtime of its format has it.
+    """Return the check that target and other have the same tables, decoded by the first runtime of each format.
 
-    windows: whether windows that llama.cpp ignores count too. GGUF holds its numbers in float32, whose rounding of 6e-8
-    lies within the tolerance.
+    A GGUF file has float32 numbers. Their rounding of 6e-8 is within the tolerance.
+    windows: whether sliding windows that llama.cpp ignores count too.
     Raises: CheckpointError or ConfigError if one cannot be read.
     """
     sides = [open_checkpoint(source) for source in (target, other)]
     readings = [_first_reading(side) for side in sides]
-    found, wanted = (reading.rope for reading in readings)
-    if found is None or wanted is None:
+    ours, theirs = (reading.rope for reading in readings)
+    if ours is None or theirs is None:
         reasons = [f"{r.name}: {r.refuses}" for r in readings if r.rope is None]
-        refused = found is None and wanted is not None and readings[0].known and readings[0].stops
+        refused = ours is None and theirs is not None and readings[0].known and readings[0].stops
         return Check(SAME_TABLES, None, TABLE_TOLERANCE, FAIL if refused else NOT_RUN, "; ".join(reasons))
     alike = sides[0].format == sides[1].format
     if not alike:
-        found, wanted = (
+        ours, theirs = (
             _as_exported(side, rope, other, windows) if isinstance(side, HfCheckpoint) else rope
-            for side, rope, other in zip(sides, (found, wanted), (wanted, found), strict=True)
+            for side, rope, other in zip(sides, (ours, theirs), (theirs, ours), strict=True)
         )
-    figure, reason = compare_tables(wanted, found, same_layout=alike)
-    if reason and any(_bakes(side.path) for side in sides) and _holds_the_rest(wanted, found, same_layout=alike):
+    figure, reason = compare_tables(theirs, ours, same_layout=alike)
+    if reason and any(_bakes(side.path) for side in sides) and _holds_the_rest(theirs, ours, same_layout=alike):
         detail = f"{reason} in the keys, because the weights contain the rest; {LOGITS_DECIDE}"
         return Check(SAME_TABLES, None, TABLE_TOLERANCE, NOT_ASKED, detail)
-    contexts = {rope.max_position_embeddings for rope in (found, wanted)}
+    contexts = {rope.max_position_embeddings for rope in (ours, theirs)}
     context = f"context {contexts.pop()}" if len(contexts) == 1 else "with different context lengths"
-    accepted = reason and _inexact(sides, found, wanted, same_layout=alike)
+    accepted = reason and _inexact(sides, ours, theirs, same_layout=alike)
     if accepted:
         return Check(SAME_TABLES, figure if math.isfinite(figure) else None, TABLE_TOLERANCE, INEXACT, accepted)
     agreed = " and ".join(dict.fromkeys(reading.name for reading in readings))
     return _table_check(SAME_TABLES, figure, reason, f"{agreed} compute the same table, {context}")
 
 
-def _holds_the_rest(wanted: RopeSet, found: RopeSet, *, same_layout: bool) -> bool:
-    """Return whether tables differ only by what weights can hold."""
+def _holds_the_rest(expected: RopeSet, rope: RopeSet, *, same_layout: bool) -> bool:
+    """Return whether the tables differ only by a factor that weights can contain."""
     from ropetool.weights.residual import without_residual
 
-    return not compare_tables(without_residual(wanted, found), found, same_layout=same_layout)[1]
+    return not compare_tables(without_residual(expected, rope), rope, same_layout=same_layout)[1]
 
 
-def _inexact(sides: Sequence[Checkpoint], found: RopeSet, wanted: RopeSet, *, same_layout: bool) -> str:
-    """Return how far tables are apart where a file among the two says that much itself; empty where none does."""
-    for file, ours, theirs in ((sides[0], wanted, found), (sides[1], found, wanted)):
+def _inexact(sides: Sequence[Checkpoint], rope: RopeSet, expected: RopeSet, *, same_layout: bool) -> str:
+    """Return the deviation of the tables if a GGUF file among the sides declares the same deviation, else ""."""
+    for file, ours, theirs in ((sides[0], expected, rope), (sides[1], rope, expected)):
         apart = deviation(ours, theirs, same_layout=same_layout)
         if isinstance(file, GgufCheckpoint) and apart is not None and gguf_keys.states(file, apart):
             return str(apart)
@@ -159,13 +160,13 @@ def _inexact(sides: Sequence[Checkpoint], found: RopeSet, wanted: RopeSet, *, sa
 
 
 def states_inexact(checkpoint: Checkpoint) -> bool:
-    """Return whether a file says that its tables are not exactly those of the checkpoint that it was exported from."""
+    """Return whether a file declares that its tables differ from the tables of the checkpoint that it was exported from."""
     return isinstance(checkpoint, GgufCheckpoint) and gguf_keys.INEXACT in checkpoint.values
 
 
 def _as_exported(checkpoint: HfCheckpoint, rope: RopeSet, file: RopeSet, windows: bool) -> RopeSet:
-    """Return the same under llama.cpp's division into layer types: ours of an exported family, else the file's own."""
-    from ropetool.runtimes.llama_cpp import exported  # for files of two formats alone
+    """Return the rotation of a directory with llama.cpp's layer types: by the export table, or else the file's own."""
+    from ropetool.runtimes.llama_cpp import exported  # only for two different formats
     from ropetool.runtimes.llama_cpp.regrouped import regrouped
 
     try:
@@ -173,21 +174,21 @@ def _as_exported(checkpoint: HfCheckpoint, rope: RopeSet, file: RopeSet, windows
             return exported.rotation(rope, checkpoint, allow_full_attention=not windows).target
         context, _ = exported.reached_context(rope)
         return regrouped(rope, file, context, checkpoint.where, windows=windows)
-    except LossyExport:  # a window that llama.cpp ignores, say: the comparison will name it
+    except LossyExport:  # for example a window that llama.cpp ignores; the comparison then reports the difference
         return rope
 
 
 def _bakes(path: Path) -> bool:
-    """Return whether the record of a checkpoint, or of what it was made from, says that its weights hold a factor."""
+    """Return whether a record in the checkpoint's lineage puts a factor into the weights."""
     records = provenance.lineage(path)
-    return any(made.plan.get("bakes") or (made.export or {}).get("bakes") for made in records)
+    return any(record.plan.get("bakes") or (record.export or {}).get("bakes") for record in records)
 
 
 # --- what to compare with
 
 
 def _path(source: Path | Checkpoint, opened: Open) -> Path:
-    """Return what a checkpoint is named by; of a broken one the path that was given, for the checks to name."""
+    """Return the path of a checkpoint. For a broken one this is the given path, so that the checks can report it."""
     try:
         return opened(source).path
     except CheckpointError:
@@ -196,30 +197,30 @@ def _path(source: Path | Checkpoint, opened: Open) -> Path:
 
 
 def _is_judged_by(target: Path | Checkpoint, baseline: Path | Checkpoint, opened: Open) -> bool:
-    """Return whether the one can be made of the other: of one format, or a GGUF file of a directory."""
+    """Return whether the target can be built from the baseline: both have one format, or the target is a GGUF file."""
     return _alike(target, baseline, opened) or not _path(target, opened).is_dir()
 
 
 def _alike(target: Path | Checkpoint, other: Path | Checkpoint, opened: Open) -> bool:
-    """Return whether both are of one format."""
+    """Return whether both have the same format."""
     return _path(target, opened).is_dir() == _path(other, opened).is_dir()
 
 
 def _origin(
-    target: Path | Checkpoint, made: Provenance | None, baseline: Path | Checkpoint | None, opened: Open
+    target: Path | Checkpoint, record: Provenance | None, baseline: Path | Checkpoint | None, opened: Open
 ) -> Origin:
     alike = baseline if baseline is not None and _alike(target, baseline, opened) else None
-    if made is None:
+    if record is None:
         return Origin(None, None, f"{NO_RECORD}, and there is no baseline for comparison")
-    source = Path(made.source)
-    state = provenance.source_problem(made)
-    if made.kind == EXPORT:
+    source = Path(record.source)
+    state = provenance.source_problem(record)
+    if record.kind == EXPORT:
         words = f"exported from a different format; {LOGITS_DECIDE}"
         return Origin(None if state else source, None, words)
     if not state:
         return Origin(source, source, "the source")
     gone = f"the source {hub.name_of(source)} {state}"
-    if provenance.is_of_itself(_path(target, opened), made):
+    if provenance.is_of_itself(_path(target, opened), record):
         gone = f"{provenance.EDITED}{'' if alike else f'; {COPY}'}"
     words = f"the baseline, because {gone}" if alike else gone
     return Origin(None, alike, words)
@@ -235,10 +236,10 @@ def _readable(name: str, check: Callable[[], Check]) -> Check:
 # --- tables
 
 
-def _tables(target: Checkpoint, made: Provenance | None, plan: Plan | None, origin: Origin, opened: Open) -> Check:
-    if made is None:
+def _tables(target: Checkpoint, record: Provenance | None, plan: Plan | None, origin: Origin, opened: Open) -> Check:
+    if record is None:
         return Check(TABLES, None, TABLE_TOLERANCE, NOT_ASKED, NO_RECORD)
-    if made.kind == EXPORT and origin.source is not None:
+    if record.kind == EXPORT and origin.source is not None:
         exported_from = opened(origin.source)
         return _same_context(
             dataclasses.replace(same_tables(target, exported_from), name=TABLES), target, exported_from
@@ -247,39 +248,39 @@ def _tables(target: Checkpoint, made: Provenance | None, plan: Plan | None, orig
         reason = "exported without a plan, from a checkpoint that is missing or has changed"
         return Check(TABLES, None, TABLE_TOLERANCE, NOT_ASKED, reason)
     readings = inspection.inspect_checkpoint(target).readings
-    wanted = plan.runtimes if made.kind != EXPORT else readings.names[:1]
+    runtimes = plan.runtimes if record.kind != EXPORT else readings.names[:1]
     source = None if origin.source is None else opened(origin.source)
-    results = [_against_plan(plan, readings.named(name), source) for name in wanted]
+    results = [_against_plan(plan, readings.named(name), source) for name in runtimes]
     figure = max((figure for figure, _ in results), default=math.inf)
-    reasons = [f"{name}: {reason}" for name, (_, reason) in zip(wanted, results, strict=True) if reason]
-    accepted = reasons and _inexact_plan(plan, readings.named(wanted[0]), target)
+    reasons = [f"{name}: {reason}" for name, (_, reason) in zip(runtimes, results, strict=True) if reason]
+    accepted = reasons and _inexact_plan(plan, readings.named(runtimes[0]), target)
     if accepted:
         return Check(TABLES, figure if math.isfinite(figure) else None, TABLE_TOLERANCE, INEXACT, accepted)
-    agreed = f"{', '.join(wanted)}: {_agreed(plan, origin)}, context {plan.max_position_embeddings}"
+    agreed = f"{', '.join(runtimes)}: {_agreed(plan, origin)}, context {plan.max_position_embeddings}"
     return _table_check(TABLES, figure, reasons[0] if reasons else "", agreed)
 
 
 def _inexact_plan(plan: Plan, reading: Decoded | None, target: Checkpoint) -> str:
-    """Return how far a file is from the plan of its checkpoint, which is gone, where it says that much; else nothing."""
-    found = None if reading is None else reading.rope
-    if found is None or found.max_position_embeddings != plan.max_position_embeddings:
+    """Return the deviation of an exported file from the plan of its missing source if the file declares it, else ""."""
+    rope = None if reading is None else reading.rope
+    if rope is None or rope.max_position_embeddings != plan.max_position_embeddings:
         return ""
-    return _inexact((target, target), found, _planned(plan, found), same_layout=True)
+    return _inexact((target, target), rope, _planned(plan, rope), same_layout=True)
 
 
 def _same_context(tables: Check, target: Checkpoint, source: Checkpoint) -> Check:
-    """Return the check of an export's tables, failed where the file states another context than what it was made of."""
-    found, wanted = (_first_reading(each).rope for each in (target, source))
-    if tables.verdict not in (PASS, INEXACT) or found is None or wanted is None:
+    """Return the check of an export's tables. It fails if the file has a different context length than its source."""
+    ours, theirs = (_first_reading(each).rope for each in (target, source))
+    if tables.verdict not in (PASS, INEXACT) or ours is None or theirs is None:
         return tables
-    contexts = found.max_position_embeddings, wanted.max_position_embeddings
+    contexts = ours.max_position_embeddings, theirs.max_position_embeddings
     if contexts[0] == contexts[1]:
         return tables
     return dataclasses.replace(tables, verdict=FAIL, detail=f"context {contexts[0]} instead of {contexts[1]}")
 
 
 def _agreed(plan: Plan, origin: Origin) -> str:
-    """Return what was found; a table that follows the length stands in no plan, only in the source and the edits."""
+    """Return the words for equal tables. A plan does not contain tables that depend on the text length."""
     if plan.tables:
         return "the plan's tables"
     if origin.source is not None:
@@ -288,25 +289,25 @@ def _agreed(plan: Plan, origin: Origin) -> str:
 
 
 def _against_plan(plan: Plan, reading: Decoded | None, source: Checkpoint | None) -> tuple[float, str]:
-    """Return the largest difference from the plan, and in words what differs.
+    """Return the largest difference from the plan, and a description of the difference.
 
-    The plan states tables and lengths; what else a layer computes must be what the source with the plan's edits has.
+    The plan has the tables and the lengths. All other settings of a layer must equal the source with the plan's edits.
     """
     if reading is None or reading.rope is None:
         return math.inf, reading.refuses if reading is not None else "it does not support this model"
-    found = reading.rope
+    rope = reading.rope
     expected = decoded(reading.name, source.edited(plan.edits)).rope if source is not None else None
-    fixed = {t for t, entry in found.entries.items() if entry.table is not None and entry.table.rule is None}
+    fixed = {t for t, entry in rope.entries.items() if entry.table is not None and entry.table.rule is None}
     if fixed != set(plan.tables):
         return math.inf, f"fixed tables for {sorted(fixed)} instead of {sorted(plan.tables)}"
-    figure, reason = compare_tables(_planned(plan, expected or found), found)
-    if not reason and found.max_position_embeddings != plan.max_position_embeddings:
-        reason = f"context {found.max_position_embeddings} instead of {plan.max_position_embeddings}"
+    figure, reason = compare_tables(_planned(plan, expected or rope), rope)
+    if not reason and rope.max_position_embeddings != plan.max_position_embeddings:
+        reason = f"context {rope.max_position_embeddings} instead of {plan.max_position_embeddings}"
     return figure, reason
 
 
 def _planned(plan: Plan, base: RopeSet) -> RopeSet:
-    """Return a reading with the tables, the softmax multiplier and the length of the plan."""
+    """Return `base` with the tables, the softmax multiplier and the length of the plan."""
     entries = dict(base.entries)
     for layer_type, table in plan.rope_tables().items():
         entry, channels = entries[layer_type], 2 * table.regimes[0].inv_freq.size
@@ -318,10 +319,10 @@ def _planned(plan: Plan, base: RopeSet) -> RopeSet:
 
 
 def _first_reading(checkpoint: Checkpoint) -> Decoded:
-    found = inspection.inspect_checkpoint(checkpoint)
-    if found.readings:
-        return found.readings[0]
-    what = f"a {found.model_type}" if found.model_type else "a model without model_type"
+    inspected = inspection.inspect_checkpoint(checkpoint)
+    if inspected.readings:
+        return inspected.readings[0]
+    what = f"a {inspected.model_type}" if inspected.model_type else "a model without model_type"
     return Decoded(checkpoint.path.name, None, f"the RoPE settings of {what} cannot be decoded", known=False)
 
 
@@ -334,15 +335,15 @@ def _table_check(name: str, figure: float, reason: str, agreed: str) -> Check:
 
 
 def _weights(target: Checkpoint, plan: Plan | None, origin: Origin, opened: Open) -> Check:
-    """Return whether every tensor that the plan does not name is the source's, and those that it names are as it says."""
+    """Return the check that each tensor equals the source's tensor with the plan's change."""
     if origin.same_format is None:
         return Check(WEIGHTS, None, None, NOT_ASKED, origin.words)
     source = opened(origin.same_format)
-    found = compare_tensors(target.stored, source.stored, {} if plan is None else Named(plan, source))
-    if not found.total:
+    compared = compare_tensors(target.stored, source.stored, {} if plan is None else Named(plan, source))
+    if not compared.total:
         return Check(WEIGHTS, None, None, NOT_ASKED, NO_WEIGHTS)
     baked = ", with the plan's changes" if plan is not None and plan.tensors else ""
-    return _compared(WEIGHTS, found, f"tensors equal {origin.words}{baked}")
+    return _compared(WEIGHTS, compared, f"tensors equal {origin.words}{baked}")
 
 
 def _files(target: Checkpoint, plan: Plan | None, origin: Origin, opened: Open) -> Check:
@@ -350,15 +351,15 @@ def _files(target: Checkpoint, plan: Plan | None, origin: Origin, opened: Open) 
         return Check(FILES, None, None, NOT_ASKED, origin.words)
     source, edits = opened(origin.same_format), () if plan is None else plan.edits
     if isinstance(target, HfCheckpoint) and isinstance(source, HfCheckpoint):
-        things, found = "files equal", compare_files(target.directory, source.directory, edits)
+        things, compared = "files equal", compare_files(target.directory, source.directory, edits)
     else:
         assert isinstance(target, GgufCheckpoint)
         assert isinstance(source, GgufCheckpoint)
-        things, found = "keys equal", compare_keys(target, source, edits)
+        things, compared = "keys equal", compare_keys(target, source, edits)
     but = ", except for the plan's edits" if edits else ""
-    return _compared(FILES, found, f"{things} {origin.words}{but}")
+    return _compared(FILES, compared, f"{things} {origin.words}{but}")
 
 
-def _compared(name: str, found: Compared, things: str) -> Check:
-    count = float(len(found.differences))
-    return Check(name, count, 0.0, FAIL if found.differences else PASS, found.sentence(things))
+def _compared(name: str, compared: Compared, things: str) -> Check:
+    count = float(len(compared.differences))
+    return Check(name, count, 0.0, FAIL if compared.differences else PASS, compared.sentence(things))

@@ -1,4 +1,4 @@
-"""The names of the checks of readback, and what a user says of a target."""
+"""The names of readback's checks, and the user's statements about a target."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ TABLES, WEIGHTS, FILES, DRESS = "tables", "weights", "files", "dress"
 
 @dataclass(frozen=True)
 class Terms:
-    """What a user says of a target beside its files.
+    """The user's statements about a target.
 
-    stated: keys that are meant as they are, with the value in JSON or "as-is".
-    trained_length: the length of the model before any extension, in tokens.
-    finetuned: the weights were trained, so they are reported and not judged.
-    strict: differences that change no number fail too.
+    stated: keys that were changed on purpose, with the value in JSON or "as-is".
+    trained_length: the trained length before any extension, in tokens. None uses the files.
+    finetuned: the weights were trained, so differences are reported and do not fail.
+    strict: cosmetic differences fail too.
     """
 
     stated: Mapping[str, str] = field(default_factory=dict)
