@@ -1,6 +1,7 @@
-"""The measures, found by discovery: rows chosen beforehand, a runner asked, raw figures turned into results.
+"""The measures, found by discovery.
 
-A file in this folder or in `ropetool/lab/measures/` that defines `MEASURES` adds measures. Measures share the other files.
+A file in this folder or in `ropetool/lab/measures/` that defines `MEASURES` adds measures. The other files are shared by
+measures.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from ropetool import registry
 from ropetool.verification.measure import Measure
 
-LENGTHS = "lengths"  # the key of the losses, which are a field of a result
+LENGTHS = "lengths"  # the key of the losses, which are a field of `VerifyResult`
 
 
 @cache
@@ -35,7 +36,7 @@ def offered() -> tuple[str, ...]:
 
 
 def of(names: Collection[str]) -> list[Measure]:
-    """Return the measures of these names, with their parts."""
+    """Return the measures with these names, and the measures that are part of them."""
     return [measure for measure in every() if (measure.part_of or measure.name) in names]
 
 
@@ -49,15 +50,15 @@ def by_key() -> dict[str, Measure]:
 
 
 def keyed(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the results of all measures but the losses by key, None or an empty tuple for what was not measured.
+    """Return the results of all measures except the losses, by key. A missing result is None or an empty tuple.
 
-    results: by the name of their measure.
+    results: the result of each measure by its name.
     """
-    made: dict[str, Any] = {}
+    by_key: dict[str, Any] = {}
     for measure in every():
         result = results.get(measure.name)
         if measure.several:
-            made[measure.key] = (*made.get(measure.key, ()), *([] if result is None else [result]))
+            by_key[measure.key] = (*by_key.get(measure.key, ()), *([] if result is None else [result]))
         elif measure.key != LENGTHS:
-            made[measure.key] = result
-    return made
+            by_key[measure.key] = result
+    return by_key

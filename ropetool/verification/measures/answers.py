@@ -1,7 +1,6 @@
-"""Needle answers as key tokens, where no judge chooses any: what an answer costs behind the whole context, and behind its end.
+"""Needle answers as key tokens, for runs without a judge: the loss of an answer after the whole context, and after its end.
 
-The sentence that tells it stands farther back than the trained length reaches, so the text cut to that does not have it. Knows
-nothing of files.
+The sentence with the answer is farther away than the trained length, so a context that is cut to this length lacks it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,12 @@ NAME = "needle-answers"
 
 @dataclass(frozen=True)
 class NeedleAnswers:
-    """The contexts of the longest length whose answer the trained length does not reach, task by task."""
+    """The contexts of the longest length whose sentence is farther away than the trained length.
+
+    tasks: the contexts of each task.
+    prefix: the ids in front of every row.
+    length, trained_length: tokens.
+    """
 
     tasks: tuple[tuple[Context, ...], ...]
     prefix: tuple[int, ...]
@@ -46,16 +50,18 @@ class NeedleAnswers:
         return {self.trained_length: count, **({self.length: count} if role == TARGET else {})} if count else {}
 
     def run(self, runner: Runner, role: str, done: Done) -> Mapping[str, Array]:
-        """Return what each answer costs behind the text cut to the trained length, and for the target behind all of it, in nats."""
-        kinds = (LONG, SHORT) if role == TARGET else (SHORT,)
-        found = {}
-        for kind in kinds:
-            losses = [self._losses(runner, contexts, kind, done) for contexts in self.tasks]
-            found[kind] = np.concatenate(losses) if losses else np.empty(0)
-        return found
+        """Return the loss of each answer after the text cut to the trained length, and for the target also after all text.
+
+        Units: nats.
+        """
+        figures = {}
+        for extent in (LONG, SHORT) if role == TARGET else (SHORT,):
+            losses = [self._losses(runner, contexts, extent, done) for contexts in self.tasks]
+            figures[extent] = np.concatenate(losses) if losses else np.empty(0)
+        return figures
 
     def result(self, target: Mapping[str, Array], baseline: Mapping[str, Array] | None) -> KeyTokenResult:
-        """Return the gain of the whole context over the cut one, paired by trial."""
+        """Return the gain of the whole context over the cut context, paired by trial."""
         long, short = target[LONG], (target if baseline is None else baseline)[SHORT]
         count, trials = len(long), range(len(long))
         note = (
@@ -70,16 +76,16 @@ class NeedleAnswers:
             paired_difference(short, long, trials), note,
         )  # fmt: skip
 
-    def _losses(self, runner: Runner, contexts: Sequence[Context], kind: str, done: Done) -> Array:
+    def _losses(self, runner: Runner, contexts: Sequence[Context], extent: str, done: Done) -> Array:
         cut = self.trained_length - len(self.prefix)
-        rows = [c.row if kind == LONG else (*self.prefix, *c.row[-cut:]) for c in contexts]
-        made = runner.predict(rows, [c.candidates for c in contexts], done).log_probs
-        found: Array = -made[np.arange(len(contexts)), [c.answer for c in contexts]]
-        return found
+        rows = [c.row if extent == LONG else (*self.prefix, *c.row[-cut:]) for c in contexts]
+        log_probs = runner.predict(rows, [c.candidates for c in contexts], done).log_probs
+        losses: Array = -log_probs[np.arange(len(contexts)), [c.answer for c in contexts]]
+        return losses
 
 
 def needle_answers(tasks: Sequence[Retrieval], prefix: tuple[int, ...], trained_length: int) -> NeedleAnswers:
-    """Return the measurement on the trials of these tasks."""
+    """Return the measurement with the trials of these tasks."""
     length = max((n for task in tasks for n in task.contexts), default=trained_length)
     cut = trained_length - len(prefix)
     chosen = [
@@ -90,21 +96,21 @@ def needle_answers(tasks: Sequence[Retrieval], prefix: tuple[int, ...], trained_
     )
 
 
-def _needle_answers(found: KeyTokenResult, trained: int) -> Section:
-    cells = [NONE if value is None else with_interval(value) for value in (found.truncated, found.loss)]
+def _needle_answers(result: KeyTokenResult, trained: int) -> Section:
+    cells = [NONE if value is None else with_interval(value) for value in (result.truncated, result.loss)]
     legend = (
         ("answers", f"retrieval trials whose sentence is more than {trained} tokens before the question"),
-        ("truncated", f"nats per answer after the last {trained} tokens; long: after {found.length} tokens"),
+        ("truncated", f"nats per answer after the last {trained} tokens; long: after {result.length} tokens"),
         ("gain", "truncated minus long, paired by trial, ± 95 % interval; above 0, the model uses distant text"),
     )
-    notes = (found.note,) if found.note else ()
+    notes = (result.note,) if result.note else ()
     head = ("answers", "truncated", "long", "gain")
-    rows = (row(str(found.tokens), *cells, change(found.gain)),)
+    rows = (row(str(result.tokens), *cells, change(result.gain)),)
     return Section("needle-answers", "Needle answers: key tokens without a judge", Table(head, rows), legend, notes)
 
 
-def _prepare(setting: Setting, made: Sequence[Measurement]) -> NeedleAnswers | None:
-    tasks = [m for m in made if isinstance(m, Retrieval)]
+def _prepare(setting: Setting, prepared: Sequence[Measurement]) -> NeedleAnswers | None:
+    tasks = [m for m in prepared if isinstance(m, Retrieval)]
     if setting.judged or not tasks:
         return None
     return needle_answers(tasks, setting.corpus.prefix, setting.trained_length)

@@ -1,6 +1,6 @@
-"""Two files against each other, token by token: how far the target's distribution is from the reference's.
+"""The divergence of two files, token by token: KL between the distributions of the reference and of the target.
 
-Both run side by side, and a piece of each one's logits is held. Knows nothing of limits, nor of what could differ.
+Both models run at the same time, with a piece of the logits of each in memory.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ropetool.verification.scoring import WIDER, Corpus, Done, Logits, Runner, i
 from ropetool.verification.statistics import clustered
 from ropetool.verification.texts import too_short
 
-BLOCK_LOGITS = 2**18  # entries compared at a time: 2 MB in float64; with 2**21 it takes 2.4 times as long
-NEVER = -1e30  # a logit below it is of a token that a class leaves out, as chameleon does those of images
-MAX_PADDING = 0.01  # of the probability, on average over a piece: what padding may get that only one file has
-MAX_SPANS = 16  # in steps of half an octave they reach down to 1/128 of the length
-MIN_SPAN = 16  # tokens; a first span of fewer would be noise
-WINDOW = 32  # positions; damage to fewer is not seen in the mean of a thousand, nor in their 99th percentile
-RARE_TOKENS = 4096  # in a row of them, at most
+BLOCK_LOGITS = 2**18  # logits that are compared at a time: 2 MB in float64; 2**21 takes 2.4 times as long
+NEVER = -1e30  # a lower logit belongs to a token that the class excludes, as chameleon excludes image tokens
+MAX_PADDING = 0.01  # share of the probability, on average over a piece, that additional tokens of one file may have
+MAX_SPANS = 16  # in steps of half an octave, they reach down to 1/128 of the length
+MIN_SPAN = 16  # tokens; a shorter first span would be noise
+WINDOW = 32  # positions; neither the mean of a thousand positions nor their 99th percentile shows damage to fewer
+RARE_TOKENS = 4096  # the most tokens of a row of rare tokens
 RARE_ROWS = 2
-FEWEST_RARE = 64  # tokens of such a row; where fewer are left out by the texts, they come again
+FEWEST_RARE = 64  # tokens of such a row; if fewer tokens are missing from the texts, they are repeated
 
 
 _NOTE = "the vocabularies have {} and {} tokens; the first {} are compared, because the rest is padding"
@@ -36,8 +36,13 @@ _NOTE = "the vocabularies have {} and {} tokens; the first {} are compared, beca
 
 @dataclass(frozen=True)
 class Differences:
-    """What was found at every token: KL in nats, same likeliest token, largest difference of two logits, and largest
-    logit of the reference, without sign. Shapes: (rows, length)."""
+    """The differences at every token. Shapes: all (rows, length).
+
+    kl: KL in nats.
+    same: whether both have the same likeliest token.
+    difference: the largest difference of two logits.
+    largest: the largest absolute logit of the reference.
+    """
 
     kl: Array
     same: npt.NDArray[np.bool_]
@@ -46,7 +51,7 @@ class Differences:
 
 
 def divergence_rows(corpus: Corpus, length: int, count: int, seed: int) -> tuple[list[list[int]], list[int]]:
-    """Return at most `count` rows of `length` tokens, each from a document of its own, and which documents they are.
+    """Return at most `count` rows of `length` tokens, each from a different document, and the indices of the documents.
 
     Raises: ConfigError if no document is long enough.
     """
@@ -66,9 +71,9 @@ def divergence_rows(corpus: Corpus, length: int, count: int, seed: int) -> tuple
 def rare_rows(
     rows: Sequence[Sequence[int]], vocabulary: int, prefix: Sequence[int], length: int, seed: int
 ) -> list[list[int]]:
-    """Return rows of at most `length` tokens that `rows` do not show, in random order; none where they show all.
+    """Return rows of at most `length` tokens that do not occur in `rows`, in random order; empty if all tokens occur.
 
-    A row of the embedding that is wrong is seen only where its token is read. None comes again before all have come.
+    They find a wrong row of the embedding, which affects only its own token. All tokens occur once before any is repeated.
     """
     unseen = np.setdiff1d(np.arange(vocabulary), np.concatenate([np.asarray(row) for row in rows]))
     size = min(length, RARE_TOKENS) - len(prefix)
@@ -92,15 +97,19 @@ def diverge(
 ) -> DivergenceResult:
     """Return KL(reference || target) within and beyond the trained length, and by position.
 
-    It is over the tokens that both vocabularies have. What one has beyond them must be padding, which a model never
-    says: it is left out where it gets at most `MAX_PADDING` of the probability. `done` counts the tokens of the rows.
-    seed: of rows besides, of tokens that those do not show; None asks for none.
+    Only tokens in both vocabularies are compared. The additional tokens of one vocabulary must be padding, with at most
+    `MAX_PADDING` of the probability.
 
-    Shapes: rows of one length; documents (rows,), the document of each.
-    Raises: CheckpointError where a logit is not finite, with its position; ConfigError where more than padding differs.
+    rows: rows with the same length.
+    documents: the index of each row's document. Shape: (rows,).
+    done: called with the number of compared tokens of `rows`.
+    seed: for additional rows of rare tokens; None does not use such rows.
+
+    Raises: CheckpointError if a logit is not finite, with its position; ConfigError if the additional tokens of a
+    vocabulary are not padding.
     """
     length = len(rows[0])
-    found, sizes = _differences(reference, target, rows, done)
+    differences, sizes = _differences(reference, target, rows, done)
     border = min(trained_length, length)
     edges = span_edges(length, border)
     rare = [] if seed is None else rare_rows(rows, min(sizes), reference.prefix, length, seed)
@@ -108,9 +117,9 @@ def diverge(
         reference=reference.description,
         length=length,
         rows=len(rows),
-        within=_span(found, documents, 0, border),
-        beyond=_span(found, documents, border, length) if border < length else None,
-        by_position=tuple(_span(found, documents, start, end) for start, end in pairwise(edges)),
+        within=_span(differences, documents, 0, border),
+        beyond=_span(differences, documents, border, length) if border < length else None,
+        by_position=tuple(_span(differences, documents, start, end) for start, end in pairwise(edges)),
         rare=_span(_differences(reference, target, rare, ignore)[0], range(len(rare)), 0, len(rare[0]))
         if rare
         else None,
@@ -121,24 +130,24 @@ def diverge(
 def _differences(
     reference: Runner, target: Runner, rows: Sequence[Sequence[int]], done: Done
 ) -> tuple[Differences, tuple[int, int]]:
-    """Return what differs at every token, and the sizes of both vocabularies."""
+    """Return the differences at every token, and the sizes of both vocabularies."""
     shape = len(rows), len(rows[0])
-    found = Differences(np.empty(shape), np.empty(shape, dtype=np.bool_), np.empty(shape), np.empty(shape))
+    differences = Differences(np.empty(shape), np.empty(shape, dtype=np.bool_), np.empty(shape), np.empty(shape))
     sizes = 0, 0
     for index, row in enumerate(rows):
         for start, ours, theirs in _aligned(reference, target, row, index):
             sizes = ours.shape[1], theirs.shape[1]
             _refuse_other_vocabularies(ours, theirs)
-            _compare(found, index, start, ours, theirs)
+            _compare(differences, index, start, ours, theirs)
             done(len(ours))
-    return found, sizes
+    return differences, sizes
 
 
 def span_edges(length: int, border: int) -> list[int]:
-    """Return where spans by position begin, and the end: half an octave each, counted from the border both ways.
+    """Return the starts of the spans by position, and the end of the last one. Each span is half an octave wide.
 
-    On a logarithmic axis, as for the loss against context, they are equally wide, and none lies across the border.
-    What is shorter than `MIN_SPAN` or beyond `MAX_SPANS` goes into the first span, a rest at the end into the last.
+    So all spans have the same width on a logarithmic axis. None crosses the border, the trained length. Spans shorter than
+    `MIN_SPAN` or beyond `MAX_SPANS` are part of the first span, and a short rest is part of the last span.
     """
     edges = {round(border * 2 ** (step / 2)) for step in range(-40, 41)}
     inner = sorted(edge for edge in edges if MIN_SPAN <= edge < length / 2**0.25)
@@ -146,7 +155,7 @@ def span_edges(length: int, border: int) -> list[int]:
 
 
 def _aligned(reference: Runner, target: Runner, row: Sequence[int], index: int) -> Iterator[tuple[int, Logits, Logits]]:
-    """Yield the pieces of both, of the same positions, with the first of them."""
+    """Yield the pieces of both for the same positions, with the first position of each piece."""
     for (start, ours), (other, theirs) in zip(reference.logits(row), target.logits(row), strict=True):
         if (start, len(ours)) != (other, len(theirs)):
             raise ValueError(f"{len(ours)} positions from {start} do not align with {len(theirs)} from {other}")
@@ -165,7 +174,7 @@ def _refuse_not_finite(logits: Logits, runner: Runner, role: str, index: int, st
 
 
 def _refuse_other_vocabularies(ours: Logits, theirs: Logits) -> None:
-    """Return if what only one vocabulary has is padding. Raises: ConfigError."""
+    """Raise ConfigError if the additional tokens of the larger vocabulary are not padding."""
     sizes = ours.shape[1], theirs.shape[1]
     if sizes[0] == sizes[1]:
         return
@@ -180,7 +189,7 @@ def _refuse_other_vocabularies(ours: Logits, theirs: Logits) -> None:
 
 
 def _share_beyond(common: int, wide: Logits) -> float:
-    """Return how much of the probability, on average, lies on tokens from `common` on."""
+    """Return the average probability of all tokens from index `common` on."""
     shares = []
     for block in _blocks(wide):
         weights = np.exp(block - block.max(axis=1, keepdims=True))
@@ -188,17 +197,17 @@ def _share_beyond(common: int, wide: Logits) -> float:
     return float(np.concatenate(shares).mean())
 
 
-def _compare(found: Differences, index: int, start: int, ours: Logits, theirs: Logits) -> None:
-    """Fill in what differs in a piece; tokens that the reference never says count in neither."""
+def _compare(differences: Differences, index: int, start: int, ours: Logits, theirs: Logits) -> None:
+    """Write the differences of a piece into `differences`. Tokens that the reference excludes do not count in either."""
     common = min(ours.shape[1], theirs.shape[1])
     for p, q in zip(_blocks(ours[:, :common]), _blocks(theirs[:, :common]), strict=True):
         never = p < NEVER
         p[never] = q[never] = NEVER
         place = index, slice(start, start + len(p))
-        found.same[place] = p.argmax(axis=1) == q.argmax(axis=1)
-        found.difference[place] = np.abs(p - q).max(axis=1)
-        found.largest[place] = np.where(never, 0, np.abs(p)).max(axis=1)
-        found.kl[place] = _kl(p, q)
+        differences.same[place] = p.argmax(axis=1) == q.argmax(axis=1)
+        differences.difference[place] = np.abs(p - q).max(axis=1)
+        differences.largest[place] = np.where(never, 0, np.abs(p)).max(axis=1)
+        differences.kl[place] = _kl(p, q)
         start += len(p)
 
 
@@ -212,8 +221,8 @@ def _blocks(logits: Logits) -> Iterator[Array]:
 def _kl(p: Array, q: Array) -> Array:
     """Return KL(p || q) of each row of logits: the mean over p of log p - log q, in nats.
 
-    Equal logits give exactly 0. What is left of cancelling terms is near 1e-15, so a KL of 1e-9 keeps six digits; a
-    result below 0 is such a rest, and 0 is returned.
+    Equal logits give exactly 0. Rounding errors are near 1e-15, so a KL of 1e-9 has six correct digits. A negative result is
+    such an error, and becomes 0.
 
     Shapes: (tokens, vocabulary) twice -> (tokens,).
     """
@@ -221,15 +230,15 @@ def _kl(p: Array, q: Array) -> Array:
     q = q - q.max(axis=1, keepdims=True)
     weights = np.exp(p)
     total = weights.sum(axis=1)
-    # log p - log q is p - q, plus the log of the ratio of the two sums, which is the same for all tokens.
+    # log p - log q is p - q plus the log of the ratio of the two sums, which is the same for all tokens.
     mean = np.einsum("tv,tv->t", weights, p - q) / total
     divergence: Array = np.maximum(mean + np.log(np.exp(q).sum(axis=1) / total), 0.0)
     return divergence
 
 
-def _span(found: Differences, documents: Sequence[int], start: int, end: int) -> DivergenceSpan:
+def _span(differences: Differences, documents: Sequence[int], start: int, end: int) -> DivergenceSpan:
     part = slice(None), slice(start, end)
-    kl = found.kl[part]
+    kl = differences.kl[part]
     window, worst = _worst_window(kl)
     return DivergenceSpan(
         start=start,
@@ -238,8 +247,8 @@ def _span(found: Differences, documents: Sequence[int], start: int, end: int) ->
         median=float(np.median(kl)),
         p99=float(np.quantile(kl, 0.99)),
         maximum=float(kl.max()),
-        top1=float(found.same[part].mean()),
-        logit_difference=float(found.difference[part].max() / found.largest[part].max()),
+        top1=float(differences.same[part].mean()),
+        logit_difference=float(differences.difference[part].max() / differences.largest[part].max()),
         tokens=kl.size,
         window=worst,
         window_start=start + window,
@@ -247,7 +256,7 @@ def _span(found: Differences, documents: Sequence[int], start: int, end: int) ->
 
 
 def _worst_window(kl: Array) -> tuple[int, float]:
-    """Return where the `WINDOW` positions with the largest mean begin, and that mean; what is left joins the last ones.
+    """Return the start of the `WINDOW` positions with the largest mean, and this mean. A rest is part of the last window.
 
     Shapes: (rows, length).
     """

@@ -19,12 +19,12 @@ from ropetool.verification.results import FAIL, NOT_ASKED, PASS, Check
 from ropetool.verification.scoring import TARGET, Corpus, Done, Generated, Logits, Measurement, Runner
 
 NAME = "cache"
-TOKENS = 16  # generated behind each prompt
-ROWS = 2  # of each length, of documents of their own
+TOKENS = 16  # generated tokens after each prompt
+ROWS = 2  # rows of each length, from different documents
 
 
-# Nats a token that generation may be off a whole pass by the order in which sums are taken: 15 times and more what the demo is,
-# in torch and in llama.cpp; other types, ggml's, round the inputs too.
+# Nats per token: the allowed difference between generation and a whole pass, which sum in different orders. At least 15 times
+# the difference of the demo in torch and in llama.cpp. Quantised types of ggml also round the inputs and use COARSE.
 ROUNDING = {"float64": 1e-8, "float32": 1e-8, "F32": 1e-8, "float16": 1e-4, "F16": 1e-4}
 COARSE = 2e-3
 
@@ -33,9 +33,11 @@ COARSE = 2e-3
 class CacheLength:
     """Generation of the last tokens of rows of `length` tokens after a prompt, compared with whole passes.
 
-    mean, maximum: of KL(whole pass || generation), in nats a token.
-    same: the share of tokens at which both have the same most likely token.
-    crosses: whether generation begins within the trained length and ends beyond it.
+    length, prompt: the tokens of a row, and of its prompt.
+    tokens: the number of generated tokens of all rows.
+    crosses: generation begins within the trained length and ends beyond it.
+    mean, maximum: of KL(whole pass || generation), in nats per token.
+    same: the share of tokens with the same likeliest token in both.
     """
 
     length: int
@@ -51,7 +53,7 @@ class CacheLength:
 class CacheResult:
     """Cached generation by length.
 
-    rounding: the type of the computation.
+    rounding: the number type of the computation.
     moving: whether the table depends on the text length.
     """
 
@@ -62,7 +64,7 @@ class CacheResult:
 
 @dataclass(frozen=True)
 class Cache:
-    """Rows of the longest length, whose beginnings are those of the others; the target alone computes them."""
+    """Rows of the longest length. Their beginnings are the rows of shorter lengths. Only the target computes them."""
 
     texts: tuple[tuple[int, ...], ...]
     lengths: tuple[int, ...]
@@ -73,26 +75,26 @@ class Cache:
         return {length: 2 * len(self.texts) for length in self.lengths} if role == TARGET else {}
 
     def run(self, runner: Runner, role: str, done: Done) -> Mapping[int, list[Generated]]:
-        """Return both kinds of logits of each row, by length; nothing of the baseline."""
+        """Return the logits of generation and of whole passes for each row, by length; empty for the baseline."""
         if role != TARGET:
             return {}
-        found = {}
+        logits = {}
         for length in self.lengths:
             count = min(TOKENS, length // 2)
-            found[length] = [
+            logits[length] = [
                 runner.generated(row[:length], count, lambda tokens: done(2 * tokens)) for row in self.texts
             ]
-        return found
+        return logits
 
     def result(self, target: Mapping[int, list[Generated]], baseline: object) -> CacheResult:
-        """Return how far the two are apart at each length."""
+        """Return the divergence of both at each length."""
         lengths = tuple(self._length(length, rows) for length, rows in target.items())
         (first, *_), *_ = target.values()
         return CacheResult(lengths, first.rounding, first.moving)
 
     def _length(self, length: int, rows: Sequence[Generated]) -> CacheLength:
         count = len(rows[0].grown)
-        found = np.concatenate([_kl(_log_probs(row.whole), _log_probs(row.grown)) for row in rows])
+        divergence = np.concatenate([_kl(_log_probs(row.whole), _log_probs(row.grown)) for row in rows])
         same = np.concatenate([row.whole.argmax(axis=1) == row.grown.argmax(axis=1) for row in rows])
         crosses = length - count <= self.trained_length < length
         return CacheLength(
@@ -100,66 +102,66 @@ class Cache:
             length - count,
             count * len(rows),
             crosses,
-            float(found.mean()),
-            float(found.max()),
+            float(divergence.mean()),
+            float(divergence.max()),
             float(same.mean()),
         )
 
 
 def prepare_cache(corpus: Corpus, lengths: Sequence[int], trained_length: int, *, seed: int) -> Cache:
-    """Return the measurement at all lengths, and at one of which generation crosses the trained length.
+    """Return the measurement at all lengths, and at one length where generation crosses the trained length.
 
-    Raises: ConfigError if no document is as long.
+    Raises: ConfigError if no document is long enough.
     """
     crossing = trained_length + TOKENS // 2
-    wanted = sorted({*lengths, *([crossing] if lengths[-1] > crossing else [])})
-    texts, _ = divergence_rows(corpus, wanted[-1], ROWS, seed)
-    return Cache(tuple(map(tuple, texts)), tuple(wanted), trained_length)
+    measured = sorted({*lengths, *([crossing] if lengths[-1] > crossing else [])})
+    texts, _ = divergence_rows(corpus, measured[-1], ROWS, seed)
+    return Cache(tuple(map(tuple, texts)), tuple(measured), trained_length)
 
 
 def _log_probs(logits: Logits) -> Array:
     wide = logits.astype(np.float64)
     wide -= wide.max(axis=1, keepdims=True)
-    found: Array = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
-    return found
+    log_probs: Array = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
+    return log_probs
 
 
 def _kl(reference: Array, other: Array) -> Array:
-    """Return KL(reference || other) of each token, in nats; not below zero, which rounding may give."""
-    found: Array = np.maximum((np.exp(reference) * (reference - other)).sum(axis=1), 0.0)
-    return found
+    """Return KL(reference || other) of each token, in nats. Values below zero from rounding become zero."""
+    divergence: Array = np.maximum((np.exp(reference) * (reference - other)).sum(axis=1), 0.0)
+    return divergence
 
 
-def cache_check(found: CacheResult) -> Check:
-    """Return whether generation with a cache has the logits of whole passes, except for rounding.
+def cache_check(result: CacheResult) -> Check:
+    """Return the check that generation with a cache has the logits of whole passes, except for rounding.
 
     If the table depends on the text length, the method itself makes a difference, and the check only informs.
     """
-    limit = ROUNDING.get(found.rounding, COARSE)
-    worst = max(found.lengths, key=lambda entry: entry.mean)
-    told = f"largest KL between a whole pass and generation, nats per token, after {worst.prompt} tokens"
+    limit = ROUNDING.get(result.rounding, COARSE)
+    worst = max(result.lengths, key=lambda entry: entry.mean)
+    detail = f"largest KL between a whole pass and generation, nats per token, after {worst.prompt} tokens"
     if worst.mean <= limit:
-        return Check("cache", worst.mean, limit, PASS, told)
-    if found.moving:
+        return Check("cache", worst.mean, limit, PASS, detail)
+    if result.moving:
         return Check(
             "cache", worst.mean, limit, NOT_ASKED,
-            f"{told}; the table depends on the text length, and cached keys keep earlier tables",
+            f"{detail}; the table depends on the text length, and cached keys keep earlier tables",
         )  # fmt: skip
-    return Check("cache", worst.mean, limit, FAIL, told)
+    return Check("cache", worst.mean, limit, FAIL, detail)
 
 
-def cache_section(found: CacheResult) -> Section:
-    """Return how far generation with a growing cache is from whole passes, by length."""
+def cache_section(result: CacheResult) -> Section:
+    """Return the report's table of the difference between cached generation and whole passes."""
     rows = tuple(
         row(
             f"{entry.prompt}-{entry.length - 1}", "crosses the trained length" if entry.crosses else "",
             str(entry.tokens), number(entry.mean), number(entry.maximum), f"{entry.same:.3f}",
         )
-        for entry in found.lengths
+        for entry in result.lengths
     )  # fmt: skip
     legend = (
         ("positions", "the tokens that are generated one by one, after a prompt of all tokens before them"),
-        ("KL", f"KL(whole pass || generation), nats per token, computed in {found.rounding}"),
+        ("KL", f"KL(whole pass || generation), nats per token, computed in {result.rounding}"),
         ("same", "share of tokens for which both have the same likeliest token"),
     )
     moving = (
@@ -167,12 +169,12 @@ def cache_section(found: CacheResult) -> Section:
         "earlier tables, so the measured losses do not apply to generation"
     )
     head = ("positions", "", "tokens", "mean KL", "maximum", "same")
-    notes = (moving,) if found.moving else ()
+    notes = (moving,) if result.moving else ()
     title = "Cached generation: does it equal a whole pass?"
     return Section("cache", title, Table(head, rows, words=(0, 1)), legend, notes)
 
 
-def _prepare(setting: Setting, made: Sequence[Measurement]) -> Cache:
+def _prepare(setting: Setting, prepared: Sequence[Measurement]) -> Cache:
     return prepare_cache(setting.corpus, setting.lengths, setting.trained_length, seed=setting.seed)
 
 

@@ -1,8 +1,8 @@
 """One long pass: the loss of every token beyond the trained length, by position, and the loss of key tokens.
 
-Each token is scored a second time in a window of the trained length, so that hard and easy places cancel out. Most
-tokens follow from the last few hundred. A judge, a model that reads the whole length, selects the tokens that do not:
-the key tokens.
+Each token is scored a second time in a window of the trained length, so that hard and easy places cancel out. Most tokens
+depend only on the last few hundred tokens. A judge, which is a model that reads the whole length, selects the others: the
+key tokens.
 Source: Fang et al., What is wrong with perplexity for long-context language modeling?, arXiv 2410.23771, section 3.
 """
 
@@ -28,19 +28,20 @@ from ropetool.verification.scoring import JUDGE, TARGET, Corpus, Done, Measureme
 from ropetool.verification.statistics import clustered, clustered_sums, lower_bound, paired_difference
 from ropetool.verification.suites import FAR, KEY_TOKENS
 
-GAIN = 2.0  # nats, by which the long context has to help the judge
-LIKELY = -2.0  # the log-probability that the judge has to give the token with it
-MOST_SPANS = 16  # of positions
-FEWEST = 300  # key tokens, below which nothing is judged
+GAIN = 2.0  # nats: the long context must lower the judge's loss of a key token by this much
+LIKELY = -2.0  # the judge's smallest log-probability of a key token with the long context
+MOST_SPANS = 16  # the most spans of positions
+FEWEST = 300  # key tokens; fewer are not judged
 LONG, SHORT = "long", "short"
 
 
 @dataclass(frozen=True)
 class PassSpan:
-    """The loss at positions `start` to `end` - 1 of one long pass, in nats a token.
+    """The loss at positions `start` to `end` - 1 of one long pass, in nats per token.
 
-    truncated: the loss of the baseline on the same tokens, in windows of its trained length.
-    difference: the target minus the baseline, paired.
+    loss: the target's loss.
+    truncated: the baseline's loss on the same tokens, in windows of its trained length.
+    difference: loss minus truncated, paired.
     """
 
     start: int
@@ -52,7 +53,13 @@ class PassSpan:
 
 @dataclass(frozen=True)
 class LongPassResult:
-    """The loss by position in passes of `length` tokens. note: the reason why it decides little, or empty."""
+    """The loss by position in long passes.
+
+    length: the tokens of a pass.
+    places, documents: the number of passes, and of their documents.
+    spans: the losses by position.
+    note: the reason why the result is not precise, or "".
+    """
 
     length: int
     places: int
@@ -63,12 +70,15 @@ class LongPassResult:
 
 @dataclass(frozen=True)
 class KeyTokenResult:
-    """The loss of key tokens, in nats: of `scored` tokens the judge selected `tokens`.
+    """The loss of key tokens, in nats per token.
 
-    loss: of the target with `length` tokens of context.
-    truncated: of the baseline with the context that fits its trained length.
+    length: the tokens of a row.
+    tokens, scored: the number of key tokens, and of all tokens among which the judge selected them.
+    places, documents: the number of places, and of their documents.
+    loss: the target's loss with `length` tokens of context.
+    truncated: the baseline's loss with the context that fits its trained length.
     gain: truncated minus loss, paired.
-    note: the reason why nothing is judged, or empty.
+    note: the reason why nothing is judged, or "".
 
     The losses are None if the judge selected no token. Without a judge, the tokens of the farthest copies are used, and
     the gain is the gain from the copy.
@@ -101,25 +111,25 @@ class LongPass:
 
     @property
     def step(self) -> int:
-        """How many tokens a window of the trained length scores."""
+        """The number of scored tokens in a window of the trained length."""
         return self.trained_length // 2
 
     def rows(self, role: str) -> Mapping[int, int]:
-        """Return the rows of a model: the target reads all, the baseline what fits its trained length, a judge both."""
+        """Return the number of rows by length. Target and judge read whole passes and windows, the baseline only windows."""
         windows = {self.trained_length: len(self.places) * self.scored // self.step}
         whole = {self.length: len(self.places)}
         return {**windows, **whole} if role in (TARGET, JUDGE) else windows
 
     def run(self, runner: Runner, role: str, done: Done) -> Mapping[str, Array]:
-        """Return the losses behind long and short contexts, in nats. Shapes: (places, scored)."""
-        found = {SHORT: self._short(runner, done)}
+        """Return the losses after long and short contexts, in nats. Shapes: (places, scored)."""
+        losses = {SHORT: self._short(runner, done)}
         if role in (TARGET, JUDGE):
             rows = [row(self.corpus, place, self.length) for place in self.places]
-            found[LONG] = runner.score(rows, self.scored, done).losses
-        return found
+            losses[LONG] = runner.score(rows, self.scored, done).losses
+        return losses
 
     def result(self, target: Mapping[str, Array], baseline: Mapping[str, Array] | None) -> LongPassResult:
-        """Return the losses by position, beside the baseline's of the same tokens in windows of its trained length."""
+        """Return the losses by position, and the baseline's losses of the same tokens in windows of its trained length."""
         own = target if baseline is None else baseline
         documents = [place.document for place in self.places]
         width = -(-self.scored // self.step // MOST_SPANS) * self.step
@@ -141,7 +151,7 @@ class LongPass:
     def key_tokens(
         self, target: Mapping[str, Array], baseline: Mapping[str, Array] | None, judge: Mapping[str, Array]
     ) -> KeyTokenResult:
-        """Return what the tokens that the judge chose cost the target, and its gain over the baseline's truncated text."""
+        """Return the target's loss of the tokens that the judge chose, and its gain over the baseline's truncated text."""
         own = target if baseline is None else baseline
         chosen = key_tokens(judge[LONG], judge[SHORT])
         counts, documents = chosen.sum(axis=1), [place.document for place in self.places]
@@ -161,7 +171,7 @@ class LongPass:
         )  # fmt: skip
 
     def _short(self, runner: Runner, done: Done) -> Array:
-        """Return what the tokens cost in windows of the trained length. Shapes: (places, scored)."""
+        """Return the losses in windows of the trained length, in nats. Shapes: (places, scored)."""
         ends = range(self.scored - self.step, -1, -self.step)
         rows = [
             row(self.corpus, Segment(place.document, place.end - back), self.trained_length)
@@ -171,13 +181,13 @@ class LongPass:
 
 
 def key_tokens(long: Array, short: Array) -> npt.NDArray[np.bool_]:
-    """Return which tokens a judge predicts with the long context and not without it, from its losses in nats."""
-    found: npt.NDArray[np.bool_] = (short - long > GAIN) & (-long > LIKELY)
-    return found
+    """Return which tokens a judge predicts only with the long context. long, short: the judge's losses in nats."""
+    chosen: npt.NDArray[np.bool_] = (short - long > GAIN) & (-long > LIKELY)
+    return chosen
 
 
 def of_copies(far: FarResult | None, trained_length: int) -> KeyTokenResult | None:
-    """Return what stands in without a judge: the tokens of the farthest copies, which no text but the copy tells."""
+    """Return the result without a judge: the tokens of the farthest copies, which are predictable only from the copy."""
     beyond = [entry for entry in far.distances if entry.distance > trained_length] if far is not None else []
     if far is None or not beyond:
         return None
@@ -190,9 +200,9 @@ def of_copies(far: FarResult | None, trained_length: int) -> KeyTokenResult | No
 
 
 def prepare_long_pass(corpus: Corpus, length: int, trained_length: int, *, count: int, seed: int) -> LongPass:
-    """Return the measurement at one length, with up to `count` places of which all tokens beyond the trained length count.
+    """Return the measurement at one length, with up to `count` places. All tokens beyond the trained length are scored.
 
-    Raises: ConfigError if no document is as long.
+    Raises: ConfigError if no document is long enough.
     """
     step = trained_length // 2
     scored = max(step, (length - trained_length) // step * step)
@@ -201,19 +211,19 @@ def prepare_long_pass(corpus: Corpus, length: int, trained_length: int, *, count
     return LongPass(corpus, places, length, trained_length, scored)
 
 
-def key_tokens_check(found: KeyTokenResult, name: str = "key tokens") -> Check:
-    """Return the line on key tokens, which informs: as proof that far text is read they count under `far text`."""
-    if found.note or found.gain is None:
-        return Check(name, None, None, NOT_ASKED, found.note)
-    told = (
-        f"95 % lower bound of the gain over truncation on {found.tokens} of {found.scored} tokens, nats per token; "
-        f"the mean is {found.gain.mean:.2f}"
+def key_tokens_check(result: KeyTokenResult, name: str = "key tokens") -> Check:
+    """Return the line on key tokens, which only informs. The check `far text` uses them as evidence."""
+    if result.note or result.gain is None:
+        return Check(name, None, None, NOT_ASKED, result.note)
+    detail = (
+        f"95 % lower bound of the gain over truncation on {result.tokens} of {result.scored} tokens, nats per token; "
+        f"the mean is {result.gain.mean:.2f}"
     )
-    return Check(name, lower_bound(found.gain), 0.0, NOT_ASKED, told)
+    return Check(name, lower_bound(result.gain), 0.0, NOT_ASKED, detail)
 
 
 def token_evidence(name: str) -> Callable[[KeyTokenResult, Grading], list[Evidence]]:
-    """Return what takes the gain on some tokens as evidence. name: of the tokens."""
+    """Return a function that uses the gain on key tokens as evidence. name: the words for these tokens."""
 
     def evidence(tokens: KeyTokenResult, grading: Grading) -> list[Evidence]:
         if tokens.gain is None or tokens.note:
@@ -223,7 +233,7 @@ def token_evidence(name: str) -> Callable[[KeyTokenResult, Grading], list[Eviden
     return evidence
 
 
-def _long_pass(found: LongPassResult) -> Section:
+def _long_pass(result: LongPassResult) -> Section:
     rows = tuple(
         cells_of(
             f"{span.start}-{span.end - 1}",
@@ -231,51 +241,51 @@ def _long_pass(found: LongPassResult) -> Section:
             with_interval(span.loss),
             change(span.difference),
         )
-        for span in found.spans
+        for span in result.spans
     )
     legend = (
-        ("position", f"position of the tokens in rows of {found.length} tokens"),
+        ("position", f"position of the tokens in rows of {result.length} tokens"),
         (
             "truncated",
             "nats per token, baseline after text of its trained length; loss: target in one pass",
         ),
         ("difference", "loss minus truncated, same tokens, ± 95 % interval; above 0, the longer context does harm"),
     )
-    notes = (found.note,) if found.note else ()
+    notes = (result.note,) if result.note else ()
     head = ("position", "truncated", "loss", "difference")
-    title = f"Loss by position: {found.places} passes of {found.documents} documents"
+    title = f"Loss by position: {result.places} passes of {result.documents} documents"
     return Section("by-position", title, Table(head, rows), legend, notes)
 
 
-def _key_tokens(found: KeyTokenResult, judge: str | None) -> Section:
-    values = (found.truncated, found.loss)
+def _key_tokens(result: KeyTokenResult, judge: str | None) -> Section:
+    values = (result.truncated, result.loss)
     cells = [NONE if value is None else with_interval(value) for value in values]
-    rows = (cells_of(f"{found.tokens} of {found.scored}", *cells, change(found.gain)),)
+    rows = (cells_of(f"{result.tokens} of {result.scored}", *cells, change(result.gain)),)
     by = f"chosen by {judge}" if judge else "tokens of the farthest copies, without a judge"
     legend = (
-        ("tokens", f"{by}, in {found.places} places of {found.documents} documents"),
-        ("truncated", f"nats per token after text of the trained length; long: after {found.length} tokens"),
+        ("tokens", f"{by}, in {result.places} places of {result.documents} documents"),
+        ("truncated", f"nats per token after text of the trained length; long: after {result.length} tokens"),
         (
             "gain",
             "truncated minus long, or the gain from the copy, paired, ± 95 % interval; above 0, the model uses distant text",
         ),
     )
-    notes = (found.note,) if found.note else ()
+    notes = (result.note,) if result.note else ()
     head = ("tokens", "truncated", "long", "gain")
     return Section("key-tokens", "Key tokens: predictable only from distant text", Table(head, rows), legend, notes)
 
 
-def _prepare(setting: Setting, made: Sequence[Measurement]) -> LongPass | None:
+def _prepare(setting: Setting, prepared: Sequence[Measurement]) -> LongPass | None:
     longest = setting.lengths[-1]
-    if longest <= setting.trained_length or any(isinstance(m, LongPass) for m in made):
+    if longest <= setting.trained_length or any(isinstance(m, LongPass) for m in prepared):
         return None
     count, seed = setting.suite.segments, setting.seed
     return prepare_long_pass(setting.corpus, longest, setting.trained_length, count=count, seed=seed)
 
 
-def _prepare_judged(setting: Setting, made: Sequence[Measurement]) -> LongPass | None:
-    """Return the long pass that a judge reads too; without one, key tokens are those of copies."""
-    return _prepare(setting, made) if setting.judged else None
+def _prepare_judged(setting: Setting, prepared: Sequence[Measurement]) -> LongPass | None:
+    """Return the long pass that a judge reads too, or None without a judge."""
+    return _prepare(setting, prepared) if setting.judged else None
 
 
 def _of_copies(results: Mapping[str, Any], trained_length: int) -> KeyTokenResult | None:

@@ -40,19 +40,21 @@ from ropetool.verification.statistics import (
 )
 
 JUDGED = {**TONES, NOT_JUDGED: WARN}
-OTHER = "other"  # texts of no kind that is known, beside such of a known one
+OTHER = "other"  # the name for texts of unknown kind
 Losses = Mapping[int, Array]
-"""By length. Shapes: (segments of that length, scored). Units: nats."""
+"""The losses by length, in nats. Shapes: (segments of this length, scored)."""
 
 
 @dataclass(frozen=True)
 class LastSegment:
-    """The segments of each length, and those within the trained length that the comparisons need.
+    """The segments of each length, and of further lengths within the trained length for comparisons.
 
     asked: the lengths to report.
-    margin: the loss that the target may have more, in nats a token.
+    trained_length, context_length: tokens; `context_length` is None if only the lengths count.
+    margin: the largest allowed increase of the loss, in nats per token.
     scored: the number of scored tokens at the end of a segment.
-    baseline_reach: the longest row that the baseline can read.
+    chosen: the segments by length.
+    baseline_reach: the longest row that the baseline can read, in tokens; None for no limit.
     """
 
     corpus: Corpus
@@ -69,7 +71,7 @@ class LastSegment:
         return {length: len(self.chosen[length]) for length in self._lengths(role)}
 
     def _lengths(self, role: str) -> list[int]:
-        """Return the lengths that a model reads, short ones first; beyond the trained one nothing is held against the baseline."""
+        """Return the lengths that a model reads, short ones first."""
         limit = self.baseline_reach if role == BASELINE else None
         return [length for length in sorted(self.chosen) if limit is None or length <= limit]
 
@@ -82,10 +84,10 @@ class LastSegment:
         return losses
 
     def result(self, target: Losses, baseline: Losses | None) -> tuple[LengthResult, ...]:
-        """Return what was found at each length asked for; without a baseline the target is its own."""
+        """Return the result at each length of `asked`. Without a baseline, the target is compared with itself."""
         before = {longer: shorter for shorter, longer in pairwise(self.asked)}
-        found = [self._compared(length, before.get(length), target, baseline) for length in self.asked]
-        return tuple(judged(found, self.margin))
+        results = [self._compared(length, before.get(length), target, baseline) for length in self.asked]
+        return tuple(judged(results, self.margin))
 
     def documents(self) -> tuple[str, ...]:
         """Return the names of the documents that are read."""
@@ -96,7 +98,7 @@ class LastSegment:
         segments = self.chosen[length]
         documents = [segment.document for segment in segments]
         within = length <= self.trained_length
-        # The segments of a length are the first ones of every shorter length, so these are the same tokens.
+        # Each shorter length begins with the segments of the longer one, so these are the same tokens.
         reference = (target if baseline is None else baseline)[min(length, self.trained_length)][: len(segments)]
         shown = baseline.get(length) if baseline is not None else reference if within else None
         own_figure = baseline is None and within
@@ -126,12 +128,12 @@ class LastSegment:
         )
 
     def _by_kind(self, differences: Array, documents: Sequence[int]) -> tuple[KindResult, ...]:
-        """Return the differences of each kind of text apart, where there are several."""
+        """Return the difference for each kind of text, or an empty tuple if there is only one kind."""
         kinds = self.corpus.kinds
-        found = sorted({kinds[document] for document in documents}) if kinds else []
-        if len(found) < 2:
+        present = sorted({kinds[document] for document in documents}) if kinds else []
+        if len(present) < 2:
             return ()
-        chosen = {kind: [i for i, document in enumerate(documents) if kinds[document] == kind] for kind in found}
+        chosen = {kind: [i for i, document in enumerate(documents) if kinds[document] == kind] for kind in present}
         return tuple(
             KindResult(kind or OTHER, clustered(differences[rows], [documents[i] for i in rows]))
             for kind, rows in chosen.items()
@@ -174,19 +176,19 @@ def prepare_last_segment(
     )
 
 
-def judged(found: Sequence[LengthResult], margin: float) -> list[LengthResult]:
+def judged(results: Sequence[LengthResult], margin: float) -> list[LengthResult]:
     """Return the lengths with their verdicts. Lengths without a comparison or with too little text stay not judged."""
-    known = [entry for entry in found if not entry.partial and entry.difference_to_truncation is not None]
-    said = verdicts([entry.difference_to_truncation for entry in known if entry.difference_to_truncation], margin)
-    by_length = {entry.length: verdict for entry, verdict in zip(known, said, strict=True)}
-    return [_with(entry, by_length[entry.length]) if entry.length in by_length else entry for entry in found]
+    known = [entry for entry in results if not entry.partial and entry.difference_to_truncation is not None]
+    each = verdicts([entry.difference_to_truncation for entry in known if entry.difference_to_truncation], margin)
+    by_length = {entry.length: verdict for entry, verdict in zip(known, each, strict=True)}
+    return [_with(entry, by_length[entry.length]) if entry.length in by_length else entry for entry in results]
 
 
 def verdicts(differences: Sequence[Estimate], margin: float, error: float = ERROR) -> list[str]:
-    """Return the verdict of the difference at each length. Units: the margin in nats a token.
+    """Return the verdict of the difference at each length. margin: nats per token.
 
-    A length is better or worse if this is sure over all lengths together, by Holm's rule: one of many lengths is always
-    the worst. `no worse` needs no such rule, because each length has to show it.
+    A length is better or worse if this is significant over all lengths together, by Holm's rule, because one of many lengths
+    is always the worst. `no worse` does not need such a rule, because each length has its own verdict.
     """
     worse = rejected([chance_of_less(difference, margin) for difference in differences], error)
     better = rejected([chance_of_more(difference, 0.0) for difference in differences], error)
@@ -206,22 +208,20 @@ def _with(entry: LengthResult, verdict: str) -> LengthResult:
 
 
 def perplexity(loss: float) -> float:
-    """Return e to the loss, infinite where that is beyond a float."""
+    """Return e to the power of the loss, or infinity if this is too large for a float."""
     return math.exp(loss) if loss < 709 else math.inf
 
 
 def row(corpus: Corpus, segment: Segment, length: int) -> list[int]:
-    """Return the model input of `length` tokens that ends where the segment does: the prefix, then the text."""
+    """Return the model input of `length` tokens that ends at the segment's end: the prefix, then the text."""
     tokens = corpus.tokens[segment.document]
     return [*corpus.prefix, *tokens[segment.end - length + len(corpus.prefix) : segment.end].tolist()]
 
 
 def _loss(result: VerifyResult) -> Section:
     trained, limit = result.trained_length, asked(result)
-    shown = {
-        NOT_JUDGED: NONE,
-        NO_WORSE: f"within {limit}",
-    }  # beside a ratio above 1, "no worse" would read as a contradiction
+    # "no worse" would look like a contradiction next to a ratio above 1.
+    shown = {NOT_JUDGED: NONE, NO_WORSE: f"within {limit}"}
     rows = tuple(
         cells(
             str(entry.length),
@@ -293,7 +293,7 @@ def _worth(result: VerifyResult) -> Section:
 
 
 def _kinds(result: VerifyResult) -> Section:
-    """Return the differences by kind of text, at the trained length and at the longest one."""
+    """Return the table of differences by kind of text, at the trained length and at the longest length."""
     trained = [entry for entry in result.lengths if entry.length <= result.trained_length]
     shown = {entry.length: entry for entry in (*trained[-1:], result.lengths[-1])}
     rows = tuple(
@@ -313,12 +313,12 @@ def _kinds(result: VerifyResult) -> Section:
 
 
 def texts_of(entry: LengthResult) -> str:
-    """Return in how many texts the segments of a length lie."""
+    """Return the number of texts with segments of a length, in words."""
     return f"{entry.documents} text{'' if entry.documents == 1 else 's'}"
 
 
 def asked(result: VerifyResult) -> str:
-    """Return the limit of the ratio, as the gate states it."""
+    """Return the limit of the ratio from the gate's check, in words."""
     limits = [check.limit for check in result.checks if check.name == "ratio" and check.limit is not None]
     return f"{limits[0]:g}" if limits else "the limit"
 
@@ -330,7 +330,7 @@ def _sections(lengths: Sequence[LengthResult], result: VerifyResult) -> Iterator
         yield _kinds(result)
 
 
-def _prepare(setting: Setting, made: Sequence[Measurement]) -> LastSegment:
+def _prepare(setting: Setting, prepared: Sequence[Measurement]) -> LastSegment:
     return prepare_last_segment(
         setting.corpus, setting.lengths, setting.trained_length, context_length=setting.context_length,
         margin=setting.limits.asked.margin, segments=setting.suite.segments, seed=setting.seed,
@@ -339,7 +339,7 @@ def _prepare(setting: Setting, made: Sequence[Measurement]) -> LastSegment:
 
 
 def _evidence(lengths: Sequence[LengthResult], grading: Grading) -> list[Evidence]:
-    """Return the gain over truncation at the configured context, in nats a token."""
+    """Return the gain over truncation at the configured context length, in nats per token."""
     reached = reaching(lengths, grading.context_length)
     if not reached or reached[0].difference_to_truncation is None:
         return []
@@ -354,7 +354,7 @@ def _checks(lengths: Sequence[LengthResult], grading: Grading) -> list[Check]:
 
 
 def reaching(lengths: Sequence[LengthResult], context_length: int) -> list[LengthResult]:
-    """Return the results at the configured context and beyond that have enough text."""
+    """Return the results with enough text at the configured context length and beyond."""
     return [entry for entry in lengths if entry.length >= context_length and not entry.partial]
 
 

@@ -1,7 +1,4 @@
-"""Compare a checkpoint with itself, rounded as a different runtime rounds, and find the tokens whose experts are tied.
-
-Does not know the limits, nor the operations that are rounded.
-"""
+"""The noise of a checkpoint: its divergence from itself with a different rounding, and the tokens whose experts are tied."""
 
 from __future__ import annotations
 
@@ -14,21 +11,26 @@ from ropetool.rope.tables import Array
 from ropetool.verification.results import DivergenceResult, Noise
 from ropetool.verification.scoring import Logits, Runner, Wrapped
 
-# Times the median by which rounding moves a probability. Rounding alone moves the worst token by some ten times the median,
-# another expert by thousands.
+# A token is tied if a probability moves by more than this multiple of the median. Rounding moves the worst token by about ten
+# times the median, and a different expert moves it by thousands of times.
 JUMP = 30.0
-FAR = 0.01  # of a probability: so far nothing but another expert moves it, be it at most tokens
-MOST_TIED = 0.1  # of all tokens; where rounding decides the routing of more, the rest says little
+FAR = 0.01  # a move of a probability by more than this always comes from a different expert, even at most tokens
+MOST_TIED = 0.1  # share of all tokens; if more tokens are tied, the rest is not representative
 
 Compare = Callable[[Runner], DivergenceResult]
 
 
 def with_noise(
-    compare: Compare, found: DivergenceResult, reference: Runner, target: Runner, noisy: Sequence[Runner], routed: bool
+    compare: Compare,
+    divergence: DivergenceResult,
+    reference: Runner,
+    target: Runner,
+    noisy: Sequence[Runner],
+    routed: bool,
 ) -> tuple[DivergenceResult, Noise]:
     """Return the divergence of the target, and the noise of the reference.
 
-    compare: returns the divergence of a runner from the reference. found: the divergence of the target.
+    compare: returns the divergence of a runner from the reference. divergence: the divergence of the target.
     noisy: the reference with noise. If two experts are nearly tied, one of these runners chooses the second one.
     routed: the model has experts. Tokens that noise sends to other experts count as equal, up to a share of `MOST_TIED`.
     """
@@ -36,13 +38,13 @@ def with_noise(
     if routed:
         own = tuple(compare(LeavingOut(each, reference, ties)) for each in noisy)
         if ties.count <= MOST_TIED * ties.tokens:
-            found = compare(LeavingOut(target, reference, ties)) if ties.count else found
-            return found, Noise(own, ties.count, ties.tokens, left_out=True)
-    return found, Noise(tuple(map(compare, noisy)), ties.count, ties.tokens, left_out=False)
+            divergence = compare(LeavingOut(target, reference, ties)) if ties.count else divergence
+            return divergence, Noise(own, ties.count, ties.tokens, left_out=True)
+    return divergence, Noise(tuple(map(compare, noisy)), ties.count, ties.tokens, left_out=False)
 
 
 class Ties:
-    """The tokens that noise moves much more than most. It remembers the rows that it was asked about."""
+    """The tokens that noise moves much more than most tokens. Each row is computed once."""
 
     def __init__(self, reference: Runner, noisy: Sequence[Runner]) -> None:
         self._reference, self._noisy = reference, noisy
@@ -67,7 +69,7 @@ class Ties:
         return sum(row.size for row in self._rows.values())
 
     def _moved(self, ids: Sequence[int], noisy: Runner) -> Array:
-        """Return by how much the probability moves most, of each token of a row. Shapes: -> (tokens,)."""
+        """Return the largest move of a probability at each token of a row. Shapes: -> (tokens,)."""
         pieces = zip(self._reference.logits(ids), noisy.logits(ids), strict=True)
         return np.concatenate(
             [np.abs(_probabilities(ours) - _probabilities(theirs)).max(axis=1) for (_, ours), (_, theirs) in pieces]
@@ -75,7 +77,7 @@ class Ties:
 
 
 class LeavingOut(Wrapped):
-    """A runner that gives the logits of the reference for tokens that are tied."""
+    """A runner that returns the logits of the reference for tied tokens."""
 
     def __init__(self, runner: Runner, reference: Runner, ties: Ties) -> None:
         super().__init__(runner)

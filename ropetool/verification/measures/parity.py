@@ -1,4 +1,4 @@
-"""Two files of one model in two runtimes: how far apart their next-token logits are on one passage."""
+"""The difference of the logits of a directory in transformers and of its GGUF file in llama.cpp, on one passage."""
 
 from __future__ import annotations
 
@@ -16,17 +16,22 @@ from ropetool.verification.texts import Document
 
 @dataclass(frozen=True)
 class Parity:
-    """The largest difference of two logits, as a part of the largest logit, over so many tokens."""
+    """The result of a comparison of logits.
+
+    difference: the largest difference of two logits, divided by the largest logit.
+    tokens: the number of compared tokens.
+    """
 
     difference: float
     tokens: int
 
 
 def logit_parity(source: Path, exported: Path, passage: Document, tokens: int) -> Parity:
-    """Return how far the logits of a GGUF file are from those of the checkpoint that it was exported from.
+    """Return the difference between the logits of a GGUF file and of the checkpoint that it was exported from.
 
-    The passage is cut to that many tokens, special ones in front included. Both compute in float32 on the CPU.
-    Raises: MissingDependency before anything is computed, CheckpointError; ConfigError if the passage is too short.
+    Both compute in float32 on the CPU.
+    tokens: the passage is cut to this number of tokens, including special tokens in front.
+    Raises: MissingDependency before the computation; CheckpointError; ConfigError if the passage is too short.
     """
     with (
         closing(LlamaRunner(exported, device="cpu", dtype="float32")) as other,
@@ -35,8 +40,8 @@ def logit_parity(source: Path, exported: Path, passage: Document, tokens: int) -
         ids = [*runner.prefix, *runner.tokenize(passage.text)][:tokens]
         if len(ids) < tokens:
             raise ConfigError(f"the passage has {len(ids)} tokens, and the check needs {tokens}", where=passage.name)
-        largest, apart = 0.0, 0.0
-        for (_, wanted), (_, found) in zip(runner.logits(ids), other.logits(ids), strict=True):
-            largest = max(largest, float(np.abs(wanted).max()))
-            apart = max(apart, float(np.abs(found - wanted).max()))
-    return Parity(apart / largest, tokens)
+        largest, difference = 0.0, 0.0
+        for (_, ours), (_, theirs) in zip(runner.logits(ids), other.logits(ids), strict=True):
+            largest = max(largest, float(np.abs(ours).max()))
+            difference = max(difference, float(np.abs(theirs - ours).max()))
+    return Parity(difference / largest, tokens)

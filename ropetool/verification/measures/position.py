@@ -30,10 +30,11 @@ POSITION = "position"  # the check
 
 @dataclass(frozen=True)
 class OffsetResult:
-    """The loss of the passages after `filler` tokens of other documents.
+    """The loss of the passages after `filler` tokens of other documents, in nats per token.
 
-    change: from no filler, paired.
-    difference: from the baseline with as much filler as fits its trained length, paired. None without a baseline.
+    change: the loss minus the loss without filler, paired; None without filler.
+    difference: the loss minus the baseline's loss with as much filler as fits its trained length, paired. Without a baseline,
+      the target within its trained length is the baseline, and the value is None there.
     """
 
     filler: int
@@ -44,9 +45,13 @@ class OffsetResult:
 
 @dataclass(frozen=True)
 class PositionResult:
-    """The position probe. Passages have `passage` tokens, and the last `scored` are scored.
+    """The result of the position probe.
 
-    baseline: the loss of the baseline without filler.
+    passage, scored: the tokens of a passage, and of its scored end.
+    passages, documents: the number of passages, and of their documents.
+    offsets: the losses by filler.
+    baseline: the baseline's loss without filler, or None without a baseline.
+    note: the reason why nothing is judged, or "".
     within: the filler that makes a row as long as the trained length.
     """
 
@@ -76,7 +81,7 @@ class PositionProbe:
 
     @property
     def scored(self) -> int:
-        """How many tokens at the end of a passage are scored."""
+        """The number of scored tokens at the end of a passage."""
         return self.size // 2
 
     def rows(self, role: str) -> Mapping[int, int]:
@@ -90,9 +95,9 @@ class PositionProbe:
         }
 
     def result(self, target: Mapping[int, Array], baseline: Mapping[int, Array] | None) -> PositionResult:
-        """Return the loss behind each filler, its change from none, and from the baseline's within the trained length.
+        """Return the loss after each filler, compared with no filler and with the baseline within the trained length.
 
-        Without a baseline the target is its own, beyond the trained length.
+        Without a baseline, the target is compared with itself beyond the trained length.
         """
         documents = [passage.document for passage in self.passages]
         reference = target if baseline is None else baseline
@@ -126,16 +131,16 @@ class PositionProbe:
         return len(self.corpus.prefix) + filler + self.size
 
     def _row(self, passage: Passage, filler: int) -> list[int]:
-        # The end of the filler, so that what stands right in front of the passage is the same at every length.
+        # The end of the filler, so that the text right before the passage is the same at every length.
         return [*self.corpus.prefix, *passage.filler[len(passage.filler) - filler :], *passage.tokens]
 
 
 def prepare_position(
     corpus: Corpus, lengths: Sequence[int], trained_length: int, *, count: int, seed: int
 ) -> PositionProbe:
-    """Return the probe with rows that are exactly as long as the lengths that hold a passage, and one without filler.
+    """Return the probe with rows of exactly these lengths, if a passage fits, and with a row without filler.
 
-    The trained length is one of them where it is not beyond all lengths.
+    The trained length is one of them if it does not exceed all lengths.
 
     Raises: ConfigError if the texts are too few or too short.
     """
@@ -147,53 +152,53 @@ def prepare_position(
     return PositionProbe(corpus, passages(corpus, size, fillers[-1], count, seed), size, fillers, within)
 
 
-def position_check(found: PositionResult, grade: Grade) -> Check:
-    """Return whether a passage costs no more behind far text than the baseline's behind what fits its trained length.
+def position_check(result: PositionResult, grade: Grade) -> Check:
+    """Return the check that the loss after much filler is not above the baseline's loss within its trained length.
 
-    It passes or informs: an honest extension of a small model may cost more there, and works.
+    It passes or informs, because a correct extension of a small model may have a higher loss there and still work.
     """
-    judged = [(entry, entry.difference) for entry in found.offsets if entry.difference is not None]
-    if found.note or not any(entry.filler > found.within for entry, _ in judged):
-        return Check(POSITION, None, grade.margin, NOT_RUN, found.note or NOTHING_BEYOND)
+    judged = [(entry, entry.difference) for entry in result.offsets if entry.difference is not None]
+    if result.note or not any(entry.filler > result.within for entry, _ in judged):
+        return Check(POSITION, None, grade.margin, NOT_RUN, result.note or NOTHING_BEYOND)
     uppers = [upper_bound(difference) for _, difference in judged]
-    surely = rejected([chance_of_less(difference, grade.margin) for _, difference in judged])
-    places: Sequence[int] = [i for i, sure in enumerate(surely) if sure] or range(len(judged))
-    at = max(places, key=lambda i: judged[i][1].mean if any(surely) else uppers[i])
+    worse = rejected([chance_of_less(difference, grade.margin) for _, difference in judged])
+    places: Sequence[int] = [i for i, is_worse in enumerate(worse) if is_worse] or range(len(judged))
+    at = max(places, key=lambda i: judged[i][1].mean if any(worse) else uppers[i])
     entry, difference = judged[at]
     where = f"loss after {entry.filler} tokens of other text, minus the baseline's loss within its trained length, nats per token"
-    if any(surely):
+    if any(worse):
         return Check(POSITION, lower_bound(difference), grade.margin, NOT_ASKED, f"95 % lower bound: {where}")
     verdict = PASS if uppers[at] <= grade.margin else NOT_ASKED
     return Check(POSITION, uppers[at], grade.margin, verdict, f"largest 95 % upper bound: {where}")
 
 
-def _position(found: PositionResult) -> Section:
+def _position(result: PositionResult) -> Section:
     rows = tuple(
         row(str(entry.filler), with_interval(entry.loss), change(entry.change), change(entry.difference))
-        for entry in found.offsets
+        for entry in result.offsets
     )
-    if found.baseline is not None:
-        rows = (*rows, row("baseline", with_interval(found.baseline), NONE, NONE))
+    if result.baseline is not None:
+        rows = (*rows, row("baseline", with_interval(result.baseline), NONE, NONE))
     legend = [
         ("filler", "tokens of other documents before the passage"),
         (
             "loss",
-            f"nats per token, over the last {found.scored} of {found.passage} tokens (95 % interval over documents)",
+            f"nats per token, over the last {result.scored} of {result.passage} tokens (95 % interval over documents)",
         ),
         ("change", "loss minus the loss without filler, paired, ± 95 % interval; above 0, a later position does harm"),
     ]
-    if any(entry.difference for entry in found.offsets):
+    if any(entry.difference for entry in result.offsets):
         legend.append(
             ("difference", "loss minus the baseline's loss after the filler that fits its trained length, paired")
         )
-    if found.baseline is not None:
+    if result.baseline is not None:
         legend.append(("baseline", "without filler"))
-    title = f"Position probe: {found.passages} passages of {found.documents} documents after filler"
-    notes = (found.note,) if found.note else ()
+    title = f"Position probe: {result.passages} passages of {result.documents} documents after filler"
+    notes = (result.note,) if result.note else ()
     return Section("position", title, Table(("filler", "loss", "change", "difference"), rows), tuple(legend), notes)
 
 
-def _prepare(setting: Setting, made: Sequence[Measurement]) -> PositionProbe:
+def _prepare(setting: Setting, prepared: Sequence[Measurement]) -> PositionProbe:
     count, seed = setting.suite.passages, setting.seed
     return prepare_position(setting.corpus, setting.lengths, setting.trained_length, count=count, seed=seed)
 

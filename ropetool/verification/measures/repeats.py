@@ -1,6 +1,6 @@
-"""Far dependence: how much better a passage is predicted if a copy of it is far in front.
+"""Use of long-range context: the gain in predicting a passage from a distant copy of it.
 
-The scored tokens and the text between are the same with and without the copy.
+The scored tokens, and the text between copy and passage, are the same with and without the copy.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ COPIES = "copies"  # the check
 
 @dataclass(frozen=True)
 class DistanceResult:
-    """The share of right tokens, `distance` tokens after a copy (`repeated`) or other text (`unrelated`).
+    """The share of correctly predicted tokens, `distance` tokens after a copy (`repeated`) or other text (`unrelated`).
 
     gain: repeated minus unrelated, paired.
     change: the gain minus the gain within the trained length, paired. None within it.
-    nats: how much the copy lowers the loss, in nats a token, paired.
+    nats: the decrease of the loss by the copy, in nats per token, paired.
     """
 
     distance: int
@@ -52,10 +52,13 @@ class DistanceResult:
 
 @dataclass(frozen=True)
 class FarResult:
-    """Far dependence by distance. A distance counts the tokens from a token to its copy.
+    """The gain from copies by distance, which is the number of tokens from a token to its copy.
 
+    passage, scored: the tokens of a passage, and of its scored end.
+    passages, documents: the number of passages, and of their documents.
+    note: the reason why nothing is judged, or "".
     within: the largest distance within the trained length, or 0.
-    own: the gain of the baseline at that distance, or of the target without a baseline.
+    own: the gain of the baseline at this distance, or of the target without a baseline.
     """
 
     passage: int
@@ -70,9 +73,10 @@ class FarResult:
 
 @dataclass(frozen=True)
 class FarDependence:
-    """The passages, and the distances from a token to its copy. The baseline gets those within its trained length.
+    """The passages, and the distances from a token to its copy. The baseline gets distances within its trained length.
 
-    within: the largest of these distances, without the prefix, or 0.
+    size: the tokens of a passage.
+    within: the largest distance within the trained length, without the prefix, or 0.
     """
 
     corpus: Corpus
@@ -84,7 +88,7 @@ class FarDependence:
 
     @property
     def scored(self) -> int:
-        """How many tokens at the end of a passage are scored."""
+        """The number of scored tokens at the end of a passage."""
         return self.size // 2
 
     def rows(self, role: str) -> Mapping[int, int]:
@@ -92,23 +96,23 @@ class FarDependence:
         return {front + distance: 2 * len(self.passages) for distance in self._distances(role)}
 
     def run(self, runner: Runner, role: str, done: Done) -> Mapping[int, Array]:
-        """Return by distance whether each token was the likeliest, and what it cost.
+        """Return for each distance whether each token was the likeliest one, and its loss in nats.
 
-        Shapes: (2, 2, passages, scored), hits before losses, and repeated before unrelated. Units: nats.
+        Shapes: (2, 2, passages, scored), hits before losses, and repeated before unrelated.
         """
-        found = {}
+        figures = {}
         for distance in self._distances(role):
             rows = [self._row(p, p.tokens, distance) for p in self.passages]
             rows += [self._row(p, p.unrelated, distance) for p in self.passages]
             scores = runner.score(rows, self.scored, done)
             both = np.stack([scores.hits.astype(float), scores.losses])
-            found[distance] = both.reshape(2, 2, len(self.passages), self.scored)
-        return found
+            figures[distance] = both.reshape(2, 2, len(self.passages), self.scored)
+        return figures
 
     def result(self, target: Mapping[int, Array], baseline: Mapping[int, Array] | None) -> FarResult:
-        """Return both accuracies and the gain at each distance, and what it is less than that within the trained length.
+        """Return the shares and the gain at each distance, compared with the gain within the trained length.
 
-        That is the baseline's, or without one the target's own, at the largest distance there.
+        This is the gain of the baseline, or of the target without a baseline, at the largest distance there.
         """
         documents = [passage.document for passage in self.passages]
         gains = {distance: hits[0] - hits[1] for distance, (hits, _) in target.items()}
@@ -150,9 +154,11 @@ def prepare_far(
     distances: Sequence[int] | None = None,
     ends: bool = False,
 ) -> FarDependence:
-    """Return the measurement at distances that double from half the trained length and end on the longest length.
+    """Return the measurement at distances that double from half of the trained length, up to the longest length.
 
-    ends: the shortest and the longest alone.
+    count: the number of passages.
+    distances: replaces these distances.
+    ends: use only the shortest and the longest distance.
 
     Raises: ConfigError if the texts are too few or too short, or a distance is shorter than a passage.
     """
@@ -172,12 +178,12 @@ def prepare_far(
     return FarDependence(corpus, chosen, size, tuple(distances), within)
 
 
-def copies_check(found: FarResult, grade: Grade) -> Check:
-    """Return whether copies beyond the trained length help as much as within it, and help at all at the farthest."""
-    beyond = [(entry, entry.change) for entry in found.distances if entry.change is not None]
-    if found.note or not beyond:
-        return Check(COPIES, None, None, NOT_RUN, found.note or NOTHING_BEYOND)
-    own = found.own.mean if found.own is not None else 0.0
+def copies_check(result: FarResult, grade: Grade) -> Check:
+    """Return the check that copies beyond the trained length help as much as within it, and that the farthest ones help."""
+    beyond = [(entry, entry.change) for entry in result.distances if entry.change is not None]
+    if result.note or not beyond:
+        return Check(COPIES, None, None, NOT_RUN, result.note or NOTHING_BEYOND)
+    own = result.own.mean if result.own is not None else 0.0
     limit = own - grade.max_lost
     lost = rejected([chance_of_more(change, -grade.max_lost) for _, change in beyond])
     worse = [entry for (entry, _), sure in zip(beyond, lost, strict=True) if sure]
@@ -185,20 +191,20 @@ def copies_check(found: FarResult, grade: Grade) -> Check:
     if worse:
         entry = min(worse, key=lambda each: each.gain.mean)
         change = entry.change or change
-    told = (
-        f"gain from a copy {entry.distance} tokens before; at {found.within} tokens {own:.2f}: difference {change.mean:+.2f}, "
+    detail = (
+        f"gain from a copy {entry.distance} tokens before; at {result.within} tokens {own:.2f}: difference {change.mean:+.2f}, "
         f"95 % bounds {lower_bound(change):+.2f} and {upper_bound(change):+.2f}"
     )
     if worse:
-        return Check(COPIES, entry.gain.mean, limit, FAIL, f"{told}; significantly worse")
+        return Check(COPIES, entry.gain.mean, limit, FAIL, f"{detail}; significantly worse")
     if not grade.reads_far:
-        return Check(COPIES, entry.gain.mean, limit, PASS, f"{told}; not significantly worse")
+        return Check(COPIES, entry.gain.mean, limit, PASS, f"{detail}; not significantly worse")
     if lower_bound(entry.gain) <= 0:
-        return Check(COPIES, entry.gain.mean, limit, UNDECIDED, f"{told}; not significantly above 0")
-    return Check(COPIES, entry.gain.mean, limit, PASS if lower_bound(change) >= -grade.max_lost else UNDECIDED, told)
+        return Check(COPIES, entry.gain.mean, limit, UNDECIDED, f"{detail}; not significantly above 0")
+    return Check(COPIES, entry.gain.mean, limit, PASS if lower_bound(change) >= -grade.max_lost else UNDECIDED, detail)
 
 
-def _far(found: FarResult) -> Section:
+def _far(result: FarResult) -> Section:
     rows = tuple(
         row(
             str(entry.distance),
@@ -207,7 +213,7 @@ def _far(found: FarResult) -> Section:
             with_interval(entry.repeated),
             with_interval(entry.unrelated),
         )
-        for entry in found.distances
+        for entry in result.distances
     )
     legend = (
         ("distance", "tokens from a token to its copy"),
@@ -215,17 +221,17 @@ def _far(found: FarResult) -> Section:
         ("change", "the gain minus the baseline's gain within its trained length, paired"),
         (
             "repeated",
-            f"share of the last {found.scored} of {found.passage} tokens that are predicted after their own copy",
+            f"share of the last {result.scored} of {result.passage} tokens that are predicted after their own copy",
         ),
         ("unrelated", "the same after another text (95 % intervals over documents)"),
     )
     head = ("distance", "gain", "change", "repeated", "unrelated")
-    title = f"Far dependence: {found.passages} passages of {found.documents} documents"
-    notes = (found.note,) if found.note else ()
+    title = f"Far dependence: {result.passages} passages of {result.documents} documents"
+    notes = (result.note,) if result.note else ()
     return Section("far", title, Table(head, rows), legend, notes)
 
 
-def _prepare(setting: Setting, made: Sequence[Measurement]) -> FarDependence:
+def _prepare(setting: Setting, prepared: Sequence[Measurement]) -> FarDependence:
     suite = setting.suite
     return prepare_far(
         setting.corpus,
@@ -238,7 +244,7 @@ def _prepare(setting: Setting, made: Sequence[Measurement]) -> FarDependence:
 
 
 def _evidence(far: FarResult, grading: Grading) -> list[Evidence]:
-    """Return the gain from the farthest copy, as a part of 1, if the losses reach the configured context."""
+    """Return the gain from the farthest copy, as a share of 1, if the losses reach the configured context length."""
     distant = [entry for entry in far.distances if entry.distance > grading.trained_length]
     if not distant or not reaching(grading.results.get(LAST_SEGMENT, ()), grading.context_length):
         return []

@@ -1,7 +1,7 @@
-"""Retrieval: the context holds several keys with values, and the end asks for the value of one key.
+"""Retrieval: the context contains several keys with values, and its end asks for the value of one key.
 
-The keys distract from each other. A single number in prose would be found by its looks alone. The answer is one token,
-so the likelihoods of all values can be compared.
+With several keys, the model cannot find the answer only by its form, as it could find a single number in prose. The answer
+is one token, so the probabilities of all values can be compared.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from ropetool.verification.statistics import rejected, wilson
 from ropetool.verification.suites import FAR, RETRIEVAL
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-FEWEST = 3  # candidates, below which a guess is right too often
+FEWEST = 3  # candidates; with fewer, a guess is correct too often
 KEYS = "keys"  # the task of the measure `retrieval`
 PROSE = "prose"  # a kind of text in the catalogue
-MOST_OF_CONTEXT = 0.5  # what the sentences may take; the rest is filler
-# Common words: all are one token in the vocabularies of Llama 3, Qwen2 and GPT-2, 37 are in the 2048 of the demo.
+MOST_OF_CONTEXT = 0.5  # the largest share of sentences in a context; the rest is filler
+# Common words. All are one token in the vocabularies of Llama 3, Qwen2 and GPT-2, and 37 in the demo's vocabulary of 2048.
 WORDS = """
 air animal answer arm army bed bird blood blue board boat body book box bread bridge brother building call camp car
 case chair change child church city class clothes color control corner country cover cross daughter day death door
@@ -52,15 +52,17 @@ program queen question rain reason red result river road rock room root rule sal
 sheep ship shop side silver sister size skin sky sleep snow son song sound south space spring star state stone store
 story street string summer sun system table teacher test thing time tower town tree truth type valley value village
 voice wall war water way week west wheel white wife wind window wine winter woman wood word work world year
-""".split()  # noqa: SIM905  # a list would take a line a word
+""".split()  # noqa: SIM905  # a list would need a line for each word
 
 
 @dataclass(frozen=True)
 class RetrievalTask:
     """The sentences and the question of a task.
 
-    keys: the number of `{key}` and `{value}` pairs, at most.
-    hops: the number of other names between a key and its value.
+    keys: the largest number of `{key}` and `{value}` pairs.
+    statement: the sentence with a key and its value.
+    question: the end of the context.
+    hop: the sentence that gives a key a second name. hops: the number of names between a key and its value.
     in_prose: put each sentence between two sentences of prose, if the texts have prose.
     """
 
@@ -74,7 +76,7 @@ class RetrievalTask:
 
     @property
     def words(self) -> int:
-        """How many words each key takes: its value, its own name and the others."""
+        """The number of words for each key: its value and all its names."""
         return 2 + self.hops
 
 
@@ -99,9 +101,12 @@ def name_of(task: str) -> str:
 
 @dataclass(frozen=True)
 class Context:
-    """One row, the values in it, and which of them is asked for.
+    """One row with its question.
 
-    document: the document in which the filler begins, or None if it is not known.
+    depth: the place of the sentence, 0 for the start and 1 for the end.
+    row: the ids, with the question at the end.
+    candidates: the ids of all values. answer: the index of the correct one.
+    document: the document in which the filler begins, or None if it is unknown.
     """
 
     depth: float
@@ -115,11 +120,11 @@ class Context:
 class RetrievalCell:
     """The answers at one length and depth.
 
+    depth: the place of the key, 0 for the start and 1 for the end.
+    hits: the number of trials in which the correct value was the likeliest candidate.
+    generated: the number of trials in which it was the likeliest of all tokens, which greedy generation writes.
     trials: the number of contexts.
-    depth: the place of the key, 0 for the front and 1 for the end.
-    hits: how often the right value was the most likely candidate.
-    generated: how often it was the most likely token of the whole vocabulary, which greedy generation writes.
-    low, high: Wilson's 95 % interval of hits.
+    low, high: Wilson's 95 % interval of the share of hits.
     """
 
     length: int
@@ -136,10 +141,11 @@ class RetrievalPair:
     """The trials of one length, paired with trials of the same keys and values within the trained length.
 
     depth: None for all depths together.
-    generated: whether the answers are those of greedy generation.
-    hits, own: right answers at this length, and within the trained length.
-    gained, lost: pairs that are right only at this length, and only within the trained length.
-    difference: of the shares of right answers.
+    generated: whether these are the answers of greedy generation.
+    trials: the number of pairs.
+    hits, own: the number of correct answers at this length, and within the trained length.
+    gained, lost: the number of pairs that are correct only at this length, and only within the trained length.
+    difference: the difference of the shares of correct answers.
     lower, upper: bounds of the true difference, with 95 % confidence each.
     """
 
@@ -161,7 +167,10 @@ class RetrievalResult:
     """The results of one task.
 
     task: `keys` (the default), `many-keys`, `variables` or `needles`.
-    chance: the share of right answers of a blind guess.
+    keys: the number of keys in a context.
+    chance: the share of correct answers by guessing.
+    cells, baseline: the answers of the target, and of the baseline within the trained length.
+    note: the reason for missing lengths, or "".
     pairs: compared with the baseline's answers, or without a baseline with the target's own.
     """
 
@@ -176,7 +185,10 @@ class RetrievalResult:
 
 @dataclass(frozen=True)
 class Retrieval:
-    """The contexts of each length. The baseline gets the contexts within the trained length."""
+    """The contexts of each length. The baseline gets only contexts within the trained length.
+
+    note: the reason for missing lengths, or "".
+    """
 
     task: RetrievalTask
     contexts: Mapping[int, tuple[Context, ...]]
@@ -191,22 +203,27 @@ class Retrieval:
         return {length: len(self.contexts[length]) for length in self._lengths(role)}
 
     def run(self, runner: Runner, role: str, done: Done) -> Mapping[int, npt.NDArray[np.bool_]]:
-        """Return by length whether each answer was the likeliest candidate, and the likeliest token. Shapes: (rows, 2)."""
-        found = {}
+        """Return for each length whether each answer was the likeliest candidate, and the likeliest token.
+
+        Shapes: (rows, 2).
+        """
+        figures = {}
         for length in self._lengths(role):
             contexts = self.contexts[length]
-            made = runner.predict([c.row for c in contexts], [c.candidates for c in contexts], done)
+            predictions = runner.predict([c.row for c in contexts], [c.candidates for c in contexts], done)
             answers = np.array([c.answer for c in contexts])
-            wanted = np.array([c.candidates[c.answer] for c in contexts])
-            found[length] = np.stack([made.log_probs.argmax(axis=1) == answers, made.top == wanted], axis=1)
-        return found
+            tokens = np.array([c.candidates[c.answer] for c in contexts])
+            figures[length] = np.stack(
+                [predictions.log_probs.argmax(axis=1) == answers, predictions.top == tokens], axis=1
+            )
+        return figures
 
     def result(
         self, target: Mapping[int, npt.NDArray[np.bool_]], baseline: Mapping[int, npt.NDArray[np.bool_]] | None
     ) -> RetrievalResult:
-        """Return the grids of target and baseline; without a baseline the target within the trained length is its own."""
+        """Return the answers of target and baseline. Without one, the target within the trained length is the baseline."""
         own = target if baseline is None else baseline
-        within = {length: found for length, found in own.items() if length <= self.trained_length}
+        within = {length: answers for length, answers in own.items() if length <= self.trained_length}
         candidates = min((len(c.candidates) for of in self.contexts.values() for c in of), default=self.task.keys)
         return RetrievalResult(
             self.task.name, candidates, 1 / candidates, self._cells(target), self._cells(within), self.note,
@@ -219,21 +236,24 @@ class Retrieval:
     def _pairs(
         self, target: Mapping[int, npt.NDArray[np.bool_]], baseline: Mapping[int, npt.NDArray[np.bool_]] | None
     ) -> tuple[RetrievalPair, ...]:
-        """Return each length beside its twins, all depths together and each alone, chosen answers and written ones."""
+        """Return each length paired with the trained length, for all depths together and for each depth.
+
+        There is a pair for the chosen candidates, and one for the answers of greedy generation.
+        """
         twins = (target if baseline is None else baseline).get(self.trained_length)
         if twins is None:
             return ()
         depths = np.array([context.depth for context in self.contexts[self.trained_length]])
-        found = []
+        pairs = []
         for length, rows in target.items():
             for depth in (None, *DEPTHS) if baseline is not None or length > self.trained_length else ():
                 here = depths >= 0 if depth is None else depths == depth
-                found += [_pair(length, depth, bool(i), rows[here, i], twins[here, i]) for i in (0, 1)]
-        return tuple(found)
+                pairs += [_pair(length, depth, bool(i), rows[here, i], twins[here, i]) for i in (0, 1)]
+        return tuple(pairs)
 
-    def _cells(self, found: Mapping[int, npt.NDArray[np.bool_]]) -> tuple[RetrievalCell, ...]:
+    def _cells(self, answers: Mapping[int, npt.NDArray[np.bool_]]) -> tuple[RetrievalCell, ...]:
         cells = []
-        for length, rows in found.items():
+        for length, rows in answers.items():
             for depth in DEPTHS:
                 here = rows[[context.depth == depth for context in self.contexts[length]]]
                 hits, generated = (int(count) for count in here.sum(axis=0))
@@ -261,8 +281,8 @@ def prepare_retrieval(
     """
     chosen = TASKS[task]
     words = single_tokens(chosen, tokenize)
-    wanted = [length for length in sorted({trained_length, *lengths}) if trained_length <= length <= max(lengths)]
-    makers = {length: _Maker(chosen, corpus, tokenize, words, length) for length in wanted}
+    measured = [length for length in sorted({trained_length, *lengths}) if trained_length <= length <= max(lengths)]
+    makers = {length: _Maker(chosen, corpus, tokenize, words, length) for length in measured}
     left_out = [str(length) for length, maker in makers.items() if maker.keys < FEWEST]
     makers = {length: maker for length, maker in makers.items() if maker.keys >= FEWEST}
     keys = min((maker.keys for maker in makers.values()), default=0)
@@ -278,24 +298,24 @@ def prepare_retrieval(
 
 
 def single_tokens(task: RetrievalTask, tokenize: Callable[[str], list[int]]) -> dict[str, int]:
-    """Return the words that are one token behind the question, found nowhere else in the sentences, and their tokens.
+    """Return the words that are one token after the question and do not occur in the sentences, with their tokens.
 
-    A lone " word" would not do: a SentencePiece vocabulary puts a space of its own in front of it.
+    A separate " word" cannot be tokenized instead, because SentencePiece vocabularies add a space in front of a text.
     """
     question = task.question.format(key="it")
     front = tokenize(question)
     frame = {*front, *tokenize(task.statement.format(key="it", value="it"))}
     frame.update(tokenize(task.hop.format(key="it", value="it")))
     behind = {word: tokenize(f"{question} {word}") for word in WORDS}
-    found = {word: ids[-1] for word, ids in behind.items() if ids[:-1] == front and ids[-1] not in frame}
-    uses = Counter(found.values())  # the token for unknown words stands for many
-    return {word: token for word, token in found.items() if uses[token] == 1}
+    tokens = {word: ids[-1] for word, ids in behind.items() if ids[:-1] == front and ids[-1] not in frame}
+    uses = Counter(tokens.values())  # the token for unknown words stands for many
+    return {word: token for word, token in tokens.items() if uses[token] == 1}
 
 
-def _nearest(places: Sequence[int], wanted: int) -> int:
-    """Return which of some places in order is the nearest to the one wanted."""
-    after = bisect_left(places, wanted)
-    return min(places[max(0, after - 1) : after + 1], key=lambda place: abs(place - wanted))
+def _nearest(places: Sequence[int], position: int) -> int:
+    """Return the place that is nearest to the position. places: in increasing order."""
+    after = bisect_left(places, position)
+    return min(places[max(0, after - 1) : after + 1], key=lambda place: abs(place - position))
 
 
 def sentence_ends(tokenize: Callable[[str], list[int]]) -> frozenset[int]:
@@ -313,14 +333,14 @@ def _pair(
 
 
 def _note(task: RetrievalTask, words: int, left_out: Sequence[str]) -> str:
-    """Return why lengths are missing, if some are."""
+    """Return why lengths are missing, or "" if none is."""
     if left_out and words < FEWEST * task.words:
         return f"the vocabulary has only {words} common words as single tokens, and {FEWEST * task.words} are needed"
     return f"the sentences do not fit into {', '.join(left_out)} tokens" if left_out else ""
 
 
 class _Maker:
-    """Makes contexts of one length. keys: how many fit."""
+    """Makes contexts of one length. keys: the largest number of keys that fit."""
 
     def __init__(
         self,
@@ -338,36 +358,40 @@ class _Maker:
         self.keys = min(task.keys, int(length * MOST_OF_CONTEXT) // one, len(words) // task.words)
 
     def make(self, keys: int, depth: float, rng: random.Random) -> Context:
-        """Return a context with this many keys, the asked one at this depth and the others anywhere.
+        """Return a context with this number of keys. The key in the question is at this depth, the others anywhere.
 
-        What leads to a key over other names stands behind it. No word of the sentences occurs in the filler, where
-        each would be one more place to find it in, and in a long text a hundred more.
+        Sentences with further names of a key come after its first sentence. No word of the sentences occurs in the filler,
+        because each occurrence would be a wrong place to find it.
         """
         task, tokenize = self._task, self._tokenize
         words = rng.sample(list(self._words), keys * task.words)
         values, names = words[:keys], words[keys:]
-        asked = rng.randrange(keys)
+        answer = rng.randrange(keys)
         placed: list[tuple[float, list[int]]] = []
         last = []
         for index, value in enumerate(values):
             chain = names[index * (1 + task.hops) : (index + 1) * (1 + task.hops)]
-            place = depth if index == asked else rng.random()
+            place = depth if index == answer else rng.random()
             places = [place, *sorted(rng.uniform(place, 1) for _ in chain[1:])]
             sentences = [task.statement.format(key=chain[0], value=value)]
             sentences += [task.hop.format(key=new, value=old) for old, new in pairwise(chain)]
             placed += zip(places, map(tokenize, sentences), strict=True)
             last.append(chain[-1])
-        question = tokenize(task.question.format(key=last[asked]))
+        question = tokenize(task.question.format(key=last[answer]))
         room = self._length - len(self._corpus.prefix) - len(question) - sum(len(ids) for _, ids in placed)
-        kind = PROSE if task.in_prose else ""
+        text_kind = PROSE if task.in_prose else ""
         unwanted = {self._words[word] for word in words}
-        filler, document = filler_of_others(self._corpus, None, room, rng, unwanted, kind)
+        filler, document = filler_of_others(self._corpus, None, room, rng, unwanted, text_kind)
         row = [*self._corpus.prefix, *woven(filler, placed, self._ends), *question]
-        return Context(depth, tuple(row), tuple(self._words[value] for value in values), asked, document)
+        return Context(depth, tuple(row), tuple(self._words[value] for value in values), answer, document)
 
 
 def woven(filler: Sequence[int], placed: Sequence[tuple[float, list[int]]], ends: Collection[int] = ()) -> list[int]:
-    """Return the filler with each sentence behind its share of it, or behind the nearest of the tokens `ends`."""
+    """Return the filler with the sentences in it, each after its share of the filler.
+
+    placed: the share and the ids of each sentence.
+    ends: if the filler has one of these tokens, each sentence comes after the nearest of them.
+    """
     row: list[int] = []
     start = 0
     breaks = [at + 1 for at, token in enumerate(filler) if token in ends]
@@ -389,11 +413,11 @@ def retrieval_checks(grid: RetrievalResult, grade: Grade, trained_length: int, c
 
 
 def _answers(grid: RetrievalResult, grade: Grade, trained_length: int, copies: bool, generated: bool) -> Check:
-    """Return whether the answers at the longest length are as right as within the trained length.
+    """Return the check that answers at the longest length are as often correct as within the trained length.
 
-    The check fails if some length or depth is surely worse, by Holm's rule over all of them. A lost depth thus cannot
-    hide behind other depths. The check passes if all depths together show that nothing is lost, and each depth shows
-    that it is read at all. It does not run if the answers within the trained length are hardly better than a guess.
+    The check fails if a length or a depth is significantly worse, by Holm's rule over all of them, so that other depths
+    cannot hide a lost depth. It passes if all depths together exclude a loss, and each depth is better than guessing. It
+    does not run if the answers within the trained length are hardly better than guessing.
     """
     name = f"retrieval, {grid.task}{', written' if generated else ''}"
     pairs = [pair for pair in grid.pairs if pair.generated == generated]
@@ -406,8 +430,8 @@ def _answers(grid: RetrievalResult, grade: Grade, trained_length: int, copies: b
     last = max(beyond, key=lambda pair: pair.length)
     own = last.own / last.trials
     if own < max(2 * grid.chance, grid.chance + 2 * grade.max_lost):
-        told = f"only {last.own} of {last.trials} answers are right within {trained_length} tokens; guessing gives {grid.chance:.2f}"
-        return Check(name, None, None, stand_in[0], f"{told}{stand_in[1]}")
+        detail = f"only {last.own} of {last.trials} answers are right within {trained_length} tokens; guessing gives {grid.chance:.2f}"
+        return Check(name, None, None, stand_in[0], f"{detail}{stand_in[1]}")
     limit = own - grade.max_lost
     lost = rejected([chance_of_so_few(pair.gained, pair.lost, pair.trials, -grade.max_lost) for pair in pairs])
     worse = [pair for pair, sure in zip(pairs, lost, strict=True) if sure]
@@ -421,19 +445,19 @@ def _answers(grid: RetrievalResult, grade: Grade, trained_length: int, copies: b
         return Check(
             name, last.hits / last.trials, limit, PASS, f"{_beside(last, trained_length)}; not significantly worse"
         )
-    told = _beside(last, trained_length)
-    dark = [
-        f"{p.depth:.2f}" for p in pairs if p.length == last.length and p.depth is not None and _may_be_dead(p, grid)
+    detail = _beside(last, trained_length)
+    guessing = [
+        f"{p.depth:.2f}" for p in pairs if p.length == last.length and p.depth is not None and _may_guess(p, grid)
     ]
-    if last.lower >= -grade.max_lost and not dark:
-        return Check(name, last.hits / last.trials, limit, PASS, told)
-    dark_told = f"; not better than guessing at depth {', '.join(dark)}" if dark else ""
-    told = f"{told}{dark_told}; more --trials can decide"
-    return Check(name, last.hits / last.trials, limit, UNDECIDED, told)
+    if last.lower >= -grade.max_lost and not guessing:
+        return Check(name, last.hits / last.trials, limit, PASS, detail)
+    at_depths = f"; not better than guessing at depth {', '.join(guessing)}" if guessing else ""
+    detail = f"{detail}{at_depths}; more --trials can decide"
+    return Check(name, last.hits / last.trials, limit, UNDECIDED, detail)
 
 
-def _may_be_dead(pair: RetrievalPair, grid: RetrievalResult) -> bool:
-    """Return whether the answers at a depth may be guesses, and those of the twins are not."""
+def _may_guess(pair: RetrievalPair, grid: RetrievalResult) -> bool:
+    """Return whether the answers at a depth may be guesses, although those within the trained length are not."""
     own = pair.own / pair.trials
     return own > grid.chance and pair.lower <= grid.chance - own
 
@@ -454,7 +478,7 @@ EXPLAINED = (
 
 
 def retrieval_section(grid: RetrievalResult, trained_length: int, *, explained: bool = True) -> Section:
-    """Return the grid: depth by length, sums over the depths, and the baseline's; explained: what they mean, too."""
+    """Return the report's table: depth by length, sums over the depths, and the baseline. explained: add the legend."""
     lengths = sorted({cell.length for cell in grid.cells})
     place = {(cell.depth, cell.length): cell for cell in grid.cells}
     depths = sorted({cell.depth for cell in grid.cells})
@@ -489,7 +513,7 @@ def _at(cells: Sequence[RetrievalCell], length: int) -> list[RetrievalCell]:
 
 
 def share(cells: Sequence[RetrievalCell], written: bool = False) -> str:
-    """Return how many answers are right, of how many; written: of those that greedy generation writes."""
+    """Return the number of correct answers and of all trials, as text. written: the answers of greedy generation."""
     hits = sum(cell.generated if written else cell.hits for cell in cells)
     return f"{hits}/{sum(cell.trials for cell in cells)}" if cells else "-"
 
@@ -530,9 +554,9 @@ def _sections(grids: Sequence[RetrievalResult], result: VerifyResult) -> Iterato
 
 
 def _prepare(task: str) -> Callable[[Setting, Sequence[Measurement]], Retrieval]:
-    """Return what prepares the measurement of a task."""
+    """Return the function that prepares the measurement of a task."""
 
-    def prepared(setting: Setting, made: Sequence[Measurement]) -> Retrieval:
+    def prepared(setting: Setting, others: Sequence[Measurement]) -> Retrieval:
         suite = setting.suite
         lengths = setting.lengths[-1:] if suite.ends else setting.lengths
         return prepare_retrieval(

@@ -1,6 +1,6 @@
-"""Parity of rotation: the code that will run the checkpoint rotates by the table that ropetool decodes.
+"""Parity of rotation: the check that the runtime's code rotates by the table that ropetool decodes.
 
-Builds rotary modules from the config alone; reads no weights and runs no remote code.
+It builds rotary modules from the config. It does not read weights or run remote code.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ropetool.verification.results import FAIL, NOT_ASKED, NOT_RUN, PASS, Check
 from ropetool.verification.runners.torch_library import library, quiet
 
 ROTATION = "rotation"
-TORCH_TOLERANCE = 3e-6  # transformers computes its tables in float32, whose powers are off by up to 1e-6
+TORCH_TOLERANCE = 3e-6  # transformers computes its tables in float32, whose powers have errors of up to 1e-6
 
 
 def check_rotation(target: Path | Checkpoint) -> Check:
-    """Return whether the real runtime, transformers or llama.cpp, rotates by our table.
+    """Return the check that transformers or llama.cpp itself rotates by the decoded table.
 
-    A checkpoint that cannot be read fails, with the reason; without the runtime nothing is run.
+    It fails with the reason if the checkpoint cannot be read, and does not run if the runtime is not installed.
     """
     try:
         checkpoint = open_checkpoint(target)
@@ -41,15 +41,15 @@ def check_rotation(target: Path | Checkpoint) -> Check:
 
 
 def _by_llama_cpp(target: GgufCheckpoint) -> Check:
-    from ropetool.verification.runners import llama_probe  # for GGUF files alone
+    from ropetool.verification.runners import llama_probe  # only for GGUF files
 
     probed = llama_probe.probe(target.path)
     if probed.difference is None:
         return Check(ROTATION, None, None, NOT_ASKED, probed.detail)
     verdict = PASS if probed.difference <= llama_probe.TOLERANCE else FAIL
-    found = "same rotation as in ropetool's table" if verdict == PASS else "rotation differs from ropetool's table"
+    comparison = "same rotation as in ropetool's table" if verdict == PASS else "rotation differs from ropetool's table"
     figure = probed.difference if math.isfinite(probed.difference) else None
-    return Check(ROTATION, figure, llama_probe.TOLERANCE, verdict, f"{probed.detail}, {found}")
+    return Check(ROTATION, figure, llama_probe.TOLERANCE, verdict, f"{probed.detail}, {comparison}")
 
 
 def _by_transformers(checkpoint: HfCheckpoint) -> Check:
@@ -76,7 +76,7 @@ def _by_transformers(checkpoint: HfCheckpoint) -> Check:
     return Check(ROTATION, figure if math.isfinite(figure) else None, TORCH_TOLERANCE, verdict, detail)
 
 
-# What transformers raises for a config that it cannot build a model from.
+# The exceptions of transformers for a config from which it cannot build a model.
 _BUILD_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, ImportError)
 
 
@@ -85,20 +85,20 @@ def _failed(detail: str) -> Check:
 
 
 def skeleton(torch: Any, transformers: Any, target: Path) -> Any:
-    """Return the checkpoint's model on the meta device: every module, no weights."""
+    """Return the checkpoint's model on the meta device: all modules, without weights."""
     config = transformers.AutoConfig.from_pretrained(str(target), local_files_only=True, trust_remote_code=False)
     if type(config) not in transformers.AutoModelForCausalLM._model_mapping:
-        config = config.get_text_config()  # of a wrapper
+        config = config.get_text_config()  # the checkpoint is a wrapper
     with torch.device("meta"):
         return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 def largest_difference(torch: Any, model: Any, rope: RopeSet) -> tuple[float, str]:
-    """Return how far the model's rotary modules and softmax scales are from a reading, and where they are farthest.
+    """Return the largest difference of the model's rotary modules and softmax scales from a decoded rotation, and its place.
 
-    Each module is built anew on the CPU for every length, as a call of that length meets it in a fresh model. Compared
-    are cos and sin as the module gives them, so with the attention factor, at positions 0, 1, 2 and the last one. A
-    float32 angle is off by a part of itself, so the difference is counted per 1 + angle radians.
+    Each module is rebuilt on the CPU for every length, as in a freshly loaded model. The module's cos and sin, which include
+    the attention factor, are compared at positions 0, 1, 2 and the last one. The error of a float32 angle grows with the
+    angle, so the difference is divided by 1 + angle in radians.
     """
     modules = {type(m): m.config for m in model.modules() if hasattr(m, "rope_type") and hasattr(m, "config")}
     if not modules:
@@ -115,9 +115,9 @@ def largest_difference(torch: Any, model: Any, rope: RopeSet) -> tuple[float, st
 
 
 def _cases(entry: LayerRope, context: int) -> list[tuple[int, Regime]]:
-    """Return the lengths around which a table may change, and our table there.
+    """Return the lengths near which a table may change, and the decoded table there.
 
-    They are the trained length, twice that, the context, and every switch of a table with regimes.
+    These are the trained length, twice the trained length, the context length, and every switch of a table with regimes.
     """
     if entry.table is None:
         return []
@@ -134,39 +134,39 @@ def _module_difference(torch: Any, module: Any, layer_type: str, length: int, re
     if nested and layer_type not in module.rope_type:
         return math.inf
     with torch.inference_mode():
-        found = module(values, ids, layer_type) if nested else module(values, ids)
+        output = module(values, ids, layer_type) if nested else module(values, ids)
     angles = positions[:, None] * regime.inv_freq
-    # deepseek_v2 gives cos and sin as one complex number, all others as two tensors with every pair twice.
-    cos, sin = found if isinstance(found, tuple) else (found.real, found.imag)
+    # deepseek_v2 returns cos and sin as one complex number, all others as two tensors with every pair twice.
+    cos, sin = output if isinstance(output, tuple) else (output.real, output.imag)
     return max(
         _per_angle(cos, np.cos(angles) * regime.attention_factor, angles, regime.attention_factor),
         _per_angle(sin, np.sin(angles) * regime.attention_factor, angles, regime.attention_factor),
     )
 
 
-def _per_angle(found: Any, wanted: Array, angles: Array, attention_factor: float) -> float:
-    """Return the largest difference, as a part of the attention factor and of 1 + angle.
+def _per_angle(output: Any, expected: Array, angles: Array, attention_factor: float) -> float:
+    """Return the largest difference, divided by the attention factor and by 1 + angle.
 
-    A module gives every pair once, or twice: all pairs and all again, or each two times in a row (cohere).
-    Shapes: found (1, positions, pairs or twice as many), wanted and angles (positions, pairs).
+    A module returns each pair once or twice: either all pairs and then all again, or each pair twice in a row (cohere).
+    Shapes: output (1, positions, pairs or twice as many), expected and angles (positions, pairs).
     """
-    values = found[0].double().numpy()
-    pairs = wanted.shape[1]
+    values = output[0].double().numpy()
+    pairs = expected.shape[1]
     if values.shape[1] % pairs:
         return math.inf
-    again = values.reshape(len(wanted), -1, pairs)
-    in_a_row = values.reshape(len(wanted), pairs, -1).transpose(0, 2, 1)
+    again = values.reshape(len(expected), -1, pairs)
+    in_a_row = values.reshape(len(expected), pairs, -1).transpose(0, 2, 1)
     scale = attention_factor * (1 + angles[:, None])
-    figure = min(float(np.max(np.abs(given - wanted[:, None]) / scale)) for given in (again, in_a_row))
+    figure = min(float(np.max(np.abs(given - expected[:, None]) / scale)) for given in (again, in_a_row))
     return math.inf if math.isnan(figure) else figure
 
 
 def _softmax_difference(model: Any, rope: RopeSet) -> tuple[float, str]:
-    """Return how far MLA's softmax scale is from ours; elsewhere no rope key reaches the softmax."""
-    wanted = rope.entries[names.FULL_ATTENTION].softmax_multiplier
-    found = 0.0
+    """Return the largest difference of MLA's softmax scale. In other models, rope keys do not affect the softmax."""
+    multiplier = rope.entries[names.FULL_ATTENTION].softmax_multiplier
+    worst = 0.0
     for module in model.modules():
         if hasattr(module, "qk_nope_head_dim") and hasattr(module, "scaling"):
             channels = module.qk_nope_head_dim + module.qk_rope_head_dim
-            found = max(found, abs(module.scaling * math.sqrt(channels) / wanted - 1))
-    return found, "the softmax scale differs"
+            worst = max(worst, abs(module.scaling * math.sqrt(channels) / multiplier - 1))
+    return worst, "the softmax scale differs"

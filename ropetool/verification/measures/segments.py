@@ -1,7 +1,4 @@
-"""Where in the documents the scored tokens lie: seeded places, the same ones at every length.
-
-Counts tokens; knows nothing of models, and no text.
-"""
+"""The places of scored tokens in the documents. They depend on the seed, and are the same at every length."""
 
 from __future__ import annotations
 
@@ -15,40 +12,40 @@ from ropetool.verification.statistics import effective_documents
 from ropetool.verification.texts import too_short
 
 MIN_SEGMENTS = 8
-MIN_DOCUMENTS = 4  # effective ones: so many of equal size, below which an interval is hardly more than a guess
+MIN_DOCUMENTS = 4  # effective documents, that is, documents of equal size; with fewer, an interval is almost a guess
 MAX_SCORED = 128
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A place in a text: its scored tokens are the last ones before token `end` of a document."""
+    """A place in a text. Its scored tokens are the last ones before token `end` of the document with this index."""
 
     document: int
     end: int
 
 
 def scored_tokens(trained_length: int, lengths: Iterable[int]) -> int:
-    """Return how many tokens at the end of a segment are scored, at every length alike.
+    """Return the number of scored tokens at the end of a segment, which is the same at every length.
 
-    At most a quarter of the trained length, so that all of them have most of it as context, and at most half of
-    the shortest length, so that there too every one has as much context as there are scored tokens.
+    It is at most a quarter of the trained length, so that most of that length is context for each token. It is at most half
+    of the shortest length, so that each token there has at least this much context.
     """
     return min(MAX_SCORED, trained_length // 4, min(lengths) // 2)
 
 
 def enough(segments: Sequence[Segment]) -> bool:
-    """Return whether the segments carry a verdict: 8 or more of them, from 4 effective documents or more."""
+    """Return whether the segments are enough for a verdict: at least 8, from at least 4 effective documents."""
     return not lacking([s.document for s in segments])
 
 
 def lacking(documents: Sequence[int], parts: str = "segments") -> str:
-    """Return why parts of these documents, one entry a part, carry no verdict; empty if they do."""
+    """Return why these parts are not enough for a verdict, or "" if they are. documents: the document of each part."""
     count, effective = len(documents), effective_documents(documents)
     if count >= MIN_SEGMENTS and effective >= MIN_DOCUMENTS:
         return ""
     equal = f", as good as {effective:.1f} documents with equal shares" if effective < MIN_DOCUMENTS else ""
-    found = f"{count} {parts} of {len(set(documents))} documents{equal}"
-    return f"only {found}; a verdict needs {MIN_SEGMENTS} {parts} of {MIN_DOCUMENTS} documents"
+    amount = f"{count} {parts} of {len(set(documents))} documents{equal}"
+    return f"only {amount}; a verdict needs {MIN_SEGMENTS} {parts} of {MIN_DOCUMENTS} documents"
 
 
 def _spread(segments: Sequence[Segment]) -> bool:
@@ -58,19 +55,21 @@ def _spread(segments: Sequence[Segment]) -> bool:
 def choose_segments(
     document_tokens: Sequence[int], lengths: Sequence[int], scored: int, count: int, seed: int, prefix: int = 0
 ) -> dict[int, tuple[Segment, ...]]:
-    """Return the segments for each length; those of a length are the first ones of every shorter length.
+    """Return the segments for each length. Each shorter length begins with the segments of the longer one.
 
-    Scored parts do not overlap, and documents take turns. No document gives more than a quarter of `count`, nor so many
-    that the effective documents fall below 4 where fewer would leave as many. When the documents that fit the longest
-    length give `enough` segments, all lengths have the same ones. Otherwise shorter lengths add segments until they have.
+    Scored parts do not overlap, and documents take turns. No document has more than a quarter of `count`. A document gets
+    fewer segments if that keeps the number of effective documents at 4 or more. If the documents that fit the longest
+    length have `enough` segments, all lengths have the same segments. Otherwise shorter lengths get more segments.
 
-    Units: lengths in tokens of model input, of which `prefix` (BOS) do not come from the document.
+    document_tokens: the number of tokens in each document.
+    lengths: tokens of model input, including `prefix` tokens (BOS) that are not from the document.
+    scored: the scored tokens of a segment.
     Raises: ConfigError if no document fits the longest length.
     """
     rng = random.Random(seed)
     needs = [length - prefix for length in lengths]
     grids = [(index, _grid(tokens, needs, scored, rng)) for index, tokens in enumerate(document_tokens)]
-    rng.shuffle(grids)  # who comes first matters when there are more documents than segments
+    rng.shuffle(grids)  # because the first documents are used if there are more documents than segments
     pool: list[Segment] = []
     chosen = {}
     for length in sorted(lengths, reverse=True):
@@ -83,10 +82,10 @@ def choose_segments(
 
 
 def _grid(tokens: int, needs: Sequence[int], scored: int, rng: random.Random) -> range:
-    """Return the ends, a scored part apart, that segments of a document may have, last one first.
+    """Return the possible ends of segments in a document, the last one first. Their distance is one scored part.
 
-    The grid hangs from a random end near the document's, so that places vary with the seed and scored parts never
-    overlap; it keeps as close to it as the longest length that fits asks for.
+    The last end is random, near the end of the document, so that places depend on the seed. Its distance from the end of the
+    document is limited, so that the longest fitting length still fits.
     """
     spare = tokens - max((need for need in needs if need <= tokens), default=tokens)
     return range(tokens - rng.randrange(min(scored, spare + 1)), 0, -scored)
@@ -95,7 +94,7 @@ def _grid(tokens: int, needs: Sequence[int], scored: int, rng: random.Random) ->
 def _extended(
     pool: Sequence[Segment], grids: Sequence[tuple[int, range]], need: int, count: int, rng: random.Random
 ) -> list[Segment]:
-    """Return the pool and what documents with `need` tokens in front of an end add, taking turns, up to `count`."""
+    """Return the pool with more segments, up to `count`. Documents with `need` tokens before an end take turns."""
     places = []
     for document, grid in grids:
         used = [segment.end for segment in pool if segment.document == document]
@@ -103,11 +102,11 @@ def _extended(
         fresh = [end for end in rng.sample(fitting, min(count, len(fitting))) if end not in used]
         places.append([Segment(document, end) for end in used + fresh])
     shares = range(math.ceil(count / MIN_DOCUMENTS), 0, -1)
-    found = [_in_turns(pool, places, share, count) for share in shares]
-    return next(filter(_spread, found), found[0])
+    candidates = [_in_turns(pool, places, share, count) for share in shares]
+    return next(filter(_spread, candidates), candidates[0])
 
 
 def _in_turns(pool: Sequence[Segment], places: Sequence[Sequence[Segment]], share: int, count: int) -> list[Segment]:
-    """Return the pool and the first `share` places of each document, all first ones before any second one."""
+    """Return the pool and the first `share` places of each document, up to `count`. Documents take turns."""
     turns = [segment for turn in zip_longest(*(some[:share] for some in places)) for segment in turn if segment]
     return [*pool, *(segment for segment in turns[:count] if segment not in pool)]
