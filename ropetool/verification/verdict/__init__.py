@@ -1,1 +1,1 @@
-"""The default verification: what a longer context costs, decided text by text within a number of minutes."""
+"""The default verification: the cost of a longer context, decided text by text within a time limit."""

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 class TextAnswer:
     """The gaps of one text: the loss of the target minus that of the source on the same tokens, in nats per token.
 
+    document, kind: the name of the document, and its kind of text.
     start: the first character of the text in its document.
-    length: the tokens that the target read.
+    length: the number of tokens that the target read.
     short: the gap on a short prompt, or None without a source.
     long: the gap at the end of the text, or None if it was not read to its end.
-    short_error, long_error: their standard errors, from blocks of tokens.
+    short_error, long_error: the standard errors of the gaps, from blocks of tokens.
     cut: the pass ended early, because the target had lost the text.
     broken: a gap is above the limit by two standard errors.
     """
@@ -34,7 +35,8 @@ class TextAnswer:
 class Question:
     """The cost of texts of one length.
 
-    ratio: of perplexities, target over source.
+    length: tokens.
+    ratio: the target's perplexity divided by the source's perplexity.
     lower, upper: bounds of the true ratio, with 95 % confidence each over all looks. None before the first look.
     texts: the number of texts.
     """
@@ -48,7 +50,10 @@ class Question:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """The target's mean loss around a position, in nats a token, over `texts` texts."""
+    """The target's mean loss around a position, in nats per token.
+
+    position: tokens from the start. texts: the number of texts.
+    """
 
     position: int
     loss: float
@@ -60,16 +65,17 @@ class Answers:
     """The answers of a default verification.
 
     verdict: keep, works, costs, broken, or right as far as measured.
-    target_length: the configured context length of the target in tokens.
-    length: the tokens to which the texts were read.
-    short, long: the two questions, or None if they could not be asked.
+    trained_length, target_length: the trained and the configured context length of the target in tokens.
+    length: the number of tokens that was read of each text.
+    short, long: the two questions about short texts and the full length, or None if they could not be measured.
+    texts: the gaps of each text.
     curve: the loss of the target by position.
     looks: the number of texts at the last look.
     own: the target was compared with itself.
-    minutes: of the whole command.
-    more_texts, more_minutes: the price of a decision, or None if nothing is open or 64 texts would not decide.
+    minutes: the duration of the whole command.
+    more_texts, more_minutes: the additional work for a decision, or None if nothing is open or 64 texts would not decide.
     ended: the reason for the end: decided, time, texts or file.
-    lost: what the target surely lost in its use of far text, in words. It makes works of keep.
+    lost: significant losses in the use of long-range context, in words. They change the verdict keep to works.
     """
 
     verdict: str

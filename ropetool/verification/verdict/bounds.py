@@ -1,10 +1,9 @@
-"""Bounds that hold at every look, and the verdict that follows from them.
+"""Bounds that are valid at every look together, and the verdict that follows from them.
 
-A text gives one gap for each question: the loss of the target minus that of the source on the same tokens, in nats a
-token. After each text the bounds of the mean gap are looked at, and a run may stop there. The schedule depends on the
-number of texts alone, so a run that is resumed, interrupted or cut by the clock keeps its chance of error.
-
-Knows nothing of models, texts or time. docs/judging.md has the reasons and the simulations.
+Each text has one gap for each question: the loss of the target minus the loss of the source on the same tokens, in nats per
+token. A look calculates the bounds of the mean gap, and a run may stop there. The schedule of looks depends only on the
+number of texts, so a run that is resumed, interrupted or ended by the clock keeps its probability of error.
+docs/judging.md has the reasons and the simulations.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from ropetool.verification.results import Estimate
 from ropetool.verification.statistics import clustered, t_quantile
 
 KEEP, WORKS, COSTS, BROKEN, MEASURED = "keep", "works", "costs", "broken", "right as far as measured"
-KEPT, WORKING = 1.10, 1.50  # ratios of perplexities: a model that is kept, and one that works, loses no more
+KEPT, WORKING = 1.10, 1.50  # the largest ratios of perplexities for `keep` and for `works`
 LOOKS = (3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 FEWEST_TEXTS = f"a verdict needs {LOOKS[0]} texts"
-CHANCE = 0.0232  # of a bound at one text; over all looks together a bound is wrong in 5 %, on either side
-BLOCKS = 8  # parts of the scored tokens of one text, for its own error
-# Broken texts that are enough: 2 of the first 2, 3 of 4, ... If one text in ten is broken, that happens in 2.5 %.
+CHANCE = 0.0232  # the probability of a wrong bound after one text; over all looks together it is 5 % on each side
+BLOCKS = 8  # parts of the scored tokens of one text, from which its standard error is calculated
+# Enough broken texts: 2 of the first 2, 3 of 4, and so on. If one text in ten is broken, this happens in 2.5 % of runs.
 BROKEN_OF = ((2, 2), (4, 3), (8, 4), (13, 5), (18, 6), (24, 7))
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The mean gap in nats a token, and what the true mean is above and below. Infinite before the first look."""
+    """The mean gap in nats per token, and the bounds of the true mean, which are infinite before the first look."""
 
     mean: float
     lower: float
@@ -39,12 +38,12 @@ class Bounds:
 
 
 def chance(texts: int) -> float:
-    """Return the chance of error that one bound takes at a look after so many texts."""
+    """Return the probability of a wrong bound at a look after this number of texts."""
     return CHANCE / math.sqrt(texts)
 
 
 def last_look(texts: int) -> int:
-    """Return the number of texts at the last look that so many texts allow; 0 before the first one."""
+    """Return the number of texts at the last look of a run with this number of texts; 0 before the first look."""
     return max((look for look in LOOKS if look <= texts), default=0)
 
 
@@ -63,14 +62,14 @@ def bounds(gaps: Sequence[float], authors: Sequence[int]) -> Bounds:
 
 
 def half_width(estimate: Estimate, texts: int) -> float:
-    """Return how far the bounds are from the mean at a look; infinite for a single author."""
+    """Return the distance of the bounds from the mean at a look; infinite for a single author."""
     if not estimate.degrees:
         return math.inf
     return t_quantile(1 - 2 * chance(texts), estimate.degrees) * estimate.standard_error
 
 
 def own_error(gaps: Array) -> float:
-    """Return the standard error of one text's gap, from blocks of its tokens. gaps: of each token, in nats."""
+    """Return the standard error of one text's gap, from blocks of its tokens. gaps: the gap of each token, in nats."""
     blocks = [float(np.mean(block)) for block in np.array_split(gaps, min(BLOCKS, len(gaps)))]
     return float(np.std(blocks, ddof=1) / math.sqrt(len(blocks))) if len(blocks) > 1 else math.inf
 
@@ -81,18 +80,18 @@ def is_broken(gap: float, error: float) -> bool:
 
 
 def broken_by_count(broken: Sequence[bool]) -> bool:
-    """Return whether so many of the texts are broken that more than one text in ten must be. broken: in reading order."""
-    found = 0
+    """Return whether the number of broken texts is significantly more than one text in ten. broken: in reading order."""
+    count = 0
     for texts, one in enumerate(broken, start=1):
-        found += one
+        count += one
         needed = next((least for most, least in BROKEN_OF if texts <= most), math.inf)
-        if found >= needed:
+        if count >= needed:
             return True
     return False
 
 
 def verdict(questions: Sequence[Bounds], broken: Sequence[bool]) -> str:
-    """Return the verdict on the questions together, `MEASURED` where the bounds leave it open.
+    """Return the verdict on all questions together, or `MEASURED` if the bounds do not decide.
 
     questions: the bounds of the short and of the long gap, if both are measured.
     broken: whether each text is broken.
@@ -107,15 +106,15 @@ def verdict(questions: Sequence[Bounds], broken: Sequence[bool]) -> str:
     return COSTS if any(question.lower > kept for question in questions) else WORKS
 
 
-def is_final(found: str) -> bool:
-    """Return whether further texts are not needed: a model that works may still turn out to keep or to cost."""
-    return found in (KEEP, COSTS, BROKEN)
+def is_final(verdict: str) -> bool:
+    """Return whether more texts cannot change the verdict. `WORKS` may still become `KEEP` or `COSTS`."""
+    return verdict in (KEEP, COSTS, BROKEN)
 
 
 def texts_needed(gaps: Sequence[float], authors: Sequence[int], usual: float) -> int | None:
-    """Return how many texts decide this question if those to come are like these; None if 64 do not.
+    """Return the number of texts that decide this question if further texts are similar; None if 64 do not decide.
 
-    usual: the standard deviation of a text that is taken if fewer than two authors were read.
+    usual: the standard deviation between texts, which is used if fewer than two authors were read.
     """
     estimate = clustered(np.array(gaps), authors) if gaps else None
     mean = estimate.mean if estimate is not None else 0.0

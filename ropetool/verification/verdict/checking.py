@@ -1,4 +1,7 @@
-"""The first question of a verification: is the file what it says? No text is read."""
+"""The first question of a verification: does the checkpoint equal its record or its implied extension?
+
+This does not read texts.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,13 @@ SCHEMA = 1
 class Checked:
     """The settings of a checkpoint, and the checks of them.
 
+    target: the name of the checkpoint.
     source: the name of the checkpoint that it was compared with, or None.
+    trained_length, context_length: tokens.
     extension: method, factor and parameters of the extension, or None.
-    checks: tables, weights, files and rotation.
+    checks: the checks of tables, weights, files and rotation.
     measured: the state of its certificate.
+    notes: sentences for the reader.
     """
 
     target: str
@@ -44,14 +50,14 @@ class Checked:
 
     @property
     def exit_code(self) -> int:
-        """0 for true, 3 for false, 1 if that is not known."""
+        """0 for true, 3 for false, 1 for not known."""
         return {TRUE: 0, FALSE: 3, NOT_KNOWN: 1}[self.verdict]
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        found = {name: value for name, value in vars(self).items() if name not in ("checks", "measured", "notes")}
+        """Return plain data for a JSON file."""
+        fields = {name: value for name, value in vars(self).items() if name not in ("checks", "measured", "notes")}
         return {
-            "schema": SCHEMA, "verdict": self.verdict, **found, "checks": [vars(check) for check in self.checks],
+            "schema": SCHEMA, "verdict": self.verdict, **fields, "checks": [vars(check) for check in self.checks],
             "certificate": {"state": self.measured.name, "why": self.measured.why}, "notes": list(self.notes),
         }  # fmt: skip
 

@@ -1,6 +1,6 @@
-"""The places in documents that a default verification reads: kinds in turn, then authors. Both tokenizers must agree.
+"""The places in documents that a default verification reads. Kinds of text take turns, and within a kind authors do.
 
-Only the part of a document that is read is tokenized. Knows nothing of losses or time.
+Only the necessary part of a document is tokenized. All tokenizers must return the same ids.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from ropetool.verification.corpus import PREFIX, refuse_other_ids
 from ropetool.verification.scoring import TARGET, Tokenizes
 from ropetool.verification.texts import Document
 
-SAMPLE = 20_000  # characters that tell how many of them a token has
-SPARE = 1.2  # times the characters that tokens usually have, so that a place has enough of them
-LONGER = 1.5  # times as many again where it has not
+SAMPLE = 20_000  # characters that are tokenized to estimate the characters per token
+SPARE = 1.2  # the factor on the estimated characters of a place, so that it has enough tokens
+LONGER = 1.5  # the factor for the next try if it does not have enough
 
 
 @dataclass(frozen=True)
 class Place:
     """A part of a document as ids.
 
-    author: the number of the author, the unit of the standard error.
+    author: the number of the author. Standard errors are clustered by author.
+    name, kind: the name of the document, and its kind of text.
+    start: the first character in the document.
     prefix: ids in front of every row (BOS).
-    size: bytes a token.
+    ids: the ids of the text, without the prefix.
+    size: bytes per token.
     """
 
     author: int
@@ -38,7 +41,10 @@ class Place:
     size: float
 
     def row(self, end: int, length: int) -> list[int]:
-        """Return a row of `length` tokens, prefix included, that ends where a row from the front with `end` tokens ends."""
+        """Return a row of `length` tokens that ends at the same token as a row from the start with `end` tokens.
+
+        Both numbers include the prefix.
+        """
         stop = end - len(self.prefix)
         return [*self.prefix, *self.ids[stop - (length - len(self.prefix)) : stop]]
 
@@ -46,8 +52,9 @@ class Place:
 class Places:
     """The places of a run, in an order that follows from the seed.
 
-    length: tokens of a row, prefix included. readers: the models by role, with the target.
-    paths: of the same, for errors.
+    length: the tokens of a row, including the prefix.
+    readers: the tokenizers by role; the target must be one of them.
+    paths: the checkpoints by role, for errors.
     """
 
     def __init__(
@@ -72,23 +79,23 @@ class Places:
         return int(self.length * self._characters * SPARE)
 
     def _shuffled(self, seed: int) -> list[tuple[int, int]]:
-        """Return (document, first character) of all places: kinds in turn, in each kind authors, then their documents."""
-        chosen = random.Random(seed)
+        """Return all places as (document, first character). Kinds, then authors, then their documents take turns."""
+        rng = random.Random(seed)
         span, by_kind = self._span(), dict[str, dict[int, list[list[tuple[int, int]]]]]()
         for number, document in enumerate(self._documents):
             room = len(document.text) - span
             count = max(1, len(document.text) // span)
-            shift = chosen.randrange(max(1, len(document.text) - count * span + 1))
+            shift = rng.randrange(max(1, len(document.text) - count * span + 1))
             places = [(number, shift + index * span) for index in range(count)] if room >= 0 else [(number, 0)]
-            chosen.shuffle(places)
+            rng.shuffle(places)
             by_kind.setdefault(document.kind, {}).setdefault(self._authors[number], []).append(places)
-        by_authors = {kind: _by_author(each.values(), chosen) for kind, each in by_kind.items()}
-        kinds = [places for _, places in sorted(by_authors.items())]
-        chosen.shuffle(kinds)
-        return _in_turn(kinds)
+        by_authors = {kind: _by_author(each.values(), rng) for kind, each in by_kind.items()}
+        lists = [places for _, places in sorted(by_authors.items())]
+        rng.shuffle(lists)
+        return _in_turn(lists)
 
     def __iter__(self) -> Iterator[Place]:
-        """Yield the places with enough text. Raises: ConfigError where the models read a text otherwise."""
+        """Yield the places with enough text. Raises: ConfigError if the tokenizers return different ids for a text."""
         for number, start in self._order:
             document = self._documents[number]
             begin = _at_a_line(document.text, start)
@@ -101,7 +108,7 @@ class Places:
         while True:
             text = document.text[begin : begin + size]
             ids = self._readers[TARGET].tokenize(text)
-            if len(ids) > needed:  # the last token may have been cut
+            if len(ids) > needed:  # one more than needed, because the cut may change the last token
                 break
             if begin + size >= len(document.text):
                 return None
@@ -116,39 +123,39 @@ class Places:
 
 
 def authors_of(documents: Sequence[Document]) -> list[int]:
-    """Return the number of each document's author. A document without one counts as by an author of its own."""
+    """Return the number of each document's author. Each document without an author gets a separate number."""
     numbers: dict[str | int, int] = {}
     return [numbers.setdefault(document.author or index, len(numbers)) for index, document in enumerate(documents)]
 
 
 def longest_row(documents: Sequence[Document], target: Tokenizes) -> int:
-    """Return about how many tokens the longest document has. Raises: ConfigError without a document."""
+    """Return the approximate number of tokens in the longest document. Raises: ConfigError without a document."""
     if not documents:
         raise ConfigError("the texts must contain at least one document", where="--text")
     return int(max(len(document.text) for document in documents) / _characters(documents, target) / SPARE)
 
 
 def _characters(documents: Sequence[Document], target: Tokenizes) -> float:
-    """Return how many characters a token usually has, by the beginning of the first document."""
+    """Return the average number of characters per token at the beginning of the first document."""
     sample = documents[0].text[:SAMPLE]
     return len(sample) / max(1, len(target.tokenize(sample)))
 
 
 def _at_a_line(text: str, start: int) -> int:
-    """Return the first character of the line after `start`; `start` itself at the front and where no line ends soon."""
+    """Return the first character of the next line after `start`; `start` if it is 0 or no line ends within 2000 characters."""
     if not start:
         return 0
     end = text.find("\n", start, start + 2000)
     return start if end < 0 else end + 1
 
 
-def _by_author(authors: Iterable[list[list[tuple[int, int]]]], chosen: random.Random) -> list[tuple[int, int]]:
-    """Return the places of one kind, authors in turn. authors: for each author, the places of each document."""
+def _by_author(authors: Iterable[list[list[tuple[int, int]]]], rng: random.Random) -> list[tuple[int, int]]:
+    """Return the places of one kind of text. Authors take turns. authors: the places of each document, for each author."""
     lists = []
     for documents in authors:
-        chosen.shuffle(documents)
+        rng.shuffle(documents)
         lists.append(_in_turn(documents))
-    chosen.shuffle(lists)
+    rng.shuffle(lists)
     return _in_turn(lists)
 
 

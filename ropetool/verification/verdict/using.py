@@ -1,6 +1,6 @@
-"""Whether distant text is used: copies and questions, in the time that is left after a model was kept.
+"""The use of long-range context: copies and questions, measured in the remaining time after the verdict `keep`.
 
-What is surely lost lowers `keep` to `works`. It never makes a model broken, because an honest extension of a small model
+A significant loss lowers `keep` to `works`. It does not lower it to `broken`, because a correct extension of a small model
 may use distant text less than near text.
 """
 
@@ -25,26 +25,26 @@ from ropetool.verification.verdict.deciding import Run
 from ropetool.verification.verdict.places import Place
 from ropetool.verification.verdict.reading import OutOfTime
 
-# By measure, in the order of measuring, what a model has lost that fails its check. An empty text only informs: text after
-# distant text costs what the question about the whole length has measured.
+# The measures in their order, with the words for a model that fails the check. A measure with an empty text only informs,
+# because the question about the whole length has already measured the cost of text at late positions.
 LOST = {
     "far": "copies of distant text help less",
     "retrieval": "fewer questions about distant text are answered",
     "position": "",
 }
 WORK = Suite(DEFAULT, tuple(LOST), segments=0, passages=8, trials=5, ends=True)
-PLACES = 8  # that passages and filler come from
-MARGIN = 1.25  # of the expected seconds, which were timed on other rows
+PLACES = 8  # the number of places from which passages and filler come
+MARGIN = 1.25  # factor on the expected seconds, because they were measured with other rows
 
 
 @dataclass(frozen=True)
 class Use:
-    """What was measured of the use of distant text.
+    """The results about the use of long-range context.
 
     results: by the keys of `VerifyResult.measures`.
-    checks: they pass or inform.
-    lost: what the target surely lost, in words.
-    notes: why something was not measured.
+    checks: the lines of the gate. They pass or inform, and never fail.
+    lost: the significant losses of the target, in words.
+    notes: the reasons why a measure has no result.
     """
 
     results: Mapping[str, Any]
@@ -54,7 +54,10 @@ class Use:
 
 
 def measured_use(run: Run, runners: Mapping[str, Runner], places: Sequence[Place], seed: int) -> Use:
-    """Return what there is time for. runners: the models of the run by role. places: texts to ask about."""
+    """Run the measures for which there is time, and return their results.
+
+    runners: the models of the run by role. places: the texts of passages and questions.
+    """
     trained, limits = run.shape.trained, Limits(grade=RESEARCH)
     corpus = corpus_of(places)
     setting = Setting(WORK, corpus, runners[TARGET], (trained, run.shape.target), trained, run.stated, limits, seed)
@@ -72,10 +75,10 @@ def measured_use(run: Run, runners: Mapping[str, Runner], places: Sequence[Place
             notes.append(f"{name} was not measured: {error}")
             continue
         grading = replace(grading, results={**grading.results, name: result})
-        found = measure.checks(_beyond(result, trained), grading)
-        worse = [check.detail for check in found if check.verdict == FAIL]
+        lines = measure.checks(_beyond(result, trained), grading)
+        worse = [check.detail for check in lines if check.verdict == FAIL]
         lost += [f"{words}: {worse[0]}"] if worse and words else []
-        checks += [check if check.verdict == PASS else replace(check, verdict=NOT_ASKED) for check in found]
+        checks += [check if check.verdict == PASS else replace(check, verdict=NOT_ASKED) for check in lines]
     return Use(measures.keyed(grading.results), checks, tuple(lost), notes)
 
 
@@ -95,7 +98,10 @@ def corpus_of(places: Sequence[Place]) -> Corpus:
 
 
 def seconds(run: Run, measurement: Measurement) -> float:
-    """Return how long a measurement takes at most. A model that has read nothing counts with the other's pace."""
+    """Return the expected time of a measurement with a margin, in seconds.
+
+    A model that has not read any text yet counts with the pace of the other model.
+    """
     models = {TARGET: run.target, BASELINE: run.source}
     paces = {role: model.pace for role, model in models.items() if model is not None}
     usual = next(pace for pace in paces.values() if pace.is_known)
@@ -113,7 +119,9 @@ def _result(run: Run, runners: Mapping[str, Runner], measure: Measure, setting: 
     measurement = measure.prepare(setting, ())
     if measurement is None:
         raise ConfigError("these texts do not allow it")
-    if not run.target.pace.is_known:  # all rows of the run were kept from another one
+    if (
+        not run.target.pace.is_known
+    ):  # all rows of the run came from the journal, so one row is read to measure the pace
         for _ in run.target.read(place.row(run.shape.short, run.shape.short), lambda tokens: tokens < 0):
             pass
     expected = seconds(run, measurement)
