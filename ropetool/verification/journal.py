@@ -1,7 +1,4 @@
-"""The figures of a run, saved row by row on disk, so that an interrupted run can continue.
-
-Wraps a runner; does not know the measurements.
-"""
+"""The figures of a run, saved row by row on disk, so that an interrupted run can continue."""
 
 from __future__ import annotations
 
@@ -21,18 +18,18 @@ from ropetool.files.hidden import is_open_as
 from ropetool.rope.tables import Array
 from ropetool.verification.scoring import Done, Predictions, Runner, Scores, Wrapped, ignore
 
-Found = TypeVar("Found")
+T = TypeVar("T")
 
-DIGEST = 8  # bytes behind the figures of a row
+DIGEST = 8  # bytes after the figures of a row
 SELECT = "select figures from found where key = ?"
 TABLE = "CREATE TABLE if not exists found (key blob primary key, figures blob)"
-BROKEN = (sqlite3.Error, UnicodeDecodeError)  # the second for a name of a table that is not UTF-8
+BROKEN = (sqlite3.Error, UnicodeDecodeError)  # the second one for a table name that is not UTF-8
 KEY = 32  # bytes of the key of a row
-LONGEST = b"longest target"  # the key of the longest row that was kept, beside its own
-CONDITIONS = b"conditions"  # the key of what all rows were measured under
+LONGEST = b"longest target"  # an additional key for the longest saved row
+CONDITIONS = b"conditions"  # the key of the conditions of all rows
 MOST_NAMED = 4  # changed conditions that a note names
-LONGEST_VALUE = 40  # characters of a condition's value in a note: a version, not a digest
-STEP_TOKENS = 65536  # of model input, after which what was found is on the disk
+LONGEST_VALUE = 40  # characters of a condition's value in a note, which shows versions but not digests
+STEP_TOKENS = 65536  # tokens of model input after which the figures are saved
 
 
 def folder() -> Path:
@@ -76,7 +73,7 @@ class Journal:
         if locked and is_open_as(lock.fileno(), Path(lock.name)):
             return lock
         lock.close()
-        if locked:  # a run that ended meanwhile has removed it
+        if locked:  # a run that just ended has removed the lock file
             return self._locked()
         self.problem = (
             f"files in {self.path.parent} cannot be locked"
@@ -91,7 +88,7 @@ class Journal:
             if not resume:
                 self.path.unlink(missing_ok=True)
             base = _opened(self.path)
-            changed = self._settled(base)
+            changed = self._compared(base)
             if not changed:
                 return base
             self.changed = changed
@@ -106,15 +103,15 @@ class Journal:
             self.problem = f"{self.path} is damaged again ({error})"
         return None
 
-    def _settled(self, base: sqlite3.Connection) -> str:
-        """Return the conditions that changed since the journal was written; an empty journal gets the present ones.
+    def _compared(self, base: sqlite3.Connection) -> str:
+        """Return the conditions that changed since the journal was written. An empty journal gets the current conditions.
 
         Raises: one of BROKEN.
         """
         try:
-            found = base.execute(SELECT, (CONDITIONS,)).fetchone()
-            if found is not None:
-                return _difference(_conditions(found[0]), self._conditions)
+            saved = base.execute(SELECT, (CONDITIONS,)).fetchone()
+            if saved is not None:
+                return _difference(_conditions(saved[0]), self._conditions)
             if base.execute("select count(*) from found").fetchone()[0]:
                 raise sqlite3.DatabaseError("the conditions of the run are missing")
             with base:
@@ -139,21 +136,21 @@ class Journal:
     def rows(self) -> int:
         """The number of saved rows."""
         kept = sum(len(key) == KEY for key in self._memory)
-        # Lengths of keys would be read from every page, of which a damaged one begins the journal anew.
+        # A condition on the length of keys would read every page, and a damaged page would restart the journal.
         every = int(self._read(lambda base: base.execute("select count(*) from found").fetchone()[0], 0))
         others = "select count(*) from found where key in (?, ?)"
         return kept + every - int(self._read(lambda base: base.execute(others, (LONGEST, CONDITIONS)).fetchone()[0], 0))
 
     def get(self, key: bytes) -> Array | None:
-        """Return the figures of a row, if they are there and as they were put."""
-        found = self._memory.get(key) or self._read(
+        """Return the figures of a row, or None if they are missing or damaged."""
+        sealed = self._memory.get(key) or self._read(
             lambda base: (base.execute(SELECT, (key,)).fetchone() or [b""])[0], b""
         )
-        figures = _unsealed(key, found)
+        figures = _unsealed(key, sealed)
         return None if figures is None else np.frombuffer(figures, dtype=np.float64)
 
     def put(self, keys: Sequence[bytes], figures: Array) -> None:
-        """Keep the figures of some rows. Shapes: (rows, figures)."""
+        """Save the figures of some rows. Shapes: (rows, figures)."""
         rows = {
             key: _sealed(key, np.ascontiguousarray(row, dtype=np.float64).tobytes())
             for key, row in zip(keys, figures, strict=True)
@@ -164,25 +161,25 @@ class Journal:
                 base.executemany("insert or replace into found values (?, ?)", rows.items())
             return True
 
-        for _ in range(2):  # the second time where the first one found it damaged and began it anew
+        for _ in range(2):  # the second try is for a journal that was damaged and restarted by the first
             if not self.problem and self._read(insert, False):
                 return
         self._memory |= rows
 
-    def _read(self, work: Callable[[sqlite3.Connection], Found], otherwise: Found) -> Found:
-        """Return what the work returns; a journal that turns out to be damaged is begun anew, and has nothing."""
+    def _read(self, work: Callable[[sqlite3.Connection], T], default: T) -> T:
+        """Return the result of the work, or the default if the journal is damaged. A damaged journal restarts empty."""
         if self._base is None:
-            return otherwise
+            return default
         try:
             return work(self._base)
-        except sqlite3.OperationalError as error:  # a full disk, or one that fails: what is on it may still be good
+        except sqlite3.OperationalError as error:  # the disk is full or fails, but the saved figures may still be good
             self.problem = self.problem or f"{self.path}: {error}"
         except BROKEN as error:
             self._base.close()
             again, self.lost = bool(self.lost), self.lost or _damaged(error)
             self.problem = f"{self.path} is damaged again ({error})" if again else self.problem
             self._base = None if again else self._begun(False)
-        return otherwise
+        return default
 
     def close(self, *, remove: bool) -> None:
         """Close the journal, remove its lock, and the journal too when the run is complete."""
@@ -197,9 +194,9 @@ class Journal:
 
 @contextmanager
 def kept_journal(key: str, conditions: Mapping[str, str], resume: bool, notes: list[str]) -> Iterator[Journal]:
-    """Give the journal of one run, and remove it when the run is complete, unless it `stays`.
+    """Yield the journal of one run, and remove it when the run is complete, unless it `stays`.
 
-    notes: receives a note on a resumed run, and one if nothing is kept on disk.
+    notes: receives a note on a resumed run, and one if nothing is saved on disk.
     """
     journal = Journal(key, conditions, resume=resume)
     if resume:
@@ -209,7 +206,7 @@ def kept_journal(key: str, conditions: Mapping[str, str], resume: bool, notes: l
         yield journal
         complete = True
     except KeyboardInterrupt as error:
-        # For the word that follows an interruption.
+        # For the message after an interruption.
         error.unkept, error.rows = journal.problem, journal.rows  # type: ignore[attr-defined]
         raise
     finally:
@@ -219,12 +216,12 @@ def kept_journal(key: str, conditions: Mapping[str, str], resume: bool, notes: l
 
 
 def _opened(place: Path | str) -> sqlite3.Connection:
-    """Return the database at a place, which holds our table and nothing else. Raises: one of BROKEN."""
+    """Return the database at a path. Raises: one of BROKEN if it contains anything except the journal's table."""
     base = sqlite3.connect(place)
     try:
         base.execute(TABLE)
-        stated = [sql for (sql,) in base.execute("select sql from sqlite_master") if sql is not None]
-        if stated != [TABLE.replace("if not exists ", "")]:
+        tables = [sql for (sql,) in base.execute("select sql from sqlite_master") if sql is not None]
+        if tables != [TABLE.replace("if not exists ", "")]:
             raise sqlite3.DatabaseError("it contains a different table")
     except BROKEN:
         base.close()
@@ -233,7 +230,7 @@ def _opened(place: Path | str) -> sqlite3.Connection:
 
 
 def _sealed(key: bytes, figures: bytes) -> bytes:
-    """Return figures with a digest: sqlite does not see a bit that turned in the middle of a value."""
+    """Return figures with a digest, because sqlite does not detect a flipped bit in the middle of a value."""
     return figures + hashlib.sha256(key + figures).digest()[:DIGEST]
 
 
@@ -250,9 +247,9 @@ def _damaged(error: Exception) -> str:
 def _conditions(kept: object) -> dict[str, str]:
     """Return the conditions of a journal. Raises: sqlite3.DatabaseError if they cannot be read."""
     with suppress(ValueError, RecursionError):
-        found = json.loads(_unsealed(CONDITIONS, kept) or b"")
-        if isinstance(found, dict) and all(isinstance(value, str) for value in found.values()):
-            return found
+        conditions = json.loads(_unsealed(CONDITIONS, kept) or b"")
+        if isinstance(conditions, dict) and all(isinstance(value, str) for value in conditions.values()):
+            return conditions
     raise sqlite3.DatabaseError("the conditions of the run cannot be read")
 
 
@@ -271,22 +268,25 @@ def _difference(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 class JournaledRunner(Wrapped):
-    """A runner that looks rows up before it computes them, and keeps what it computed.
+    """A runner that looks up rows in the journal before it computes them, and saves the computed rows.
 
-    changes: whether of scores the longest row is kept too, with which `changed` asks whether the runner is still the same.
+    role: the role of the model, part of the keys of rows.
+    changes: save the longest scored row too, so that `changed` can test whether the runner is still the same.
     """
 
     def __init__(self, runner: Runner, journal: Journal, role: str, *, changes: bool = False) -> None:
         super().__init__(runner)
         self._journal, self._changes = journal, changes
-        self._role = f"{role} of {runner.description}"  # rows of another runtime, device or type are never taken over
+        self._role = (
+            f"{role} of {runner.description}"  # so that rows of a different runtime, device or type are not used
+        )
         kept = journal.get(LONGEST) if changes else None
         self._longest = 0 if kept is None else len(kept) - 1
 
     def changed(self) -> float:
-        """Return by how much the runner now scores the longest row that was kept otherwise, 0 where none was.
+        """Score the longest saved row again, and return the mean difference over its scored tokens, in nats.
 
-        Units: nats, the mean over its scored tokens.
+        Returns 0 without a saved row.
         """
         kept = self._journal.get(LONGEST)
         if kept is None:
@@ -298,11 +298,11 @@ class JournaledRunner(Wrapped):
         return float(np.abs(self._runner.score([row], scored, ignore).losses[0] - before[:scored]).mean())
 
     def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
-        """Return what the last tokens of every row cost, computed or kept."""
+        """Return the losses of the last `scored` tokens of every row, computed or saved."""
 
         def compute(part: slice) -> Array:
-            found = self._runner.score(rows[part], scored, done)
-            return np.concatenate([found.losses, found.hits], axis=1)
+            scores = self._runner.score(rows[part], scored, done)
+            return np.concatenate([scores.losses, scores.hits], axis=1)
 
         figures = self._figures(rows, [b""] * len(rows), scored, compute, done)
         return Scores(figures[:, :scored], figures[:, scored:] > 0)
@@ -310,29 +310,30 @@ class JournaledRunner(Wrapped):
     def predict(
         self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
     ) -> Predictions:
-        """Return what comes after every row, computed or kept."""
+        """Return the predictions after every row, computed or saved."""
 
         def compute(part: slice) -> Array:
-            found = self._runner.predict(rows[part], candidates[part], done)
-            return np.concatenate([found.log_probs, found.top[:, None]], axis=1)
+            predictions = self._runner.predict(rows[part], candidates[part], done)
+            return np.concatenate([predictions.log_probs, predictions.top[:, None]], axis=1)
 
-        asked = [np.array(few, dtype=np.int64).tobytes() for few in candidates]
-        figures = self._figures(rows, asked, 0, compute, done)
+        extras = [np.array(few, dtype=np.int64).tobytes() for few in candidates]
+        figures = self._figures(rows, extras, 0, compute, done)
         return Predictions(figures[:, :-1], figures[:, -1].astype(np.int64))
 
     def _figures(
         self,
         rows: Sequence[Sequence[int]],
-        asked: Sequence[bytes],
+        extras: Sequence[bytes],
         scored: int,
         compute: Callable[[slice], Array],
         done: Done,
     ) -> Array:
-        """Return the figures of all rows; those missing are computed in the order of the rows, some at a time.
+        """Return the figures of all rows. Missing ones are computed in the order of the rows, several at a time.
 
-        scored: tokens of each that are scored, 0 for predictions.
+        extras: the candidates of each row as bytes, which are part of its key.
+        scored: the number of scored tokens of each row, or 0 for predictions.
         """
-        keys = [self._key(row, extra, scored) for row, extra in zip(rows, asked, strict=True)]
+        keys = [self._key(row, extra, scored) for row, extra in zip(rows, extras, strict=True)]
         step = max(1, STEP_TOKENS // len(rows[0]))
         parts = []
         for start in range(0, len(rows), step):
@@ -349,6 +350,6 @@ class JournaledRunner(Wrapped):
                 done(sum(map(len, rows[part])))
         return np.concatenate(parts)
 
-    def _key(self, row: Sequence[int], asked: bytes, scored: int) -> bytes:
+    def _key(self, row: Sequence[int], extra: bytes, scored: int) -> bytes:
         start = f"{self._role} {f'score {scored}' if scored else 'predict'} ".encode()
-        return hashlib.sha256(start + np.array(row, dtype=np.int64).tobytes() + asked).digest()
+        return hashlib.sha256(start + np.array(row, dtype=np.int64).tobytes() + extra).digest()

@@ -1,7 +1,4 @@
-"""Texts that depend on each other: pieces of one text, and near copies. Each group counts as one document.
-
-Knows words, but neither tokens nor models.
-"""
+"""Texts that depend on each other: pieces of one text, and near copies. Each group counts as one document."""
 
 from __future__ import annotations
 
@@ -138,7 +135,7 @@ def _originals(documents: Sequence[Document]) -> list[int]:
 def _shingle_sets(texts: Sequence[str]) -> list[Shingles]:
     """Return hashes of the word sequences of each text. Long texts are sampled by the value of the hash."""
     step = np.uint64(1 + sum(map(len, texts)) // CHARACTERS // MOST_SHINGLES)
-    return [np.unique(found[found % step == 0]) for found in map(_shingles, texts)]
+    return [np.unique(shingles[shingles % step == 0]) for shingles in map(_shingles, texts)]
 
 
 def _shingles(text: str) -> Shingles:
@@ -147,15 +144,16 @@ def _shingles(text: str) -> Shingles:
     total = np.fromiter((zlib.crc32(word.encode()) for word in words), dtype=np.uint64)
     count = len(total)
     size, done, width = min(SHINGLE, count), 0, 1
-    found = np.zeros(count - size + 1, dtype=np.uint64)
-    while width <= size:  # by doubling: the hash of 2 n words is that of n, and of the n behind them
+    shingles = np.zeros(count - size + 1, dtype=np.uint64)
+    while width <= size:  # by doubling: the hash of 2 n words combines the hashes of the first n and the last n words
         factor = np.uint64(pow(FACTOR, width, 2**64))
         if size & width:
-            found = found * factor + total[done : done + count - size + 1]
+            shingles = shingles * factor + total[done : done + count - size + 1]
             done += width
         total = total[: len(total) - width] * factor + total[width:]
         width *= 2
-    mixed: Shingles = found ^ (found >> np.uint64(29))  # low bits of a product follow low bits alone
+    # The low bits of a product depend only on the low bits of its factors.
+    mixed: Shingles = shingles ^ (shingles >> np.uint64(29))
     return mixed
 
 
@@ -167,7 +165,7 @@ def _pairs(sets: Sequence[Shingles]) -> Iterator[tuple[int, int, int]]:
     if not sets:
         return
     hashes = np.concatenate(sets)
-    owners = np.repeat(np.arange(len(sets), dtype=np.int64), [len(found) for found in sets])
+    owners = np.repeat(np.arange(len(sets), dtype=np.int64), [len(shingles) for shingles in sets])
     order = np.argsort(hashes, kind="stable")
     hashes, owners = hashes[order], owners[order]
     for distance in range(1, min(NEIGHBOURS, len(sets) - 1) + 1):

@@ -1,7 +1,7 @@
-"""Two shares of right answers on the same trials: the bounds of their difference. Knows nothing of what was asked.
+"""Bounds of the difference, and of the ratio, of two shares of correct answers on the same trials.
 
-An interval by the differences' own spread would be a point where all pairs agree, however few they are. These bounds take
-the spread that the difference in question would have, so that twenty pairs that agree exclude a loss of 0.12 and no less.
+If all pairs agree, an interval from their observed spread would be a single point, even for few pairs. These bounds use the
+spread that the tested difference would have. Twenty agreeing pairs then exclude a loss above 0.12.
 Source: T. Tango, Statistics in Medicine 17 (1998) 891.
 """
 
@@ -11,17 +11,20 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-ONE_SIDED = 1.6448536269514722  # of a normal variable, with 5 % above
-POWERFUL = 0.8416212335729143  # the same with 20 % above
-ADDED = 0.5  # trials, to each of four numbers
+ONE_SIDED = 1.6448536269514722  # a normal variable exceeds it with a probability of 5 %
+POWERFUL = 0.8416212335729143  # a normal variable exceeds it with a probability of 20 %
+ADDED = 0.5  # trials that are added to each of the four counts
 MOST_RATIO = 10.0
-STEPS = 60  # of a bisection of 2: to a float's last digit
+STEPS = 60  # of a bisection, which reach the last digit of a float for intervals up to 2
 
 
 def paired_bounds(gained: int, lost: int, trials: int) -> tuple[float, float]:
-    """Return what the difference of two shares is above, and below, with 95 % confidence each; -1 and 1 without trials.
+    """Return the lower and the upper bound of the difference of two shares, with 95 % confidence each.
 
-    gained: trials that the first one alone has right. lost: that the other one alone has. Of all `trials`.
+    Without trials, the bounds are -1 and 1.
+    gained: the number of trials that only the first model answers correctly.
+    lost: the number of trials that only the second model answers correctly.
+    trials: the number of all trials.
     """
     if not trials:
         return -1.0, 1.0
@@ -39,9 +42,9 @@ def chance_of_so_few(gained: int, lost: int, trials: int, difference: float) -> 
 
 
 def attainable_loss(trials: int, disagreeing: float) -> float:
-    """Return the loss that is excluded with a power of 80 % where there is none.
+    """Return the smallest loss that the trials exclude with a power of 80 % if there is no loss.
 
-    disagreeing: the share of the pairs of which one alone is right.
+    disagreeing: the share of the pairs with exactly one correct answer.
     """
     if not trials:
         return 1.0
@@ -49,11 +52,11 @@ def attainable_loss(trials: int, disagreeing: float) -> float:
     return min(1.0, max(least, (ONE_SIDED + POWERFUL) * math.sqrt(disagreeing / trials)))
 
 
-def _crossing(score: Callable[[float], float], low: float, high: float, wanted: float) -> float:
-    """Return the value between the two at which the score, which falls, is the one wanted."""
+def _crossing(score: Callable[[float], float], low: float, high: float, level: float) -> float:
+    """Return the value between `low` and `high` at which the score, which must decrease, crosses the level."""
     for _ in range(STEPS):
         middle = (low + high) / 2
-        if score(middle) > wanted:
+        if score(middle) > level:
             low = middle
         else:
             high = middle
@@ -61,9 +64,9 @@ def _crossing(score: Callable[[float], float], low: float, high: float, wanted: 
 
 
 def _score(gained: int, lost: int, trials: int, difference: float) -> float:
-    """Return by how many of its standard errors the difference found exceeds this one, were this one true.
+    """Return the observed difference minus this one, in standard errors under the hypothesis that this one is true.
 
-    The share of lost trials that is likeliest beside this difference decides the standard error.
+    The standard error uses the most likely share of lost trials under this hypothesis.
     """
     a = 2 * trials
     b = difference * (2 * trials - gained + lost) - gained - lost
@@ -78,7 +81,7 @@ def _score(gained: int, lost: int, trials: int, difference: float) -> float:
 
 @dataclass(frozen=True)
 class PairedTrials:
-    """Trials by who has them right: both, the first one alone, the other one alone, neither."""
+    """The number of trials that both models, only the first, only the second, or neither answers correctly."""
 
     both: int
     gained: int
@@ -87,29 +90,29 @@ class PairedTrials:
 
     @property
     def trials(self) -> int:
-        """All of them."""
+        """The number of all trials."""
         return self.both + self.gained + self.lost + self.neither
 
 
 def paired_ratio(pairs: PairedTrials, chance: float) -> float:
-    """Return the first one's share of right answers over the other one's, both above what a guesser gets."""
+    """Return the ratio of the two shares of correct answers, after subtracting the share of a guesser from both."""
     first, other = pairs.both + pairs.gained, pairs.both + pairs.lost
     return (first - chance * pairs.trials) / (other - chance * pairs.trials)
 
 
 def ratio_bounds(pairs: PairedTrials, chance: float) -> tuple[float, float]:
-    """Return what the true ratio is above, and below, with 95 % confidence each; 0 and MOST_RATIO at the ends.
+    """Return the lower and the upper bound of the true ratio, with 95 % confidence each, between 0 and MOST_RATIO.
 
-    By Fieller's rule: the ratios at which (first - chance) - ratio (other - chance) is 1.645 of its standard errors from 0.
-    Half a trial is added to each of the four numbers, so that pairs that all agree do not make a point of the interval.
+    Fieller's rule: at a bound, (first - chance) - ratio (other - chance) is 1.645 of its standard errors from 0. Half a trial
+    is added to each of the four counts, so that the interval has a width even if all pairs agree.
+    chance: the share of correct answers of a guesser.
     Source: E. C. Fieller, J. R. Stat. Soc. B 16 (1954) 175; Agresti and Min, Statistics in Medicine 24 (2005) 729.
     """
-    found = paired_ratio(pairs, chance)
 
     def score(ratio: float) -> float:
         return _ratio_score(pairs, chance, ratio)
 
-    middle = min(max(found, 0.0), MOST_RATIO)
+    middle = min(max(paired_ratio(pairs, chance), 0.0), MOST_RATIO)
     return _crossing(score, 0.0, middle, ONE_SIDED), _crossing(score, middle, MOST_RATIO, -ONE_SIDED)
 
 
@@ -119,7 +122,7 @@ def chance_of_so_low(pairs: PairedTrials, chance: float, ratio: float) -> float:
 
 
 def _ratio_score(pairs: PairedTrials, chance: float, ratio: float) -> float:
-    """Return (first - chance) - ratio (other - chance), in standard errors of what it would be here."""
+    """Return (first - chance) - ratio (other - chance), divided by its standard error."""
     counts = [count + ADDED for count in (pairs.both, pairs.gained, pairs.lost, pairs.neither)]
     values = [value - (1 - ratio) * chance for value in (1 - ratio, 1.0, -ratio, 0.0)]
     total = sum(counts)

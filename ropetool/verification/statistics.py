@@ -1,7 +1,6 @@
-"""Means with intervals that know which tokens belong to one document.
+"""Means with intervals that are clustered by document.
 
-Tokens of a document share its difficulty: counted as independent they make intervals about four times too narrow.
-Knows nothing of models.
+All tokens of a document share its difficulty. Intervals that treat tokens as independent are about four times too narrow.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from ropetool.rope.tables import Array
 from ropetool.verification.results import Estimate
 
 CONFIDENCE = 0.95
-POWER = 0.20  # the chance to miss what is `attainable`
-ERROR = 0.05  # of a verdict over all lengths together
-TERMS = 200  # of a continued fraction: the last digit at a thousand degrees of freedom
-NORMAL = 1.959963984540054  # the two-sided CONFIDENCE of a normal variable
+POWER = 0.20  # the probability of missing a mean that is `attainable`
+ERROR = 0.05  # the probability of a wrong verdict, over all lengths together
+TERMS = 200  # of a continued fraction; exact to the last digit at a thousand degrees of freedom
+NORMAL = 1.959963984540054  # a normal variable is within plus and minus this value with a probability of CONFIDENCE
 
 
 def clustered(values: Array, documents: Sequence[int]) -> Estimate:
     """Return the mean over all values, with the standard error CR2 clustered by document.
 
-    The mean is a regression on nothing but a constant. Its residuals are smaller than the errors, most in the documents
-    that decide the mean; CR2 divides each document's share of the variance by what is left of it where tokens are
-    independent, and Satterthwaite's degrees of freedom say how much the sum of so few shares varies. Documents of equal
-    size give the usual error of their means, with one degree less than there are documents.
+    The mean is a regression on a constant. Its residuals are smaller than the errors, mostly in large documents. CR2
+    divides each document's share of the variance by the part that remains if tokens are independent. Satterthwaite's
+    degrees of freedom describe the variation of the sum of few shares. Documents of equal size give the usual error of
+    their means, with one degree of freedom less than there are documents.
 
     With n_d tokens and the sum of residuals r_d of document d, N tokens in all, p_d = n_d / N and b_d = p_d^2 / (1 - p_d):
     error^2 = sum(r_d^2 / (1 - p_d)) / N^2, and degrees = 1 / (sum(p_d^2) + sum(b_d)^2 - sum(b_d^2)).
@@ -44,9 +43,9 @@ def clustered(values: Array, documents: Sequence[int]) -> Estimate:
 
 
 def clustered_sums(totals: Array, counts: Sequence[int], documents: Sequence[int]) -> Estimate:
-    """Return what `clustered` does, of parts with different numbers of tokens: the total of each and its tokens.
+    """Return the mean as `clustered` does, for parts with different numbers of tokens.
 
-    Shapes: all (parts,).
+    totals: the sum of each part's values. counts: the number of its tokens. Shapes: all (parts,).
     """
     sizes = np.asarray(counts, dtype=np.float64)
     mean = float(np.sum(totals) / sizes.sum())
@@ -54,7 +53,7 @@ def clustered_sums(totals: Array, counts: Sequence[int], documents: Sequence[int
 
 
 def _estimate(mean: float, rests: Array, counts: Sequence[int], documents: Sequence[int]) -> Estimate:
-    """Return the mean with the interval that the documents' totals of residuals give it."""
+    """Return the mean with its interval. rests: the sum of each part's residuals. counts: the number of its tokens."""
     _, index = np.unique(documents, return_inverse=True)
     residuals, tokens = np.bincount(index, weights=rests), np.bincount(index, weights=counts)
     total = float(tokens.sum())
@@ -77,20 +76,20 @@ def _degrees(shares: Array) -> float:
 def paired_difference(values: Array, reference: Array, documents: Sequence[int]) -> Estimate:
     """Return the mean of values minus reference, token by token, clustered by document.
 
-    What makes a token hard is in both and drops out, so the interval is far narrower than the two apart.
+    The difficulty of a token is in both and cancels out. So the interval is far narrower than for separate means.
     """
     if values.shape != reference.shape:
         raise ValueError(f"losses of shape {values.shape} and {reference.shape} are not of the same tokens")
     return clustered(values - reference, documents)
 
 
-def negated(found: Estimate) -> Estimate:
-    """Return the estimate of the opposite: what is lost as what is gained."""
-    return replace(found, mean=-found.mean, low=-found.high, high=-found.low)
+def negated(estimate: Estimate) -> Estimate:
+    """Return the estimate with the opposite sign, which turns a loss into a gain."""
+    return replace(estimate, mean=-estimate.mean, low=-estimate.high, high=-estimate.low)
 
 
 def effective_documents(documents: Sequence[int]) -> float:
-    """Return how many documents of equal size would tell as much as these: (sum n)^2 / sum n^2, with n parts of each."""
+    """Return the number of documents of equal size with the same information: (sum n)^2 / sum n^2, with n parts of each."""
     if not len(documents):
         return 0.0
     counts = np.unique(documents, return_counts=True)[1].astype(np.float64)
@@ -100,44 +99,46 @@ def effective_documents(documents: Sequence[int]) -> float:
 # --- bounds and decisions
 
 
-def upper_bound(found: Estimate, error: float = ERROR) -> float:
-    """Return what the true mean is below, but for a chance of `error`; infinite for a single document."""
-    return found.mean + _one_sided(found, error)
+def upper_bound(estimate: Estimate, error: float = ERROR) -> float:
+    """Return the upper bound of the true mean, with a probability of error of `error`; infinite for a single document."""
+    return estimate.mean + _one_sided(estimate, error)
 
 
-def lower_bound(found: Estimate, error: float = ERROR) -> float:
-    """Return what the true mean is above, but for a chance of `error`."""
-    return found.mean - _one_sided(found, error)
+def lower_bound(estimate: Estimate, error: float = ERROR) -> float:
+    """Return the lower bound of the true mean, as `upper_bound` does."""
+    return estimate.mean - _one_sided(estimate, error)
 
 
-def _one_sided(found: Estimate, error: float) -> float:
-    return math.inf if not found.degrees else t_quantile(1 - 2 * error, found.degrees) * found.standard_error
+def _one_sided(estimate: Estimate, error: float) -> float:
+    """Return the distance of a one-sided bound from the mean."""
+    return math.inf if not estimate.degrees else t_quantile(1 - 2 * error, estimate.degrees) * estimate.standard_error
 
 
-def chance_of_less(found: Estimate, value: float) -> float:
+def chance_of_less(estimate: Estimate, value: float) -> float:
     """Return the one-sided p value of the hypothesis that the true mean is at most `value`."""
-    if not found.degrees:
+    if not estimate.degrees:
         return 1.0
-    distance = found.mean - value
-    if not found.standard_error:
+    distance = estimate.mean - value
+    if not estimate.standard_error:
         return 0.0 if distance > 0 else 1.0
-    outside = _outside(abs(distance) / found.standard_error, found.degrees) / 2
+    outside = _outside(abs(distance) / estimate.standard_error, estimate.degrees) / 2
     return outside if distance > 0 else 1 - outside
 
 
-def chance_of_more(found: Estimate, value: float) -> float:
+def chance_of_more(estimate: Estimate, value: float) -> float:
     """Return the one-sided p value of the hypothesis that the true mean is at least `value`."""
-    if not found.degrees:
+    if not estimate.degrees:
         return 1.0
-    if not found.standard_error:
-        return 0.0 if found.mean < value else 1.0
-    return 1 - chance_of_less(found, value)
+    if not estimate.standard_error:
+        return 0.0 if estimate.mean < value else 1.0
+    return 1 - chance_of_less(estimate, value)
 
 
 def attainable(documents: Sequence[int], spread: float) -> float:
-    """Return the mean that is told from 0 with a power of 80 %, by a one-sided test at 5 %; infinite for one document.
+    """Return the smallest mean that a one-sided test at 5 % distinguishes from 0 with a power of 80 %.
 
-    documents: of each part. spread: the standard deviation of what documents mean, in the unit of the answer.
+    It is infinite for a single document.
+    documents: the document of each part. spread: the standard deviation of the documents' means, in the unit of the result.
     """
     counts = np.unique(documents, return_counts=True)[1].astype(np.float64)
     if len(counts) < 2:
@@ -149,19 +150,18 @@ def attainable(documents: Sequence[int], spread: float) -> float:
 
 
 def rejected(chances: Sequence[float], level: float = ERROR) -> list[bool]:
-    """Return which hypotheses fall, so that with a chance of at most `level` any true one does.
+    """Return which hypotheses are rejected. The probability of rejecting any true one is at most `level`.
 
-    A chance that is not a number counts as 1: its hypothesis never falls, and it still counts as one of all.
-
+    chances: the p value of each hypothesis. NaN counts as 1.
     Source: Holm, Scand. J. Statist. 6 (1979) 65.
     """
-    found = [False] * len(chances)
+    rejections = [False] * len(chances)
     numbers = [1.0 if math.isnan(chance) else chance for chance in chances]
     for done, index in enumerate(sorted(range(len(chances)), key=numbers.__getitem__)):
         if numbers[index] > level / (len(chances) - done):
             break
-        found[index] = True
-    return found
+        rejections[index] = True
+    return rejections
 
 
 # --- distributions
@@ -169,9 +169,9 @@ def rejected(chances: Sequence[float], level: float = ERROR) -> list[bool]:
 
 @cache
 def t_quantile(probability: float, degrees: float) -> float:
-    """Return the t that Student's variable with that many degrees of freedom stays within, up to sign.
+    """Return the t for which Student's variable is between -t and t with this probability.
 
-    degrees: above 0, and not only whole ones.
+    degrees: the degrees of freedom, any number above 0.
     """
     low, high = 0.0, math.pi / 2
     while low < (middle := (low + high) / 2) < high:
@@ -193,7 +193,7 @@ def _outside(t: float, degrees: float) -> float:
 
 
 def _incomplete_beta(a: float, b: float, x: float, rest: float) -> float:
-    """Return I_x(a, b), rest being 1 - x, by a continued fraction that converges fast for x < (a + 1) / (a + b + 2).
+    """Return I_x(a, b) from a continued fraction that converges fast for x < (a + 1) / (a + b + 2). rest: 1 - x.
 
     Source: DLMF 8.17.22.
     """
@@ -209,7 +209,7 @@ def _incomplete_beta(a: float, b: float, x: float, rest: float) -> float:
 
 
 def wilson(hits: int, trials: int) -> tuple[float, float]:
-    """Return the ends of Wilson's 95 % interval for a share of `hits` in independent trials; all of 0 to 1 without any.
+    """Return the ends of Wilson's 95 % interval for a share of `hits` in independent trials; 0 and 1 without trials.
 
     Source: E. B. Wilson, J. Am. Stat. Assoc. 22 (1927) 209, without correction for continuity.
     """

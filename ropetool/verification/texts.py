@@ -1,7 +1,4 @@
-"""The documents that a verification reads: files, folders, JSONL, and the ones bundled with the package.
-
-Knows nothing of tokenizers or models.
-"""
+"""The documents that a verification reads: files, folders, JSONL, and the documents in the package."""
 
 from __future__ import annotations
 
@@ -33,15 +30,16 @@ MAX_JSONL_BYTES = 8 * MAX_BYTES
 MAX_JSONL_DOCUMENTS = 100_000  # a line of 20 bytes costs 300 as a document
 EMPTY = "is empty; a document needs text"
 NOT_TEXT = re.compile("[\\0\\ud800-\\udfff]")
-MAX_NAME = 100  # characters of a document's name, which stands in tables
+MAX_NAME = 100  # characters of a document's name, because tables show it
 
 
 @dataclass(frozen=True)
 class Document:
     """A text that was written in one piece. Suites cluster their standard errors by document, a verdict by author.
 
-    kind: prose, code, ...
-    author: who wrote it. Empty for an author who wrote none of the other documents.
+    name: the name in tables and errors.
+    kind: the kind of text, for example prose or code; "" if it is unknown.
+    author: the name of the author; "" for an author of only this document.
     """
 
     name: str
@@ -50,7 +48,7 @@ class Document:
     author: str = ""
 
 
-# Of the bundled texts, by the first part of their names. The catalogue's kinds stand in its manifest.
+# For the bundled texts, by the first part of their names. The catalogue's kinds are in its manifest.
 KINDS = {
     "kjv": "prose", "python": "code", "austen": "prose", "roosevelt": "prose", "bash": "reference",
     "jargon": "reference", "rust": "reference",
@@ -72,12 +70,12 @@ def too_short(length: int, need: int, longest: int) -> ConfigError:
 
 def embedded_documents() -> list[Document]:
     """Return the held-out documents of the demo checkpoint: 15 of about 22000 characters."""
-    return _of_their_kinds(read_documents([EMBEDDED]))
+    return _with_kinds(read_documents([EMBEDDED]))
 
 
 def long_documents() -> list[Document]:
     """Return the bundled books: at least 131072 tokens each with the tokenizers in use."""
-    return _of_their_kinds(read_documents(sorted(LONG.glob("*.xz"))))
+    return _with_kinds(read_documents(sorted(LONG.glob("*.xz"))))
 
 
 def medium_documents() -> list[Document]:
@@ -89,7 +87,8 @@ def medium_documents() -> list[Document]:
     ]
 
 
-def _of_their_kinds(documents: Sequence[Document]) -> list[Document]:
+def _with_kinds(documents: Sequence[Document]) -> list[Document]:
+    """Return the bundled documents with their kinds and authors."""
     names = [document.name.partition("-")[0] for document in documents]
     return [
         replace(document, kind=KINDS.get(name, ""), author=AUTHORS.get(name, ""))
@@ -98,7 +97,7 @@ def _of_their_kinds(documents: Sequence[Document]) -> list[Document]:
 
 
 def default_documents(longest: int) -> list[Document]:
-    """Return the bundled documents that suites measure with where the longest length has that many tokens."""
+    """Return the bundled documents for a suite. longest: the longest length in tokens."""
     return embedded_documents() if longest <= SHORT_TOKENS else long_documents()
 
 
@@ -109,7 +108,7 @@ def verdict_documents(length: int) -> list[Document]:
 
 
 def fingerprint(documents: Sequence[Document]) -> str:
-    """Return the SHA-256 of the texts in their order; names do not count, the borders between texts do."""
+    """Return the SHA-256 of the texts in their order. The names do not affect it, but the borders between texts do."""
     digest = hashlib.sha256()
     for document in documents:
         data = document.text.encode("utf-8")
@@ -121,17 +120,17 @@ def fingerprint(documents: Sequence[Document]) -> str:
 def read_documents(paths: Sequence[Path]) -> list[Document]:
     """Return the documents of files and of folders, in order; the files of a folder in order of their names.
 
-    A file is one document. A `.jsonl` file has one a line: an object with the string "text", and if it likes a "name"
-    or "id", and a "kind". Files that end in `.gz` or `.xz` are unpacked.
+    A file is one document. Each line of a `.jsonl` file is one document: an object with the string "text", and optionally
+    a "name" or "id", and a "kind". Files with the suffix `.gz` or `.xz` are unpacked.
 
-    Raises: ConfigError if a path is missing, a folder has no files, a file or line is empty, binary, not UTF-8, broken
-    or over its limit, or a text is there twice.
+    Raises: ConfigError if a path is missing, a folder is empty, a text occurs twice, or a file or line is empty, binary,
+    not UTF-8, broken or larger than its limit.
     """
     documents = [document for path in paths for file in _files(Path(path)) for document in _documents(file)]
     first_with: dict[str, str] = {}
     for document in documents:
         if document.text in first_with:
-            # Intervals are clustered by document: a copy would make them too narrow.
+            # Intervals are clustered by document, so a copy would make them too narrow.
             raise ConfigError(
                 f"contains the same text as {first_with[document.text]}; each document counts as independent evidence",
                 where=document.name,
@@ -146,7 +145,7 @@ def _files(path: Path) -> list[Path]:
         raise ConfigError("no such file or folder", where=str(path))
     if not path.is_dir():
         return [path]
-    # Dot files are the desktop's and the editor's, not the user's texts.
+    # Hidden files belong to the desktop or an editor, so they are not texts of the user.
     files = sorted(entry for entry in path.iterdir() if entry.is_file() and not entry.name.startswith("."))
     if not files:
         raise ConfigError("the folder contains no files; each file is a document", where=str(path))
@@ -163,8 +162,11 @@ def _documents(path: Path) -> Iterator[Document]:
         yield Document(path.name, _checked(text, str(path)))
 
 
-def _read(path: Path, packed: str, limit: int, kind: str) -> bytes:
-    """Return the bytes of a file, unpacked; holds no more than the limit, whatever the file would unpack to."""
+def _read(path: Path, packed: str, limit: int, file_type: str) -> bytes:
+    """Return the unpacked bytes of a file. It never reads more than the limit into memory.
+
+    packed: the suffix of the compression, or "". file_type: the words for an error message.
+    """
     try:
         with open_regular(path) as file, _unpacked(file, packed) as stream:
             data = stream.read(limit + 1)
@@ -181,7 +183,9 @@ def _read(path: Path, packed: str, limit: int, kind: str) -> bytes:
         raise ConfigError(f"is binary, not text: byte {zero} is NUL", where=str(path))
     if len(data) > limit:
         size = f"unpacks to more than {limit} bytes" if packed else f"is {path.stat().st_size} bytes long"
-        raise ConfigError(f"{size}; the limit for {kind} is {limit}", where=str(path), try_=_split(path, packed, limit))
+        raise ConfigError(
+            f"{size}; the limit for {file_type} is {limit}", where=str(path), try_=_split(path, packed, limit)
+        )
     return data
 
 
@@ -236,7 +240,7 @@ def _jsonl(path: Path, data: bytes) -> Iterator[Document]:
 
 
 def _entry(line: bytes, where: str) -> dict[str, Any]:
-    """Return the object on a JSONL line, whose "text" can be tokenized."""
+    """Return the object on a JSONL line. Raises: ConfigError if it does not have a valid "text"."""
     if len(line) > MAX_BYTES:
         raise ConfigError(f"is {len(line)} bytes long; the limit for a line is {MAX_BYTES}", where=where)
     entry = _parsed(_decoded(line, where), where)
@@ -253,12 +257,12 @@ def _parsed(line: str, where: str) -> object:
         return json.loads(line)
     except json.JSONDecodeError as error:
         raise ConfigError(f"is not JSON: {error.msg}, at character {error.pos + 1}", where=where) from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets within brackets
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits, or deeply nested brackets
         raise ConfigError(f"cannot be parsed as JSON: {error}", where=where) from error
 
 
 def _name(entry: dict[str, Any]) -> str:
-    """Return the entry's own name where it has one that fits into a table, else an empty string."""
+    """Return the entry's name or id if it fits into a table, else ""."""
     return _label(entry, "name") or _label(entry, "id")
 
 
