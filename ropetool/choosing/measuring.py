@@ -16,7 +16,7 @@ from ropetool.choosing.candidates import Candidate, Refused
 from ropetool.errors import ConfigError
 from ropetool.rope.tables import RopeSet
 from ropetool.verification import estimate
-from ropetool.verification.beside import told_by
+from ropetool.verification.beside import for_variants
 from ropetool.verification.measure import Setting
 from ropetool.verification.measures.loss import LastSegment
 from ropetool.verification.preparing import prepared, work_of
@@ -59,7 +59,7 @@ class Field:
     def of(self, trial: Trial) -> tuple[Measurement, ...]:
         """Return what is measured of a trial; a yardstick reads whole texts, without a cache."""
         made = self.by_reach[trial.reach]
-        return made if trial.candidate is not None else tuple(told_by(made))
+        return made if trial.candidate is not None else tuple(for_variants(made))
 
 
 def views(
@@ -74,7 +74,7 @@ def views(
 
     def viewed(each: Candidate) -> Trial:
         reach = max(length for length in lengths if everywhere or length <= each.target_length)
-        view = RotatedRunner(runner, each.rope, meant=meant, nested=source.family.nested)
+        view = RotatedRunner(runner, each.rope, own=meant, nested=source.family.nested)
         return Trial(each.name, view, reach, each.digest, each)
 
     return _required(*sorted_out(candidates, viewed))

@@ -1,6 +1,6 @@
-"""Yardsticks measured beside a target: the same measurements of the same tokens, and the target held against each.
+"""Reference attention variants: the same measurements on the same tokens, and the target compared with each variant.
 
-They inform and gate nothing.
+They do not affect the verdict.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ OPTION = "--compare-with"
 
 @dataclass(frozen=True)
 class Beside:
-    """The yardsticks of a run. on: the checkpoint that they are put on. make: their runners beside its own, by name.
+    """The reference attention variants of a run.
 
-    served: what else runs each of them, by name.
+    on: the name of the checkpoint that they are applied to.
+    served: a sentence for each variant about the program that runs it, by name.
+    make: returns the runner of each variant by name, from the runner of the checkpoint.
     """
 
     on: str
@@ -35,8 +37,8 @@ def kept_as(name: str, trained: int) -> str:
     return f"yardstick {name} {trained}"
 
 
-def told_by(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Return the measurements that yardsticks are asked for."""
+def for_variants(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Return the measurements that also run on reference attention variants."""
     left_out = {measure.measured_as for measure in measures.every() if not measure.of_variants}
     return [measurement for measurement in measurements if measurement.name not in left_out]
 
@@ -44,14 +46,15 @@ def told_by(measurements: Sequence[Measurement]) -> list[Measurement]:
 def yardstick_result(
     name: str,
     beside: Beside,
-    found: VerifyResult,
+    own: VerifyResult,
     measurements: Sequence[Measurement],
     target: Mapping[str, Any],
     raw: Mapping[str, Any],
 ) -> YardstickResult:
-    """Return what a yardstick gave, and the target's losses minus its own on the same tokens.
+    """Return the result of a variant, with the target's losses minus the variant's losses on the same tokens.
 
-    found: its own measurements, as they would be a target's. target, raw: what was measured of the target and of it, by name.
+    own: the variant's figures, in the form of a target's result.
+    target, raw: the raw figures of the target and of the variant, by measurement.
     """
     segments = next((m for m in measurements if isinstance(m, LastSegment)), None)
     differences = (
@@ -66,5 +69,5 @@ def yardstick_result(
         )
     )  # fmt: skip
     of_variants = {measure.key for measure in measures.every() if measure.of_variants}
-    own = {key: value for key, value in found.measures.items() if key in of_variants}
-    return YardstickResult(name, beside.on, beside.served[name], found.lengths, differences, own)
+    measured = {key: value for key, value in own.measures.items() if key in of_variants}
+    return YardstickResult(name, beside.on, beside.served[name], own.lengths, differences, measured)

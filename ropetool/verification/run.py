@@ -1,7 +1,4 @@
-"""One verification run: combines texts, measurements, runners and the gate.
-
-Does not know command line options, the origin of a checkpoint, or how results are shown.
-"""
+"""One run of a suite: combines texts, measurements, runners and the gate."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from typing import Any, Protocol
 from ropetool.files import hub
 from ropetool.files.counting import nobody
 from ropetool.verification import estimate, floors, gate, measures, suites
-from ropetool.verification.beside import Beside, kept_as, told_by, yardstick_result
+from ropetool.verification.beside import Beside, for_variants, kept_as, yardstick_result
 from ropetool.verification.corpus import read_corpus
 from ropetool.verification.duration import RunSize, check_duration
 from ropetool.verification.gate import Limits
@@ -50,9 +47,9 @@ from ropetool.verification.statistics import attainable
 from ropetool.verification.texts import Document, fingerprint
 
 AGAINST = "against"
-DIVERGENCE_TOKENS = 16384  # of each model, at most, unless one row is longer
-SPREAD = 0.15  # nats, by which documents differ in what an extension costs; of the demo's, which cost much
-LONG_RUN = 60.0  # seconds, beyond which the estimate is told
+DIVERGENCE_TOKENS = 16384  # the most tokens of each model, unless a single row is longer
+SPREAD = 0.15  # nats: the standard deviation over documents of an extension's cost, for the demo's expensive extensions
+LONG_RUN = 60.0  # seconds; the estimate of a longer run is reported
 
 
 class MakeRunner(Protocol):
@@ -128,7 +125,11 @@ class Models:
 class Workload:
     """The work of a run: a suite, its texts and its lengths.
 
+    texts: the documents.
     lengths: tokens, increasing. Lengths beyond the trained length and beyond `context_length` are measured too.
+    trained_length: tokens, before any extension.
+    context_length: tokens, as configured; None if only the lengths count.
+    suite: None is the quick suite.
     """
 
     texts: Sequence[Document]
@@ -153,10 +154,13 @@ def verify(
 
     The models are loaded in turn; only `against` is open together with the target.
 
-    options: its limits, budget, seed, device and dtype count. A budget of None allows an hour, `NO_BUDGET` any time.
+    options: only its limits, budget, seed, device and dtype count. A budget of None allows an hour, `NO_BUDGET` any
+      time.
     checks: finished checks, or a function that makes them after the estimate of the duration.
     beside: reference attention variants, applied to the baseline, or to the target without one.
-    foretell: returns one more sentence about the work, which is printed before it starts.
+    progress: called with a stage, and the finished and total tokens.
+    say: called with sentences about the work ahead.
+    foretell: returns one more sentence about the work ahead.
 
     Raises: ConfigError if an option is out of range, the texts are too short, or the tokenizers differ; TooLong if the
     run exceeds the budget; CheckpointError if a checkpoint cannot be read or its logits are not finite.
@@ -165,7 +169,7 @@ def verify(
         run = _SuiteRun(models, workload, options, stack, progress or nobody)
         run.open(beside)
         run.check_duration()
-        if callable(checks):  # they run both models
+        if callable(checks):  # it loads both models, so the target must not be in memory
             run.runners[TARGET].close()
             checks = checks()
         if say is not None:
@@ -199,9 +203,9 @@ class _SuiteRun:
         """Open the models and choose the rows."""
         models, workload = self.models, self.workload
         for role, path in self.paths.items():
-            made = models.open(role, path, self.options, self.notes)
-            self.runners[role] = self._stack.enter_context(closing(made))
-        self.around = {role: models.wrapped(made, role) for role, made in self.runners.items()}
+            runner = models.open(role, path, self.options, self.notes)
+            self.runners[role] = self._stack.enter_context(closing(runner))
+        self.around = {role: models.wrapped(runner, role) for role, runner in self.runners.items()}
         self._tell("reading the texts", 0, 0)
         self.corpus = read_corpus(workload.texts, self.runners, self.paths)
         self.setting = Setting(
@@ -228,22 +232,22 @@ class _SuiteRun:
         return with_proofs(suite, limits, max(lengths) > workload.trained_length, len(workload.texts))
 
     def _open_yardsticks(self, beside: Beside) -> None:
-        """Try the yardsticks now, and not after hours of measurements before them."""
+        """Open the reference attention variants before the measurements, so that an error does not come after hours."""
         self._tell("trying the attention variants", 0, 0)
         base, trained = self.runners[self._roles[-1]], self.workload.trained_length
         self._yardsticks = {
-            name: self.models.wrapped(made, kept_as(name, trained)) for name, made in beside.make(base).items()
+            name: self.models.wrapped(runner, kept_as(name, trained)) for name, runner in beside.make(base).items()
         }
         base.close()
 
     def _work_of(self, measurements: Sequence[Measurement]) -> Counter[int]:
-        """Return the number of rows of each length, for models and yardsticks together."""
-        yardsticks = told_by(measurements) * len(self._yardsticks)
+        """Return the number of rows of each length, for models and reference attention variants together."""
+        yardsticks = for_variants(measurements) * len(self._yardsticks)
         return work_of(measurements, self._roles) + work_of(yardsticks, [TARGET])
 
     @cached_property
     def _pace(self) -> estimate.Pace:
-        """The pace of the target, probed once: a second time a server would answer out of its cache."""
+        """The pace of the target. It is measured only once, because a server would answer a second time from its cache."""
         scored = self.setting.suite.most_scored or 1
         return estimate.pace(self.runners[TARGET], self.corpus, self._work, scored)
 
@@ -291,7 +295,7 @@ class _SuiteRun:
         return perplexity(attainable(documents, SPREAD))
 
     def measure(self) -> tuple[dict[str, Any], tuple[YardstickResult, ...]]:
-        """Measure every model. Return the result of each measure by its name, and the results of the yardsticks."""
+        """Measure every model. Return the result of each measure by name, and the results of the attention variants."""
         raw = _measure_each(self.around, self.measurements, self._tell, {self._roles[-1]: self._yardsticks})
         results = results_of(self.measurements, self.setting, raw[TARGET], raw.get(BASELINE, {}))
         if self.models.judge is not None:
@@ -299,25 +303,27 @@ class _SuiteRun:
         return results, tuple(self._of_yardsticks(raw))
 
     def _of_yardsticks(self, raw: Mapping[str, Mapping[str, Any]]) -> Iterator[YardstickResult]:
-        """Yield the result of each yardstick. raw: by role or yardstick, and measurement."""
-        told = told_by(self.measurements)
+        """Yield the result of each attention variant. raw: the figures by role or variant, and by measurement."""
+        measurements = for_variants(self.measurements)
         reference = raw.get(BASELINE) or {suites.LAST_SEGMENT: raw[TARGET].get(suites.LAST_SEGMENT)}
         for name in self._yardsticks:
             assert self._beside is not None
-            own = result_of(results_of(told, self.setting, raw[name], reference), told, (), self.setting)
-            yield yardstick_result(name, self._beside, own, told, raw[TARGET], raw[name])
+            own = result_of(
+                results_of(measurements, self.setting, raw[name], reference), measurements, (), self.setting
+            )
+            yield yardstick_result(name, self._beside, own, measurements, raw[TARGET], raw[name])
 
     def _judged(self, raw: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
-        """Yield the results that the judge decides, by the name of their measure. raw: by role and measurement."""
-        made = {measurement.name: measurement for measurement in self.measurements}
+        """Yield the results that depend on the judge, by the name of the measure. raw: the figures by role and measurement."""
+        by_name = {measurement.name: measurement for measurement in self.measurements}
         for measure in measures.of(self.setting.suite.measures):
-            if measure.judged is None or measure.judged.measurement not in made:
+            if measure.judged is None or measure.judged.measurement not in by_name:
                 continue
             name = measure.judged.measurement
             self._tell(f"the judge: {measure.name}", 0, 0)
             of_models = (raw[TARGET][name], raw.get(BASELINE, {}).get(name))
-            of_judge = made[name].run(self.around[JUDGE], JUDGE, ignore)
-            yield measure.name, measure.judged.result(made[name], *of_models, of_judge)
+            of_judge = by_name[name].run(self.around[JUDGE], JUDGE, ignore)
+            yield measure.name, measure.judged.result(by_name[name], *of_models, of_judge)
 
     def divergence(self) -> tuple[DivergenceResult | None, Sequence[Check]]:
         """Return the divergence between the logits of the other file and of the target, and its checks."""
@@ -363,7 +369,7 @@ class _SuiteRun:
     def result(
         self, results: Mapping[str, Any], checks: Sequence[Check], divergence: DivergenceResult | None
     ) -> VerifyResult:
-        """Return the result of the run; what surrounds it is for the caller to add."""
+        """Return the result of the run, with the names of models and the notes."""
         models = self.models
         result = result_of(results, self.measurements, checks, self.setting)
         return replace(
@@ -384,23 +390,23 @@ def results_of(
     measurements: Sequence[Measurement], setting: Setting, target: Mapping[str, Any], baseline: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the result of each measure by its name, from the raw figures of both models by measurement."""
-    made = {m.name: m for m in measurements}
+    by_name = {m.name: m for m in measurements}
     results: dict[str, Any] = {}
     for measure in measures.every():
         name = measure.measured_as
-        if name in made:
-            results[measure.name] = made[name].result(target[name], baseline.get(name))
+        if name in by_name:
+            results[measure.name] = by_name[name].result(target[name], baseline.get(name))
         elif measure.derive is not None and measure.name in setting.suite.measures:
             results[measure.name] = measure.derive(results, setting.trained_length)
     return results
 
 
 def result_of(
-    found: Mapping[str, Any], measurements: Sequence[Measurement], checks: Sequence[Check], setting: Setting
+    results: Mapping[str, Any], measurements: Sequence[Measurement], checks: Sequence[Check], setting: Setting
 ) -> VerifyResult:
-    """Return the result of a suite; whose it is, and what it was measured with, is for the caller to say."""
+    """Return the result of a suite. The caller adds the names of models, the runtime and the fingerprint of texts."""
     segments = next((m for m in measurements if isinstance(m, LastSegment)), None)
-    by_length = found.get(suites.LAST_SEGMENT, ())
+    by_length = results.get(suites.LAST_SEGMENT, ())
     warning = gate.contamination(by_length)
     return VerifyResult(
         target="",
@@ -420,7 +426,7 @@ def result_of(
         runtime="",
         notes=(warning,) if warning else (),
         grade=setting.limits.grade,
-        measures=measures.keyed(found),
+        measures=measures.keyed(results),
     )
 
 
@@ -430,9 +436,10 @@ def _measure_each(
     tell: Progress,
     yardsticks: Mapping[str, Mapping[str, Runner]] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Return what each measurement found of each model; a model is freed before the next one is loaded.
+    """Return the raw figures of each model or variant, by measurement. A model is freed before the next one is loaded.
 
-    yardsticks: by the role of the model that they are put on; they are measured as a target is, while it is loaded.
+    yardsticks: the runners of attention variants, by the role of the model that they are applied to. They are measured as
+      a target, while this model is loaded.
     """
     roles = [role for role in (TARGET, BASELINE) if role in runners]
     steps = [
@@ -440,16 +447,16 @@ def _measure_each(
         for role in roles
         for name, runner in ((role, runners[role]), *(yardsticks or {}).get(role, {}).items())
     ]
-    asked = {name: measurements if name == role else told_by(measurements) for role, name, _ in steps}
+    chosen = {name: measurements if name == role else for_variants(measurements) for role, name, _ in steps}
     as_role = {name: name if name == role else TARGET for role, name, _ in steps}
-    total = sum(estimate.tokens(work_of(asked[name], [as_role[name]])) for name in asked)
+    total = sum(estimate.tokens(work_of(chosen[name], [as_role[name]])) for name in chosen)
     finished = 0
     raw: dict[str, dict[str, Any]] = {}
     for index, (role, name, runner) in enumerate(steps):
         if name == role:
             tell(f"loading the {role}", finished, total)
         raw[name] = {}
-        for measurement in asked[name]:
+        for measurement in chosen[name]:
             stage = f"{name}: {measurement.name}"
 
             def done(tokens: int, stage: str = stage) -> None:
@@ -464,10 +471,10 @@ def _measure_each(
 
 
 def checks_of(results: Mapping[str, Any], setting: Setting) -> list[Check]:
-    """Return the lines of the gate on these results, which are by measure."""
-    made = [measure for measure in measures.every() if results.get(measure.name) is not None]
+    """Return the lines of the gate. results: the result of each measure by its name."""
+    measured = [measure for measure in measures.every() if results.get(measure.name) is not None]
     grading = Grading(setting.limits, setting.trained_length, setting.context, results)
-    evidence = [each for measure in made for each in measure.evidence(results[measure.name], grading)]
+    evidence = [each for measure in measured for each in measure.evidence(results[measure.name], grading)]
     grading = replace(grading, evidence=evidence)
-    made.sort(key=lambda measure: measure.order if measure.checked is None else measure.checked)
-    return [check for measure in made for check in measure.checks(results[measure.name], grading)]
+    measured.sort(key=lambda measure: measure.order if measure.checked is None else measure.checked)
+    return [check for measure in measured for check in measure.checks(results[measure.name], grading)]

@@ -67,7 +67,7 @@ def rows_of(length: int) -> list[list[int]]:
 def turned(source: Path, rope: RopeSet) -> tuple[TorchRunner, RotatedRunner]:
     runner = TorchRunner(source, dtype="float64")
     nested = HfCheckpoint.open(source).family.nested
-    return runner, RotatedRunner(runner, rope, meant=rope_of(source), nested=nested)
+    return runner, RotatedRunner(runner, rope, own=rope_of(source), nested=nested)
 
 
 CASES = [
@@ -104,7 +104,7 @@ def test_two_views_of_one_model_do_not_see_each_other(sources: dict[str, Path]) 
     source = sources["llama"]
     plans = [ropetool.plan(source, method, factor=4).target for method in ("yarn", "linear")]
     runner, first = turned(source, plans[0])
-    second = RotatedRunner(runner, plans[1], meant=rope_of(source), nested=False)
+    second = RotatedRunner(runner, plans[1], own=rope_of(source), nested=False)
     alone = [view.score(rows_of(100), 8).losses for view in (first, second)]
     again = [view.score(rows_of(100), 8).losses for view in (second, first)]
     assert np.array_equal(alone[0], again[1])
@@ -120,4 +120,4 @@ def test_another_layout_or_window_is_refused(sources: dict[str, Path]) -> None:
         entry = meant.entries["sliding_attention"]
         other = meant.with_entry("sliding_attention", replace(entry, **change))
         with pytest.raises(ConfigError, match=words):
-            RotatedRunner(runner, other, meant=meant, nested=True)
+            RotatedRunner(runner, other, own=meant, nested=True)

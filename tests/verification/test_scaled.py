@@ -49,7 +49,7 @@ def view(runner: TorchRunner, source: Path, plan: Plan) -> ScaledRunner:
     meant = ropetool.inspect(source).rope
     assert meant is not None
     assert plan.target is not None
-    return ScaledRunner(RotatedRunner(runner, plan.target, meant=meant, nested=False), runner, plan.tensors)
+    return ScaledRunner(RotatedRunner(runner, plan.target, own=meant, nested=False), runner, plan.tensors)
 
 
 @pytest.mark.parametrize("case", CASES)

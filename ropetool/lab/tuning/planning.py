@@ -145,7 +145,7 @@ class Planner:
     def view(self, runner: TorchRunner, plan: Plan, nested: bool) -> Runner:
         """Return the loaded source as it will be with the plan: its table, and its rows scaled as they will be written."""
         assert plan.target is not None
-        turned = RotatedRunner(runner, plan.target, meant=self.own, nested=nested)
+        turned = RotatedRunner(runner, plan.target, own=self.own, nested=nested)
         return ScaledRunner(turned, runner, plan.tensors) if plan.tensors else turned
 
 

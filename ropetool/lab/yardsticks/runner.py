@@ -47,9 +47,7 @@ def yardstick_runner(yardstick: Yardstick, runner: TorchRunner, rope: RopeSet, *
     """
     layers = layers_of(rope, str(runner.path))
     if yardstick.table:
-        return RotatedRunner(
-            runner, tables.following(rope, yardstick.table, trained, layers), meant=rope, nested=nested
-        )
+        return RotatedRunner(runner, tables.following(rope, yardstick.table, trained, layers), own=rope, nested=nested)
     _check_fit(runner, layers, trained)
     return YardstickRunner(yardstick, runner, layers, trained)
 

@@ -1,6 +1,6 @@
-"""One GGUF opened through llama-cpp-python's C interface: loading, contexts, batches, and silence.
+"""A GGUF file opened through llama-cpp-python's C interface: loading, contexts, batches, and log messages.
 
-Its high-level class overrides values of the file (YaRN's factor and betas), so it is not used. Knows nothing of losses.
+llama-cpp-python's high-level class is not used, because it overrides values of the file (YaRN's factor and betas).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ropetool.files.gguf import ggml_type
 from ropetool.machine import processors
 from ropetool.verification.scoring import PIECE_TOKENS, Logits, NoMemory, Tokens, Wanted, asked
 
-ERROR_LEVEL = 4  # ggml/include/ggml.h; the list in llama-cpp-python's own _logger.py is an older one
+ERROR_LEVEL = 4  # ggml/include/ggml.h; the list in llama-cpp-python's _logger.py is outdated
 
 
 def library() -> Any:
@@ -38,7 +38,7 @@ def library() -> Any:
 
 @contextmanager
 def listening(lib: Any) -> Iterator[list[str]]:
-    """Keep llama.cpp's log off the terminal and give its error lines; the caller's own log comes back after."""
+    """Hide llama.cpp's log within the context and yield the list of its error lines, then restore the previous log."""
     pieces: list[tuple[int, str]] = []
     lines: list[str] = []
 
@@ -60,11 +60,11 @@ def listening(lib: Any) -> Iterator[list[str]]:
 
 
 class LlamaModel:
-    """A model and one context of it, freed by `close`.
+    """A model with one context. `close` frees both.
 
-    cache: a type of ggml, as `q8_0`. flash_attention: None leaves it to llama.cpp.
+    cache: a type of ggml, such as `q8_0`. flash_attention: None lets llama.cpp choose.
 
-    Raises: CheckpointError with llama.cpp's own words if it does not load.
+    Raises: CheckpointError with llama.cpp's message if the file does not load.
     """
 
     def __init__(self, lib: Any, path: Path, *, gpu: bool, cache: str, flash_attention: bool | None) -> None:
@@ -78,9 +78,9 @@ class LlamaModel:
         self.vocabulary_size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model)))
 
     def open(self, length: int, outputs: int) -> None:
-        """Make a context of `length` tokens for chunks with up to `outputs` logits, unless there is the same already.
+        """Make a context of `length` tokens for chunks with up to `outputs` rows of logits, unless it exists already.
 
-        Raises: ConfigError if there is no memory for it.
+        Raises: NoMemory if it does not fit into memory.
         """
         if self._opened == (length, outputs):
             return
@@ -97,11 +97,11 @@ class LlamaModel:
             None: lib.LLAMA_FLASH_ATTN_TYPE_AUTO,
         }[self._flash_attention]
         settings.offload_kqv = settings.op_offload = self._gpu
-        with listening(lib) as said:
+        with listening(lib) as errors:
             self._context = lib.llama_init_from_model(self._model, settings)
         if not self._context:
             raise NoMemory(
-                f"llama.cpp cannot create a context of {length} tokens: {last_words(said)}",
+                f"llama.cpp cannot create a context of {length} tokens: {last_words(errors)}",
                 where=str(self._path),
                 try_="shorter --lengths, or another --cache-type",
             )
@@ -110,9 +110,10 @@ class LlamaModel:
     def logits(self, row: Tokens, first: int, end: int, single: int | None = None) -> Iterator[tuple[int, Logits]]:
         """Yield the logits after the tokens `first` to `end` of a row, in pieces with the index of their first token.
 
-        single: where tokens begin to be decoded one by one, as generation does. A piece is overwritten by the next one.
+        A piece is overwritten by the next one.
+        single: from this token on, tokens are decoded one by one, as generation does. None decodes all in large pieces.
         Shapes: (tokens of the piece, vocabulary).
-        Raises: CheckpointError if a token is not in the vocabulary, or the computation fails.
+        Raises: CheckpointError if the computation fails.
         """
         prompt = end if single is None else single
         edges = [*range(0, prompt, PIECE_TOKENS), *range(prompt, end), end]
@@ -121,7 +122,7 @@ class LlamaModel:
                 yield int(positions[0]), logits
 
     def steps(self, row: Tokens, wanted: Wanted) -> Iterator[tuple[int, Tokens, Logits]]:
-        """Yield how many tokens of a row were read, the positions among them that were wanted, and the logits after these.
+        """Yield the number of tokens read so far, the positions before the wanted tokens of a piece, and their logits.
 
         Raises: as `logits`.
         """
@@ -131,7 +132,7 @@ class LlamaModel:
     def _pieces(
         self, row: Tokens, edges: Sequence[int], chosen: Callable[[int, int], npt.NDArray[np.bool_]]
     ) -> Iterator[tuple[int, Tokens, Logits]]:
-        """Decode a row from edge to edge; yield each end, the chosen positions before it, and the logits after these."""
+        """Decode a row from edge to edge. Yield the end of each piece, its chosen positions, and the logits there."""
         lib = self._lib
         lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
         for start, stop in pairwise(edges):
@@ -160,11 +161,11 @@ class LlamaModel:
         np.ctypeslib.as_array(batch.logits, (count,))[:] = mask
         for row in range(count):
             batch.seq_id[row][0] = 0
-        with listening(lib) as said:
+        with listening(lib) as errors:
             code = lib.llama_decode(self._context, batch)
         if code != 0:
             raise CheckpointError(
-                f"llama.cpp fails at tokens {start} to {start + count - 1}: {last_words(said, f'code {code}')}",
+                f"llama.cpp fails at tokens {start} to {start + count - 1}: {last_words(errors, f'code {code}')}",
                 where=str(self._path),
             )
 
@@ -176,15 +177,15 @@ class LlamaModel:
 
 
 def load(lib: Any, path: Path, *, gpu: bool, vocabulary_only: bool = False) -> Any:
-    """Return a loaded model, to be freed by `free`. Raises: CheckpointError with llama.cpp's own words."""
+    """Return a loaded model, which `free` frees. Raises: CheckpointError with llama.cpp's message."""
     params = lib.llama_model_default_params()
     params.vocab_only = vocabulary_only
     if not gpu:
         params.n_gpu_layers = 0
-    with listening(lib) as said:
+    with listening(lib) as errors:
         model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
-        raise CheckpointError(not_loaded(last_words(said)), where=str(path))
+        raise CheckpointError(not_loaded(last_words(errors)), where=str(path))
     return model
 
 
@@ -199,16 +200,16 @@ def free(lib: Any, model: Any) -> None:
         lib.llama_model_free(model)
 
 
-def last_words(said: list[str], silent: str = "it gives no reason") -> str:
-    """Return the last error line that gives a reason, without the name of a function in front."""
-    telling = [line for line in said if not line.endswith("failed to load model")]
-    line = (telling or said or [silent])[-1]
+def last_words(errors: list[str], default: str = "it gives no reason") -> str:
+    """Return the last error line with a reason, without a function name in front. default: the text without errors."""
+    reasons = [line for line in errors if not line.endswith("failed to load model")]
+    line = (reasons or errors or [default])[-1]
     name, _, rest = line.partition(": ")
     return rest if rest and " " not in name else line
 
 
 def tokens_of(lib: Any, vocabulary: Any, text: str) -> list[int]:
-    """Return the ids of a text, without any in front or behind; special tokens written out in it are known."""
+    """Return the ids of a text, without special tokens at its ends. Special tokens in the text are recognised."""
     raw = text.encode()
     ids = (c_int32 * (2 * len(raw) + 16))()
     count = lib.llama_tokenize(vocabulary, raw, len(raw), ids, len(ids), False, True)
@@ -216,7 +217,7 @@ def tokens_of(lib: Any, vocabulary: Any, text: str) -> list[int]:
 
 
 def piece_of(lib: Any, vocabulary: Any, token: int) -> bytes:
-    """Return the bytes that a token stands for; a special one is written out."""
+    """Return the bytes of a token, or the name of a special token."""
     size = 64
     while True:
         buffer = create_string_buffer(size)

@@ -1,6 +1,7 @@
-"""A tiny model with the rope keys of a GGUF, run by llama.cpp: whether the library rotates by our table.
+"""A test whether llama.cpp uses the decoded table of a GGUF file.
 
-Compares logits with those of probe_model.py; never runs the target itself.
+A tiny model gets the rope keys of the file. llama.cpp runs it, and its logits are compared with those of probe_model.py.
+The file's own weights are never loaded.
 """
 
 from __future__ import annotations
@@ -32,24 +33,28 @@ from ropetool.verification.runners.probe_model import (
 )
 from ropetool.verification.scoring import Tokens
 
-TOLERANCE = 2e-4  # of the largest logit; float32 over 1024 positions
-PRECISE = 1024  # positions up to which that holds: an angle is off by 6e-8 of itself, so the error grows with it
-BLOCKS = 7  # in a probe
+TOLERANCE = 2e-4  # share of the largest logit, for float32 over 1024 positions
+PRECISE = 1024  # positions with this tolerance; angles have a relative error of 6e-8, so the error grows with them
+BLOCKS = 7  # the number of blocks of tokens in a probe
 
 
 @dataclass(frozen=True)
 class Probed:
-    """The difference of the logits as a part of the largest; None if nothing was run. detail: what was run, or why not."""
+    """The result of a probe.
+
+    difference: the difference of the logits, as a share of the largest logit; None if nothing was run.
+    detail: a description of the run, or why nothing was run.
+    """
 
     difference: float | None
     detail: str
 
 
 def probe(target: Path) -> Probed:
-    """Return how far llama.cpp is from the decoded table of a GGUF.
+    """Return the difference between llama.cpp's rotation and the decoded table of a GGUF file.
 
-    Several probes, each of twice the span of the one before up to the context: the near ones are precise, the far ones
-    reach the slow pairs. Beyond 1024 tokens a difference is divided by the span over 1024.
+    There are several probes. Each has twice the span of the previous one, up to the context length. Short probes are
+    precise, and long ones test the pairs that rotate slowly. Beyond 1024 tokens, the difference is divided by span / 1024.
     Raises: MissingDependency without llama-cpp-python; CheckpointError or InvalidRope for a file that it would refuse.
     """
     lib = library()
@@ -57,8 +62,8 @@ def probe(target: Path) -> Probed:
     arch = view.name
     if arch not in ARCHITECTURES:
         return Probed(None, f"ropetool has no probe for {arch}, only for {', '.join(ARCHITECTURES)}")
-    found = decoded(view.runtime, view).understood(view.where, "file")
-    entry, span = found.entries[names.FULL_ATTENTION], found.max_position_embeddings
+    rope = decoded(view.runtime, view).understood(view.where, "file")
+    entry, span = rope.entries[names.FULL_ATTENTION], rope.max_position_embeddings
     try:
         with tempfile.TemporaryDirectory() as folder:
             path = write_probe(view, arch, entry, Path(folder) / "probe.gguf")
@@ -69,23 +74,23 @@ def probe(target: Path) -> Probed:
 
 
 def largest_difference(lib: Any, path: Path, arch: str, entry: LayerRope, span: int) -> float:
-    """Return the largest difference over all spans and, where a file holds two lists, over a context for either."""
+    """Return the largest difference over all spans. If a file has two factor lists, there is a context for each list."""
     assert entry.table is not None
     worst, before = 0.0, 0
     for regime in entry.table.regimes:
         with _opened(lib, path, before + CONTEXT_STEP) as opened:
             for reach in _spans(span):
                 positions = _positions(reach)
-                found = _run(lib, opened, positions)
-                wanted = forward(arch, entry, regime, positions)
-                apart = float(np.abs(found - wanted).max() / np.abs(wanted).max())
-                worst = max(worst, math.inf if math.isnan(apart) else apart / max(1.0, reach / PRECISE))
+                logits = _run(lib, opened, positions)
+                expected = forward(arch, entry, regime, positions)
+                difference = float(np.abs(logits - expected).max() / np.abs(expected).max())
+                worst = max(worst, math.inf if math.isnan(difference) else difference / max(1.0, reach / PRECISE))
         before = regime.up_to or before
     return worst
 
 
 def _spans(context: int) -> list[int]:
-    """Return the lengths to probe, the context last; 64 tokens at least, over which the blocks do not overlap."""
+    """Return the spans to probe, the context length last. From 64 tokens on, the blocks do not overlap."""
     spans = [min(max(context, 16 * BLOCK), MAX_LENGTH)]
     while spans[0] > PRECISE:
         spans.insert(0, spans[0] // 2)
@@ -93,7 +98,7 @@ def _spans(context: int) -> list[int]:
 
 
 def _positions(span: int) -> Tokens:
-    """Return the positions of all tokens: blocks over the span, of which the last two touch, as llama.cpp demands."""
+    """Return the positions of all tokens, in blocks over the span. llama.cpp needs the last two blocks to be adjacent."""
     starts = [0, span // 16, span // 4, span // 2, 3 * span // 4, span - 2 * BLOCK, span - BLOCK]
     return np.concatenate([np.arange(start, start + BLOCK) for start in starts])
 
@@ -103,7 +108,7 @@ def _positions(span: int) -> Tokens:
 
 @contextmanager
 def _opened(lib: Any, path: Path, context: int) -> Iterator[Any]:
-    """Open the model with a float32 cache and no flash attention; nothing else differs from the defaults."""
+    """Open the model with a float32 cache and without flash attention, on the CPU."""
     model = load(lib, path, gpu=False)
     settings = lib.llama_context_default_params()
     settings.n_ctx, settings.n_batch, settings.n_ubatch, settings.n_seq_max = context, 64, 64, BLOCKS
@@ -111,11 +116,11 @@ def _opened(lib: Any, path: Path, context: int) -> Iterator[Any]:
     settings.kv_unified, settings.offload_kqv, settings.op_offload = True, False, False
     settings.type_k = settings.type_v = lib.GGML_TYPE_F32
     settings.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    with listening(lib) as said:
+    with listening(lib) as errors:
         opened = lib.llama_init_from_model(model, settings)
     try:
         if not opened:
-            raise CheckpointError(f"llama.cpp cannot create a context: {last_words(said)}", where=str(path))
+            raise CheckpointError(f"llama.cpp cannot create a context: {last_words(errors)}", where=str(path))
         yield opened
     finally:
         with listening(lib):
@@ -124,9 +129,10 @@ def _opened(lib: Any, path: Path, context: int) -> Iterator[Any]:
 
 
 def _run(lib: Any, opened: Any, positions: Tokens) -> Array:
-    """Return llama.cpp's logits of all tokens, as `forward` gives them.
+    """Return llama.cpp's logits of all tokens, in the shape of `forward`.
 
-    Blocks are sequences of their own, then joined into that of the last one: llama.cpp takes no gaps within one.
+    Each block is first a separate sequence, because llama.cpp does not allow gaps in a sequence. Then all blocks are
+    copied into the sequence of the last block.
     """
     memory = lib.llama_get_memory(opened)
     lib.llama_memory_clear(memory, True)
@@ -143,10 +149,10 @@ def _decode(lib: Any, opened: Any, positions: Tokens, indices: range) -> Array:
     for row, index in enumerate(indices):
         batch.token[row], batch.pos[row] = int(tokens[index]), int(positions[index])
         batch.n_seq_id[row], batch.seq_id[row][0], batch.logits[row] = 1, index // BLOCK, 1
-    with listening(lib) as said:
+    with listening(lib) as errors:
         code = lib.llama_decode(opened, batch)
     lib.llama_batch_free(batch)
     if code != 0:
-        raise CheckpointError(f"llama.cpp fails at a probe of the rotation: {last_words(said, f'code {code}')}")
+        raise CheckpointError(f"llama.cpp fails at a probe of the rotation: {last_words(errors, f'code {code}')}")
     raw = lib.llama_get_logits(opened)
     return np.ctypeslib.as_array(raw, (len(indices), VOCABULARY)).astype(np.float64)

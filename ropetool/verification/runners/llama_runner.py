@@ -1,7 +1,4 @@
-"""A GGUF run by llama.cpp: tokens in, what the asked places cost out.
-
-Holds the logits of one chunk at a time. Knows nothing of documents, segments or verdicts.
-"""
+"""A runner for GGUF files in llama.cpp. It has the logits of one chunk in memory at a time."""
 
 from __future__ import annotations
 
@@ -48,15 +45,19 @@ DTYPES = {"auto": "f32", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
 class LlamaRunner:
-    """A GGUF of any quantisation; its vocabulary is read at once, the weights when the first losses are asked for.
+    """A GGUF file with any quantisation. The vocabulary is read immediately, the weights on the first computation.
 
-    device: cpu, auto, or a GPU's name; auto takes a GPU where llama.cpp was built for one. dtype: the type of the cache, float32 for auto.
-    cache_type: the same by llama.cpp's own names, which come before; one in blocks takes flash attention, which its values need.
-    as_served: as llama.cpp's own programs compute: a float16 cache for auto, and flash attention where llama.cpp chooses it.
-    context_length: tokens that every context is made for. Without it a context is as long as the rows, which
-    matters where the file holds two lists of frequencies: llama.cpp chooses by the size of the context.
+    device: cpu, auto, or the name of a GPU. auto uses a GPU if llama.cpp was built for one.
+    dtype: the type of the cache; auto is float32.
+    report: not called, because this runner never has to change anything.
+    context_length: the size of every context in tokens. None makes a context as long as the rows. If the file has two
+      factor lists, llama.cpp chooses one by the size of the context.
+    flash_attention: use flash attention.
+    cache_type: the type of the cache by llama.cpp's names; overrides `dtype`. A block type turns on flash attention, which
+      it needs.
+    as_served: compute as llama.cpp's own programs do: auto is a float16 cache, and llama.cpp chooses flash attention.
 
-    Raises: MissingDependency without llama-cpp-python; ConfigError for a device, dtype or cache type that is not there;
+    Raises: MissingDependency without llama-cpp-python; ConfigError for an unknown device, dtype or cache type;
     CheckpointError for a file that llama.cpp refuses, or that would abort the process.
     """
 
@@ -96,7 +97,7 @@ class LlamaRunner:
 
     @property
     def _rounding(self) -> str:
-        """What limits how alike two computations are: the cache, or inputs that are rounded for the type of the weights."""
+        """The type whose rounding limits how similar two computations are: the type of the weights, or of the cache."""
         return self._weights if self._weights != "F32" and not self._in_blocks else self._cache.upper()
 
     @property
@@ -111,29 +112,26 @@ class LlamaRunner:
 
     @property
     def arithmetic(self) -> str:
-        """What a GPU, or a narrower cache, rounds to; empty for neither."""
+        """The rounding of a GPU or of a cache narrower than float32, by its name in `floors`; "" for neither."""
         if self._in_blocks:
             return f"{self._cache} cache"
         return GPU if self._gpu else {"f16": "float16", "bf16": "bfloat16"}.get(self._cache, "")
 
     def tokenize(self, text: str) -> list[int]:
-        """Return the ids of a text, without any in front or behind.
-
-        Raises: CheckpointError if the file has no vocabulary.
-        """
+        """Return the ids of a text, without special tokens at its ends. Raises: CheckpointError without a vocabulary."""
         if self._library.llama_vocab_type(self._vocabulary) == self._library.LLAMA_VOCAB_TYPE_NONE:
             raise CheckpointError("the file has no vocabulary, so ropetool cannot tokenize text", where=str(self.path))
         return tokens_of(self._library, self._vocabulary, text)
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, special tokens written out; bytes that are no text become question marks."""
+        """Return the text of ids, including special tokens. Bytes that are not valid UTF-8 become replacement characters."""
         pieces = (piece_of(self._library, self._vocabulary, int(token)) for token in ids)
         return b"".join(pieces).decode("utf-8", "replace")
 
     def byte_lengths(self, text: str) -> list[int]:
-        """Return how many bytes of the text each of its tokens stands for; they sum to its size in UTF-8.
+        """Return the number of bytes of each token of the text. Their sum is the size of the text in UTF-8.
 
-        What a vocabulary adds in front (a space) counts with no token, and what it drops with the last one.
+        A space that the vocabulary adds in front does not count. Bytes that it drops count with the last token.
         """
         sizes = [len(piece_of(self._library, self._vocabulary, token)) for token in self.tokenize(text)]
         if sizes:
@@ -142,9 +140,9 @@ class LlamaRunner:
         return sizes
 
     def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
-        """Return what the last `scored` tokens of every row cost, in float64.
+        """Return the losses of the last `scored` tokens of every row, in float64.
 
-        `done` is told after each row how many tokens it had.
+        done: called after each row with its number of tokens.
 
         Shapes: rows of one length, over `scored` -> (rows, scored). Units: nats.
         Raises: ConfigError if a context of that length does not fit into memory; CheckpointError as for loading, or
@@ -168,7 +166,7 @@ class LlamaRunner:
     def predict(
         self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
     ) -> Predictions:
-        """Return what comes after every row. Shapes: candidates (rows, candidates). Raises: as `score`."""
+        """Return the predictions after every row. Shapes: candidates (rows, candidates). Raises: as `score`."""
         ids, few = np.array(rows, dtype=np.int64), np.array(candidates, dtype=np.int64)
         self._refuse_looking_ahead()
         model = self._open(ids, 1)
@@ -191,21 +189,21 @@ class LlamaRunner:
         yield from model.logits(row, 0, row.size)
 
     def generated(self, ids: Sequence[int], count: int, done: Done = ignore) -> Generated:
-        """Return the logits before the last `count` tokens: decoded one by one behind the others, and in large pieces.
+        """Return the logits before the last `count` tokens, once decoded one by one, and once in large pieces.
 
-        The tables are those of the context's size in both. Raises: as `score`.
+        Both use the tables for the size of the context. Raises: as `score`.
         """
         row = np.array(ids, dtype=np.int64)
         self._refuse_looking_ahead()
         first, model = row.size - 1 - count, self._open(row[None], min(count, PIECE_TOKENS))
-        found = []
+        both = []
         for single in (first + 1, None):
             pieces = [logits.copy() for _, logits in model.logits(row, first, row.size - 1, single)]
-            found.append(np.concatenate(pieces))
-        for logits in found:
+            both.append(np.concatenate(pieces))
+        for logits in both:
             self._refuse_not_finite(logits, np.arange(first, first + len(logits)), row.size)
         done(row.size)
-        return Generated(found[0], found[1], self._rounding, False)
+        return Generated(both[0], both[1], self._rounding, False)
 
     def read(self, ids: Sequence[int], wanted: Wanted) -> Iterator[Piece]:
         """Yield the losses of the wanted tokens of a row as it is read. Raises: as `score`."""
@@ -248,7 +246,7 @@ class LlamaRunner:
                 f"token {ids.max()} does not exist; the vocabulary has {self._model.vocabulary_size} tokens",
                 where=str(self.path),
             )
-        # llama.cpp pads a context to 256 tokens, and aborts where a batch is not allowed even one token per sequence.
+        # llama.cpp pads a context to 256 tokens, and aborts if a batch must have less than one token per sequence.
         self._model.open(max(self._context_length or 0, ids.shape[1], 256), outputs)
         return self._model
 
@@ -256,27 +254,27 @@ class LlamaRunner:
 def _checked(path: Path) -> tuple[GgufHeader, ...]:
     """Return the headers of the model's files.
 
-    Raises: CheckpointError for a broken file, and one of which is known that llama.cpp would abort the process.
+    Raises: CheckpointError for a broken file, or if llama.cpp is known to refuse the file or to abort the process.
     """
     headers = read_shards(path)
     try:
         decoding.decode(GgufCheckpoint.of(headers))
     except NotKnown:
-        pass  # a newer llama.cpp may well run it
+        pass  # llama.cpp may be newer and run it
     except Refuses as refusal:
         raise CheckpointError(not_loaded(refusal), where=str(path)) from None
     return headers
 
 
 def _looks_ahead(headers: tuple[GgufHeader, ...]) -> bool:
-    """Return whether tokens attend to those behind them, as in models that fill in text."""
+    """Return whether tokens attend to later tokens, as in models that fill in text."""
     view = GgufCheckpoint.of(headers)
     causal = view.values.get(f"{view.name}.{archs.CAUSAL}")
     return causal is not None and causal.decode() is False
 
 
 def _weight_type(headers: tuple[GgufHeader, ...]) -> str:
-    """Return the tensor type that most bytes of the model have."""
+    """Return the tensor type with the most bytes in the model."""
     sizes: Counter[str] = Counter()
     for tensor in (tensor for header in headers for tensor in header.tensors):
         sizes[tensor.type_name] += tensor.nbytes
@@ -284,7 +282,7 @@ def _weight_type(headers: tuple[GgufHeader, ...]) -> str:
 
 
 def _is_gpu(lib: Any, device: str) -> bool:
-    """Return whether layers go to a GPU; llama.cpp chooses which."""
+    """Return whether llama.cpp may put layers on a GPU. Raises: ConfigError if this llama.cpp supports only the CPU."""
     if device == "cpu":
         return False
     offloads = bool(lib.llama_supports_gpu_offload())
@@ -297,13 +295,13 @@ def _is_gpu(lib: Any, device: str) -> bool:
 
 
 def _cross_entropy(logits: Logits, targets: Tokens) -> Array:
-    """Return the loss of each target, in float64 row by row.
+    """Return the loss of each target in nats, in float64 row by row.
 
     Shapes: logits (tokens, vocabulary), targets (tokens,) -> (tokens,).
     """
-    found = np.empty(len(targets))
+    losses = np.empty(len(targets))
     for index, (row, target) in enumerate(zip(logits, targets, strict=True)):
         wide = row.astype(np.float64)
         top = wide.max()
-        found[index] = top + np.log(np.exp(wide - top).sum()) - wide[target]
-    return found
+        losses[index] = top + np.log(np.exp(wide - top).sum()) - wide[target]
+    return losses

@@ -1,7 +1,4 @@
-"""Views of one loaded model of torch, with the rounding of ggml or without. Each view computes a row once.
-
-Does not know the limits. The rounding is in torch_noise.py.
-"""
+"""Views of one loaded model of torch, with or without the rounding of ggml, which torch_noise.py imitates."""
 
 from __future__ import annotations
 
@@ -12,11 +9,14 @@ from ropetool.verification.runners.torch_model import Hidden
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import Logits, Runner, Wrapped
 
-SHIFT = 2.0**-16  # of an input of a matrix: a hundred times what sums in another order move it by
+SHIFT = 2.0**-16  # share of an input of a matrix; a hundred times the effect of sums in a different order
 
 
 class View(Wrapped):
-    """A checkpoint that keeps the hidden states of its rows. shift: the amount for `torch_noise.noisy`; None: no noise."""
+    """A view that computes each row once and keeps its hidden states.
+
+    shift: the amount for `torch_noise.noisy`. None computes without noise.
+    """
 
     def __init__(self, runner: TorchRunner, shift: float | None = None) -> None:
         super().__init__(runner)

@@ -1,7 +1,4 @@
-"""A tiny one-layer model with the rope keys of a GGUF: its weights, its file, and its logits in float64.
-
-Takes keys and frequency vectors from the target and nothing else. Knows no library that runs it.
-"""
+"""A tiny one-layer model with the rope keys and frequency vectors of a GGUF file: its weights, file and float64 logits."""
 
 from __future__ import annotations
 
@@ -24,15 +21,15 @@ from ropetool.verification.scoring import Tokens
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 HEADS, INNER, VOCABULARY, EPSILON = 2, 32, 96, 1e-6
-BLOCK = 4  # tokens at neighbouring positions; blocks see themselves alone, the last one sees all
+BLOCK = 4  # tokens at adjacent positions; each block sees only itself, and the last block sees all
 
 
 def weights(arch: str, head_dim: int) -> dict[str, npt.NDArray[np.float32]]:
-    """Return random weights through which logits see positions; the feed-forward part adds nothing.
+    """Return random weights with which the logits depend on positions. The feed-forward part returns 0.
 
-    Queries and keys come out with a deviation of 1.4, so that a token looks at several others, and the embeddings are
-    as large as what attention adds: alone, it would turn the last bit of an angle at position 2047 into 3e-4 of the
-    largest logit.
+    Queries and keys have a standard deviation of 1.4, so that a token attends to several others. The embeddings are as
+    large as the output of the attention. With smaller embeddings, an error in the last bit of an angle at position 2047
+    would change the logits by 3e-4 of the largest logit.
     """
     rng = np.random.default_rng(7)
     hidden = HEADS * head_dim
@@ -41,20 +38,22 @@ def weights(arch: str, head_dim: int) -> dict[str, npt.NDArray[np.float32]]:
         "blk.0.attn_k": (head_dim, hidden), "blk.0.attn_v": (head_dim, hidden), "blk.0.attn_output": (hidden, hidden),
     }  # fmt: skip
     small = 1.4 / np.sqrt(hidden)
-    found = {name: rng.normal(0, 2.0 if name == "token_embd" else small, shape) for name, shape in matrices.items()}
-    found |= {name: np.ones(hidden) for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm")}
-    found |= {f"blk.0.ffn_{name}": np.zeros((INNER, hidden)) for name in ("gate", "up")}
-    found["blk.0.ffn_down"] = np.zeros((hidden, INNER))
+    tensors_by_name = {
+        name: rng.normal(0, 2.0 if name == "token_embd" else small, shape) for name, shape in matrices.items()
+    }
+    tensors_by_name |= {name: np.ones(hidden) for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm")}
+    tensors_by_name |= {f"blk.0.ffn_{name}": np.zeros((INNER, hidden)) for name in ("gate", "up")}
+    tensors_by_name["blk.0.ffn_down"] = np.zeros((hidden, INNER))
     if arch == "qwen3":
-        found |= {f"blk.0.attn_{name}_norm": np.ones(head_dim) for name in "qk"}
-    tensors = {f"{name}.weight": tensor for name, tensor in found.items()}
+        tensors_by_name |= {f"blk.0.attn_{name}_norm": np.ones(head_dim) for name in "qk"}
+    tensors = {f"{name}.weight": tensor for name, tensor in tensors_by_name.items()}
     if arch == "qwen2":
-        tensors |= {f"blk.0.attn_{name}.bias": np.zeros(len(found[f"blk.0.attn_{name}"])) for name in "qkv"}
+        tensors |= {f"blk.0.attn_{name}.bias": np.zeros(len(tensors_by_name[f"blk.0.attn_{name}"])) for name in "qkv"}
     return {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
 
 
 def forward(arch: str, entry: LayerRope, regime: Regime, positions: Tokens) -> Array:
-    """Return the logits of all tokens in float64, rotated by the regime; tokens of the last block see every block.
+    """Return the logits of all tokens in float64, with the table of the regime.
 
     Shapes: positions (tokens,) -> (tokens, vocabulary).
     """
@@ -66,8 +65,8 @@ def forward(arch: str, entry: LayerRope, regime: Regime, positions: Tokens) -> A
     )
     if arch == "qwen3":
         q, k = _norm(q), _norm(k)
-    turned = positions.astype(np.float64)
-    q, k = (arithmetic.rotate(a, turned, regime.inv_freq, regime.attention_factor, entry.layout) for a in (q, k))
+    angles = positions.astype(np.float64)
+    q, k = (arithmetic.rotate(a, angles, regime.inv_freq, regime.attention_factor, entry.layout) for a in (q, k))
     block = np.arange(len(positions)) // BLOCK
     near = (block[:, None] == block) | (block[:, None] == block.max())
     scores = q @ k.transpose(0, 2, 1) / np.sqrt(entry.head_dim)
@@ -80,7 +79,7 @@ def forward(arch: str, entry: LayerRope, regime: Regime, positions: Tokens) -> A
 
 
 def tokens_of(positions: Tokens) -> Tokens:
-    """Return a token for each position, the same ones every time. Shapes: (tokens,) -> same."""
+    """Return a token for each position, always the same ones. Shapes: (tokens,) -> same."""
     return np.random.default_rng(5).integers(0, VOCABULARY, positions.size)
 
 

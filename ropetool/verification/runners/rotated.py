@@ -1,4 +1,4 @@
-"""One loaded model turned by several tables: a runner for each, so that a table costs no weights and no loading."""
+"""Runners that apply different RoPE tables to one loaded model, so that a table needs no weights of its own."""
 
 from __future__ import annotations
 
@@ -13,86 +13,90 @@ from ropetool.rope.tables import Regime, RopeSet
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import Done, Generated, Logits, Predictions, Scores, Wrapped, ignore
 
-Found = TypeVar("Found")
+T = TypeVar("T")
 
 
 class RotatedRunner(Wrapped):
-    """A loaded checkpoint that turns as another rotation says, for as long as it is asked; the checkpoint's owner closes it.
+    """A view of a loaded checkpoint with a different rotation, which applies only during a call.
 
-    The table of a row is the one for its length. meant: what the checkpoint computes by itself. rope: what is to be computed.
-    nested: whether the modules keep a table for each kind of layer, as `Family.nested` says.
-    Raises: ConfigError where the two differ in what a loaded model cannot be told: layout, window, temperature.
+    Each row uses the table for its length. The owner of `runner` closes the model.
+
+    runner: the loaded checkpoint.
+    rope: the rotation to apply.
+    own: the rotation of the checkpoint.
+    nested: whether the modules have a table for each layer type; see `Family.nested`.
+    Raises: ConfigError if the rotations differ in the layout, the window or the temperature, which cannot be changed.
     """
 
-    def __init__(self, runner: TorchRunner, rope: RopeSet, *, meant: RopeSet, nested: bool) -> None:
+    def __init__(self, runner: TorchRunner, rope: RopeSet, *, own: RopeSet, nested: bool) -> None:
         super().__init__(runner)
         self._torch_runner, self._rope, self._nested = runner, rope, nested
-        fixed = meant.disagreement(_but_for_tables(rope, meant))
+        fixed = own.disagreement(_with_tables_of(own, rope))
         if fixed:
             raise ConfigError(f"the rotation of a loaded model cannot change this: {fixed}", where=str(runner.path))
-        self._scores = softmax_ratios(rope, meant)
+        self._scores = softmax_ratios(rope, own)
 
     def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
-        """Return what the last tokens of every row cost."""
-        return self._turned(len(rows[0]), lambda: self._torch_runner.score(rows, scored, done))
+        """Return the losses of the last `scored` tokens of every row."""
+        return self._rotated(len(rows[0]), lambda: self._torch_runner.score(rows, scored, done))
 
     def predict(
         self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
     ) -> Predictions:
-        """Return what comes after every row."""
-        return self._turned(len(rows[0]), lambda: self._torch_runner.predict(rows, candidates, done))
+        """Return the predictions after every row."""
+        return self._rotated(len(rows[0]), lambda: self._torch_runner.predict(rows, candidates, done))
 
     def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
-        """Yield the logits of a row; nothing else may ask the model until the last one is taken."""
-        with self._turn(len(ids)):
+        """Yield the logits of a row. The model must not be used for anything else until the last piece is read."""
+        with self._rotation(len(ids)):
             yield from self._torch_runner.logits(ids)
 
     def generated(self, ids: Sequence[int], count: int, done: Done = ignore) -> Generated:
-        """Return the logits of generation and of whole passes, by the table of the whole row."""
-        return self._turned(len(ids), lambda: self._torch_runner.generated(ids, count, done))
+        """Return the logits of generation and of whole passes, with the table for the whole row."""
+        return self._rotated(len(ids), lambda: self._torch_runner.generated(ids, count, done))
 
     def close(self) -> None:
-        """Leave the model to its owner."""
+        """Do nothing, because the owner closes the model."""
 
-    def _turned(self, length: int, compute: Callable[[], Found]) -> Found:
-        with self._turn(length):
+    def _rotated(self, length: int, compute: Callable[[], T]) -> T:
+        with self._rotation(length):
             return compute()
 
     def check(self) -> None:
-        """Return if the model, which is loaded for it, can be turned so. Raises: ConfigError."""
+        """Load the model. Raises: ConfigError if its softmax scale would have to change and cannot be changed."""
         if not self._torch_runner.model.scalable >= self._scores.keys():
             raise ConfigError(
                 "the plan scales the whole attention score, which this transformers class does not support",
                 where=str(self._torch_runner.path), try_="ropetool extend, then ropetool verify OUTPUT",
             )  # fmt: skip
 
-    def _turn(self, length: int) -> AbstractContextManager[None]:
+    def _rotation(self, length: int) -> AbstractContextManager[None]:
         self.check()
-        return self._torch_runner.model.turned(tables_at(self._rope, length), self._nested, self._scores)
+        return self._torch_runner.model.rotated(tables_at(self._rope, length), self._nested, self._scores)
 
 
-def _but_for_tables(rope: RopeSet, meant: RopeSet) -> RopeSet:
-    """Return a rotation with the tables and softmax scales of another one, which has the same kinds of layers or none of them."""
+def _with_tables_of(own: RopeSet, rope: RopeSet) -> RopeSet:
+    """Return `rope` with the tables and softmax multipliers of `own` in each layer type that rotates in both."""
     entries = {
-        kind: replace(entry, table=own.table, softmax_multiplier=own.softmax_multiplier)
-        if entry.table and own.table
+        layer_type: replace(entry, table=own_entry.table, softmax_multiplier=own_entry.softmax_multiplier)
+        if entry.table and own_entry.table
         else entry
-        for kind, entry in rope.entries.items()
-        if (own := meant.entries.get(kind, entry))
+        for layer_type, entry in rope.entries.items()
+        if (own_entry := own.entries.get(layer_type, entry))
     }
     return replace(rope, entries=entries)
 
 
 def tables_at(rope: RopeSet, length: int) -> dict[str, Regime]:
-    """Return the table of each kind of layer that rotates, for a row of so many tokens."""
-    return {kind: entry.table.at(length) for kind, entry in rope.entries.items() if entry.table is not None}
+    """Return the table of each layer type that rotates, for a row of `length` tokens."""
+    return {layer_type: entry.table.at(length) for layer_type, entry in rope.entries.items() if entry.table is not None}
 
 
-def softmax_ratios(rope: RopeSet, meant: RopeSet) -> dict[int, float]:
-    """Return by what the softmax scale of each layer is another one than the checkpoint's."""
-    found: dict[int, float] = {}
-    for kind, entry in rope.entries.items():
-        ratio = entry.softmax_multiplier / meant.entries[kind].softmax_multiplier
+def softmax_ratios(rope: RopeSet, own: RopeSet) -> dict[int, float]:
+    """Return the factor that changes the softmax scale of each layer from `own` to `rope`; layers with 1 are left out."""
+    ratios: dict[int, float] = {}
+    for layer_type, entry in rope.entries.items():
+        ratio = entry.softmax_multiplier / own.entries[layer_type].softmax_multiplier
         if not math.isclose(ratio, 1.0, rel_tol=1e-9):
-            found |= dict.fromkeys(entry.layers, ratio)
-    return found
+            ratios |= dict.fromkeys(entry.layers, ratio)
+    return ratios

@@ -1,4 +1,4 @@
-"""A loaded model with rows of its weights scaled, as a bake would write them, for as long as it is asked."""
+"""A runner that scales rows of a loaded model's weights during each call, as a bake would write them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import Done, Generated, Logits, Predictions, Runner, Scores, Wrapped, ignore
 from ropetool.weights.edits import RowChange, TensorEdit, by_tensor
 
-Found = TypeVar("Found")
+T = TypeVar("T")
 LAYERS = "layers."
 
 
 class ScaledRunner(Wrapped):
-    """A view of a loaded checkpoint whose weights have these edits; what they were is put back bit by bit after each call.
+    """A view of a loaded checkpoint with edited weights. After each call, the original weights are restored exactly.
 
-    runner: what is asked, a view of `loaded` or that itself. Numbers are rounded once more than in the model's own type only.
-    Raises: ConfigError for a tensor that the loaded model does not have as the file has it.
+    The edited numbers are rounded once, to the type of the loaded model.
+
+    runner: computes; either `loaded` or a view of it.
+    edits: the changes of rows, by the names of tensors in the file.
+    Raises: ConfigError for a tensor of the file that the loaded model does not have.
     """
 
     def __init__(self, runner: Runner, loaded: TorchRunner, edits: Sequence[TensorEdit]) -> None:
@@ -27,17 +30,17 @@ class ScaledRunner(Wrapped):
         self._loaded, self._changes = loaded, by_tensor(edits)
 
     def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
-        """Return what the last tokens of every row cost."""
+        """Return the losses of the last `scored` tokens of every row."""
         return self._scaled(lambda: self._runner.score(rows, scored, done))
 
     def predict(
         self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
     ) -> Predictions:
-        """Return what comes after every row."""
+        """Return the predictions after every row."""
         return self._scaled(lambda: self._runner.predict(rows, candidates, done))
 
     def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
-        """Yield the logits of a row; nothing else may ask the model until the last one is taken."""
+        """Yield the logits of a row. The model must not be used for anything else until the last piece is read."""
         with self._scaling():
             yield from self._runner.logits(ids)
 
@@ -46,9 +49,9 @@ class ScaledRunner(Wrapped):
         return self._scaled(lambda: self._runner.generated(ids, count, done))
 
     def close(self) -> None:
-        """Leave the model to its owner."""
+        """Do nothing, because the owner closes the model."""
 
-    def _scaled(self, compute: Callable[[], Found]) -> Found:
+    def _scaled(self, compute: Callable[[], T]) -> T:
         with self._scaling():
             return compute()
 
@@ -69,21 +72,21 @@ class ScaledRunner(Wrapped):
             yield parameters[self._named(name, parameters)], change
 
     def _named(self, name: str, parameters: Mapping[str, Any]) -> str:
-        """Return what transformers calls a tensor of the file: a wrapper has its text model under another prefix."""
+        """Return transformers' name for a tensor of the file. A wrapper's text model has a different prefix."""
         if name in parameters:
             return name
         tail = f".{LAYERS}{name.partition(LAYERS)[2]}"
-        found = [known for known in parameters if known.endswith(tail)]
-        if LAYERS not in name or len(found) != 1:
+        matches = [known for known in parameters if known.endswith(tail)]
+        if LAYERS not in name or len(matches) != 1:
             raise ConfigError(
                 f"the loaded model does not contain the tensor {name} of the file, so its change cannot be measured",
                 where=str(self._loaded.path), try_="ropetool bake, then ropetool verify OUTPUT",
             )  # fmt: skip
-        return found[0]
+        return matches[0]
 
 
 def _changed(parameter: Any, change: RowChange) -> tuple[Any, Any, Any]:
-    """Change the rows of a weight in place; return its rows as seen, which of them changed, and what they were."""
+    """Change rows of a weight in place. Return the weight as rows, the indices of the changed rows, and the old rows."""
     import torch
 
     view = parameter.data.view(change.factor.size, -1)

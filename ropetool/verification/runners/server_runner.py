@@ -1,7 +1,7 @@
-"""A model behind a server: tokens in, what the asked places cost out, a request for each of them.
+"""A runner for a model behind a server, with a request for each scored token.
 
-A prompt ends before the token that is asked about, and the server tells how likely it finds what comes next. Tokens and texts
-are those of the checkpoint at hand. Knows nothing of documents, segments or verdicts.
+A prompt ends before the scored token, and the server returns the probabilities of the next token. The tokenizer of the
+local checkpoint makes the tokens.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ropetool.servers.http import OPTION
 from ropetool.verification.scoring import Done, Generated, Logits, Predictions, Scores, Tokenizes, ignore
 
 Place = TypeVar("Place")
-Found = TypeVar("Found")
+T = TypeVar("T")
 
-PROBED = 24  # tokens of the prompt that shows what kind of probabilities a server tells
+PROBED = 24  # tokens of the prompt that tests which probabilities a server returns
 NO_LOGITS = "a server does not return all logits"
-STABLE = 1e-3  # nats by which two scores of the same prompt may differ: batches are rounded differently
+STABLE = 1e-3  # nats by which two scores of the same prompt may differ, because batches round differently
 PROBE = (
     "The rotation of a pair of channels grows with the position.\n\n"
     "def f(x):\n    return x + 1  # 3.14159\n\nÄpfel, naïve café, 東京, Москва, 🙂 ..."
@@ -32,7 +32,7 @@ PROBE = (
 
 
 class TextTokenizer(Tokenizes, Protocol):
-    """A tokenizer that gives the text of ids too."""
+    """A tokenizer that also converts ids to text."""
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """Return the text of ids."""
@@ -40,7 +40,12 @@ class TextTokenizer(Tokenizes, Protocol):
 
 @dataclass
 class Unseen:
-    """Tokens that the server did not show: how many of how many, the least that they cost together, in nats."""
+    """The tokens whose probability the server did not return.
+
+    count: the number of these tokens. asked: the number of all requested tokens.
+    least: the smallest possible sum of their losses, in nats.
+    missing: the largest probability that one answer left out, between 0 and 1.
+    """
 
     count: int = 0
     asked: int = 0
@@ -56,11 +61,12 @@ class Unseen:
 
 
 class ServerRunner:
-    """What a server serves, its texts read by the tokenizer of a checkpoint whose weights are never loaded.
+    """A served model with the tokenizer of a local checkpoint, whose weights are never loaded.
 
-    score_prompts: take the scores of whole prompts, where the interface has them, one request at a time. where: the option
-    that names the server, for what is said of it.
-    Raises: ConfigError for a server whose tokenizer is another one, or without an interface for what was asked.
+    vocabulary: the number of tokens in the vocabulary, or None if it is unknown.
+    score_prompts: use the server's scores of whole prompts, one request at a time.
+    where: the command line option that names the server, for error messages.
+    Raises: ConfigError if the server has a different tokenizer, or does not return probabilities of raw prompts.
     """
 
     def __init__(
@@ -83,12 +89,12 @@ class ServerRunner:
 
     @property
     def description(self) -> str:
-        """The program that answers, for the record."""
+        """The server program, for the record."""
         return self._server.program
 
     @property
     def arithmetic(self) -> str:
-        """Return nothing: a server does not say what it rounds to."""
+        """Always empty, because a server does not report its number types."""
         return ""
 
     def tokenize(self, text: str) -> list[int]:
@@ -96,11 +102,11 @@ class ServerRunner:
         return self._reader.tokenize(text)
 
     def byte_lengths(self, text: str) -> list[int]:
-        """Return how many bytes of the text each of its tokens stands for."""
+        """Return the number of bytes of each token of the text."""
         return self._reader.byte_lengths(text)
 
     def close(self) -> None:
-        """Leave the server as it is."""
+        """Do nothing, because the server keeps running."""
 
     def _check_tokenizer(self) -> None:
         theirs = self._server.tokens_of(PROBE)
@@ -120,24 +126,24 @@ class ServerRunner:
             )  # fmt: skip
 
     def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
-        """Return what the last `scored` tokens of every row cost; one that is not shown, the least that it can cost.
+        """Return the losses of the last `scored` tokens of every row. A token that is not shown gets its smallest possible loss.
 
         Shapes: rows of one length -> (rows, scored). Units: nats. Raises: ServerError; ConfigError beyond the server's context.
         """
-        self._check_length(len(rows[0]) - 1)  # the last token is told, and not read
+        self._check_length(len(rows[0]) - 1)  # the last token is scored, but is not part of a prompt
         losses, hits = np.empty((len(rows), scored)), np.zeros((len(rows), scored), dtype=np.bool_)
         if self._score_prompts:
             for index, row in enumerate(rows):
                 losses[index], hits[index] = self._prompt_scores(row, scored)
                 done(len(row))
             return Scores(losses, hits)
-        asked = [(index, place) for index in range(len(rows)) for place in range(scored)]
+        places = [(index, place) for index in range(len(rows)) for place in range(scored)]
 
-        def ask(where: tuple[int, int]) -> Answer:
-            row, end = rows[where[0]], len(rows[where[0]]) - scored + where[1]
+        def ask(place: tuple[int, int]) -> Answer:
+            row, end = rows[place[0]], len(rows[place[0]]) - scored + place[1]
             return self._next(row[:end], int(row[end]))
 
-        for (index, place), answer in zip(asked, self._asked(ask, asked), strict=True):
+        for (index, place), answer in zip(places, self._answers(ask, places), strict=True):
             token = int(rows[index][len(rows[index]) - scored + place])
             losses[index, place] = -self._log_probs(answer, [token])[0]
             hits[index, place] = answer.top == token
@@ -148,9 +154,9 @@ class ServerRunner:
     def predict(
         self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
     ) -> Predictions:
-        """Return what comes after every row. Shapes: candidates (rows, candidates). Raises: as `score`."""
+        """Return the predictions after every row. Shapes: candidates (rows, candidates). Raises: as `score`."""
         self._check_length(len(rows[0]))
-        found = []
+        predictions = []
 
         def ask(index: int) -> Answer:
             answer = self._next(rows[index])
@@ -160,78 +166,79 @@ class ServerRunner:
             more = {token: self._next(rows[index], token).shown[token] for token in others}
             return Answer({**answer.shown, **more}, answer.likeliest)
 
-        for index, answer in enumerate(self._asked(ask, range(len(rows)))):
+        for index, answer in enumerate(self._answers(ask, range(len(rows)))):
             tokens = [int(token) for token in candidates[index]]
-            found.append([*self._log_probs(answer, tokens), float(answer.top)])
+            predictions.append([*self._log_probs(answer, tokens), float(answer.top)])
             done(len(rows[index]))
-        figures = np.array(found, dtype=np.float64)
+        figures = np.array(predictions, dtype=np.float64)
         return Predictions(figures[:, :-1], figures[:, -1].astype(np.int64))
 
     def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
-        """Raise ConfigError: no server gives all logits."""
+        """Raise ConfigError, because no server returns all logits."""
         raise ConfigError(NO_LOGITS, where=self._where)
 
     def generated(self, ids: Sequence[int], count: int, done: Done = ignore) -> Generated:
-        """Raise ConfigError: no server gives all logits."""
+        """Raise ConfigError, because no server returns all logits."""
         raise ConfigError(NO_LOGITS, where=self._where)
 
-    def _asked(self, ask: Callable[[Place], Found], places: Iterable[Place]) -> Iterator[Found]:
-        """Yield what the server answers for each place, in their order, some asked at once."""
+    def _answers(self, ask: Callable[[Place], T], places: Iterable[Place]) -> Iterator[T]:
+        """Yield the server's answer for each place, in their order. Several requests run at the same time."""
         pool = ThreadPoolExecutor(self._server.limits.at_once)
         try:
             yield from pool.map(ask, places)
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # whoever interrupts does not wait for answers
+            pool.shutdown(wait=False, cancel_futures=True)  # an interruption must not wait for answers
 
-    def _next(self, ids: Sequence[int], wanted: int | None = None) -> Answer:
-        answer = self._server.next(ids, wanted if self._server.limits.exact else None)
-        strange = max(answer.shown, default=0)
-        if self._vocabulary is not None and strange >= self._vocabulary:
+    def _next(self, ids: Sequence[int], token: int | None = None) -> Answer:
+        """Return the answer to a prompt. token: its probability must be in the answer, if the server can select tokens."""
+        answer = self._server.next(ids, token if self._server.limits.exact else None)
+        largest = max(answer.shown, default=0)
+        if self._vocabulary is not None and largest >= self._vocabulary:
             raise ServerError(
-                not_in_vocabulary(strange, self._vocabulary),
+                not_in_vocabulary(largest, self._vocabulary),
                 where=self._where,
             )
         return answer
 
     def _log_probs(self, answer: Answer, tokens: Sequence[int]) -> list[float]:
-        """Return the log probabilities of tokens; of one that is not shown, the largest that it can have."""
+        """Return the log-probability of each token, or the largest possible one for a token that is not shown."""
         unseen = sum(token not in answer.shown for token in tokens)
         self.unseen.add(answer, len(tokens), unseen)
         return [answer.shown[token] if token in answer.shown else answer.at_most() for token in tokens]
 
     def _prompt_scores(self, row: Sequence[int], scored: int) -> tuple[Array, Array]:
-        """Return the losses of the last tokens of a row, and whether each is the likeliest.
+        """Return the losses of the last tokens of a row, and whether each is the likeliest token.
 
-        The last one is asked for on its own: a server needs room for an answer. The first prompt is scored twice, to see that
-        it is stable.
+        The last token has a separate request, because a server needs room for an answer. The first prompt is scored twice,
+        to test that the scores are stable.
         """
-        found = self._scored(row[:-1], scored - 1)
-        if not self._was_stable and found:
+        scores = self._scored(row[:-1], scored - 1)
+        if not self._was_stable and scores:
             again = self._scored(row[:-1], scored - 1)
-            apart = max(abs(one[0] - other[0]) for one, other in zip(found, again, strict=True))
-            if apart > STABLE:
+            difference = max(abs(one[0] - other[0]) for one, other in zip(scores, again, strict=True))
+            if difference > STABLE:
                 raise ServerError(
-                    f"two scores of one prompt differ by {apart:.2g} nats; a cache may answer, or several models are served",
+                    f"two scores of one prompt differ by {difference:.2g} nats; a cache may answer, or several models are served",
                     where=self._where, try_="without --score-prompts",
                 )  # fmt: skip
             self._was_stable = True
         last = self._next(row[:-1], int(row[-1]))
-        found = [*found, (self._log_probs(last, [int(row[-1])])[0], last.top == int(row[-1]))]
-        return np.array([-number for number, _ in found]), np.array([hit for _, hit in found])
+        scores = [*scores, (self._log_probs(last, [int(row[-1])])[0], last.top == int(row[-1]))]
+        return np.array([-number for number, _ in scores]), np.array([hit for _, hit in scores])
 
     def _scored(self, row: Sequence[int], count: int) -> list[Score]:
-        """Return the scores of the last tokens of a row, as many at a time as the interface makes."""
-        found: list[Score] = []
+        """Return the scores of the last `count` tokens of a row, with as many tokens per request as the server allows."""
+        scores: list[Score] = []
         for end, last in _chunks(len(row), count, self._server.limits.scored):
-            scores = self._server.scores([int(token) for token in row[:end]], last)
-            if scores is None:
+            part = self._server.scores([int(token) for token in row[:end]], last)
+            if part is None:
                 raise ConfigError(
                     f"{self._server.program} does not score prompts",
                     where="--score-prompts",
                     try_="without --score-prompts",
                 )
-            found += scores
-        return found
+            scores += part
+        return scores
 
     def _check_length(self, prompt: int) -> None:
         longest = self._server.limits.prompt
@@ -242,19 +249,23 @@ class ServerRunner:
 
 
 def _chunks(length: int, count: int, most: int | None) -> Iterator[tuple[int, int]]:
-    """Yield the ends of prompts, and how many tokens before each are scored, that make the last `count` of a row."""
-    begun = length - count
+    """Yield the end of each prompt and its number of scored tokens, which together are the last `count` of a row.
+
+    most: the largest number of scored tokens in a prompt; None for no limit.
+    """
     step = most or max(count, 1)
-    for start in range(begun, length, step):
+    for start in range(length - count, length, step):
         end = min(start + step, length)
         yield end, end - start
 
 
 class Counting:
-    """In the place of a server: about how many requests a run makes, and the tokens of their prompts.
+    """Replaces the runner of a server, and counts the requests of a run.
 
-    Not counted are the first prompts, which show what kind of server it is and its pace, and what is asked again; counted is
-    each candidate, whether it will be shown or not. It has the figures of no model.
+    It does not count the first prompts, which test the server and its speed, or repeated requests. It counts a request for
+    each candidate, even if an earlier answer may show it. All returned figures are 0.
+
+    requests: the number of requests. tokens: the tokens of all prompts. longest: the tokens of the longest prompt.
     """
 
     def __init__(self, limits: Limits, prefix: tuple[int, ...], *, score_prompts: bool) -> None:
@@ -270,7 +281,7 @@ class Counting:
             )
 
     def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
-        """Count what the scores of some rows ask for."""
+        """Count the requests for the scores of these rows."""
         length = len(rows[0])
         prompts = list(range(length - scored, length))
         if self._score_prompts:
@@ -283,7 +294,7 @@ class Counting:
     def predict(
         self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
     ) -> Predictions:
-        """Count what predictions ask for: the likeliest, and each candidate."""
+        """Count the requests for predictions: one for the likeliest token, and one for each candidate."""
         for row, few in zip(rows, candidates, strict=True):
             self._count([len(row)] * (1 + len(few) * self._limits.exact))
         return Predictions(np.zeros(np.shape(candidates)), np.zeros(len(rows), dtype=np.int64))

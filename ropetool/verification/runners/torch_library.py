@@ -1,7 +1,4 @@
-"""What a run needs of torch and transformers around the model: imports, devices, silence.
-
-Knows nothing of tokens or losses.
-"""
+"""Imports of torch and transformers, their devices and types, and a context without their messages."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from ropetool.errors import ConfigError, MissingDependency
 from ropetool.escaping import install_line
 from ropetool.probing import records
 
-MAP = "map"  # layers over all devices, as accelerate spreads them
+MAP = "map"  # the device name with which accelerate distributes the layers over all devices
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 
@@ -32,7 +29,7 @@ def library(name: str) -> Any:
 
 
 def without_class(checkpoint: HfCheckpoint) -> str:
-    """Return why transformers has no class that runs a checkpoint, nothing where it may have one."""
+    """Return why transformers has no class that runs a checkpoint, or "" if it may have one."""
     family = families.find(str(checkpoint.config.get(names.MODEL_TYPE)))
     if family is None or not family.remote or records.is_registered(family.name):
         return ""
@@ -41,12 +38,12 @@ def without_class(checkpoint: HfCheckpoint) -> str:
 
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
-    """Keep transformers' bars and warnings off the terminal, and leave its settings as they were."""
+    """Hide the progress bars and warnings of transformers within the context, then restore its settings."""
     log = transformers.utils.logging
     hub = import_module("huggingface_hub.utils")
     verbosity, bars, no_hub_bars = log.get_verbosity(), log.is_progress_bar_enabled(), hub.are_progress_bars_disabled()
     log.set_verbosity_error()
-    log.disable_progress_bar()  # the hub's with them
+    log.disable_progress_bar()  # this disables the bars of huggingface_hub too
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -60,9 +57,9 @@ def quiet(transformers: Any) -> Iterator[None]:
 
 
 def torch_device(torch: Any, name: str) -> Any:
-    """Return the torch.device of that name; for auto and map CUDA, else Apple's MPS, else the CPU.
+    """Return the torch.device with this name; for auto and map CUDA, else Apple's MPS, else the CPU.
 
-    Raises: ConfigError if torch knows no such device or has none here.
+    Raises: ConfigError if torch does not know the device, or this machine does not have it.
     """
     if name in ("auto", MAP):
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
@@ -81,9 +78,9 @@ def torch_device(torch: Any, name: str) -> Any:
 
 
 def torch_dtype(torch: Any, name: str, device: Any) -> Any:
-    """Return what transformers takes as dtype; for auto as stored, but float32 on a CPU, where narrow types are slow.
+    """Return the dtype argument for transformers. auto is the stored type, but float32 on a CPU, where others are slow.
 
-    Raises: ConfigError if it is not one of `DTYPES`.
+    Raises: ConfigError if the name is not one of `DTYPES`.
     """
     if name not in DTYPES:
         raise ConfigError(f"{name!r} is not one of {', '.join(DTYPES)}", where="--dtype")
@@ -93,6 +90,6 @@ def torch_dtype(torch: Any, name: str, device: Any) -> Any:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether the error says so: CUDA has a class for it, MPS and the CPU's allocator a RuntimeError."""
+    """Return whether this error means lack of memory. CUDA has a class for it; MPS and the CPU raise a RuntimeError."""
     text = str(error).lower()
     return type(error).__name__ == "OutOfMemoryError" or "out of memory" in text or "can't allocate memory" in text

@@ -1,6 +1,6 @@
-"""A causal language model of transformers taken apart at its last hidden states: context in, logits of some places out.
+"""A causal language model of transformers, split at its last hidden states.
 
-Holds hidden states of a whole context, never its logits. Knows nothing of checkpoints, tokens' texts or losses.
+The hidden states of a whole context are in memory. Logits are computed from them only for the requested positions.
 """
 
 from __future__ import annotations
@@ -22,36 +22,40 @@ from ropetool.verification.runners.torch_rotation import (
     swapped_pairs,
 )
 
-LENGTH_RULES = ("dynamic", "longrope")  # their tables follow the length of the call
+LENGTH_RULES = ("dynamic", "longrope")  # types whose tables depend on the number of tokens in a call
 
 
 class TorchModel:
-    """A loaded model. fixed_table: whether a context may be computed piece by piece."""
+    """A loaded model.
+
+    vocabulary: the number of tokens in the vocabulary.
+    fixed_table: the tables do not depend on the length, so a context may be computed in chunks.
+    """
 
     def __init__(self, torch: Any, model: Any) -> None:
         self._torch, self._model = torch, model
-        # Llama4ForCausalLM says that its body is called language_model, which it does not have.
+        # base_model_prefix of Llama4ForCausalLM names an attribute language_model, which the class does not have.
         self._body = model.model if model.base_model is model else model.base_model
         self._rope_state = RopeState(model)
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
-        self.fixed_table = not any(kind in LENGTH_RULES for kind in self._rope_state.rope_types)
+        self.fixed_table = not any(rope_type in LENGTH_RULES for rope_type in self._rope_state.rope_types)
 
     def rotate(self, tables: Mapping[str, Regime], nested: bool, scores: Mapping[int, float]) -> None:
-        """Turn by these fixed tables from now on, as `set_tables` takes them, with other softmax scales by layer."""
+        """Use these fixed tables from now on. tables, nested: see `set_tables`. scores: ratios of softmax scales by layer."""
         set_tables(self._model, tables, nested)
         self._softmax_scales.times(scores)
         self._rope_state, self.fixed_table = RopeState(self._model), True
 
     @contextmanager
-    def turned(self, tables: Mapping[str, Regime], nested: bool, scores: Mapping[int, float]) -> Iterator[None]:
-        """Turn by these fixed tables as `rotate` does, and as before when the context ends."""
+    def rotated(self, tables: Mapping[str, Regime], nested: bool, scores: Mapping[int, float]) -> Iterator[None]:
+        """Use these fixed tables within the context, as `rotate` does, then restore the previous ones."""
         own, fixed = self._rope_state, self.fixed_table
         own.restore()
-        set_there = ("rope_type", "inv_freq", "attention_scaling")  # how the names end of what `set_tables` changes
+        changed = ("rope_type", "inv_freq", "attention_scaling")  # suffixes of the attributes that `set_tables` changes
         before = [
-            (module, dict(module._buffers), {name: copy(found[name]) for name in found if name.endswith(set_there)})
+            (module, dict(module._buffers), {name: copy(state[name]) for name in state if name.endswith(changed)})
             for module in self._model.modules()
-            if "rope_type" in (found := vars(module))
+            if "rope_type" in (state := vars(module))
         ]
         try:
             self.rotate(tables, nested, scores)
@@ -66,9 +70,9 @@ class TorchModel:
 
     @contextmanager
     def attending(self, layers: frozenset[int], attend: Attend) -> Iterator[set[int]]:
-        """Attend otherwise in these layers as long as the context lasts, whole rows at a time; give those that did.
+        """Replace the attention of these layers within the context; see `torch_attention.attending`.
 
-        Raises: Unfit, then or as it computes.
+        Rows are then computed whole. Raises: Unfit on entry or during a pass.
         """
         fixed, self.fixed_table = self.fixed_table, False
         try:
@@ -78,7 +82,7 @@ class TorchModel:
             self.fixed_table = fixed
 
     def noisy(self, amount: float) -> AbstractContextManager[None]:
-        """Round as ggml does, as long as the context lasts; see `torch_noise.noisy`. The head is left alone."""
+        """Round as ggml does within the context, except in the head; see `torch_noise.noisy`."""
         return noisy(self._body, amount)
 
     @property
@@ -87,17 +91,17 @@ class TorchModel:
         return any(map(is_gelu, self._body.modules()))
 
     def swapped(self, widths: Mapping[int, int], layout: str) -> AbstractContextManager[None]:
-        """Pair channels as the other layout does, as long as the context lasts."""
+        """Pair channels as the other layout does, within the context; see `torch_rotation.swapped_pairs`."""
         return swapped_pairs(self._model, widths, layout)
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The weights by the names that transformers has for them."""
+        """The weights by transformers' names."""
         return dict(self._model.named_parameters())
 
     @property
     def swappable(self) -> bool:
-        """Whether it is known where queries and keys are rotated."""
+        """Whether ropetool finds the functions that rotate queries and keys, so that `swapped` works."""
         return bool(rotations(self._model))
 
     @cached_property
@@ -110,25 +114,25 @@ class TorchModel:
         return self._softmax_scales.layers
 
     def hidden(self, ids: Any, first: int, chunk: int) -> Hidden:
-        """Return the last hidden states of the positions from `first` on, computed `chunk` tokens at a time.
+        """Return the last hidden states of the positions from `first` on, computed in chunks of `chunk` tokens.
 
-        A chunk sees those before it through a cache of keys and values. Shapes: ids (rows, tokens).
+        A chunk sees the chunks before it through a cache of keys and values. Shapes: ids (rows, tokens).
         """
         parts = []
         for start, hidden in self.steps(ids, chunk):
             if start + hidden.states.shape[1] > first:
                 parts.append(hidden.states[:, max(0, first - start) :])
-        return Hidden(hidden.kind, parts[0] if len(parts) == 1 else self._torch.cat(parts, dim=1))
+        return Hidden(hidden.output_class, parts[0] if len(parts) == 1 else self._torch.cat(parts, dim=1))
 
     def steps(self, ids: Any, chunk: int) -> Iterator[tuple[int, Hidden]]:
-        """Yield the last hidden states of `chunk` tokens after the other, with the position of the first.
+        """Yield the last hidden states of each `chunk` tokens, with the position of the first token.
 
-        A table that follows the length of the text takes all tokens at once. Shapes: ids (rows, tokens).
+        If a table depends on the length of the text, all tokens are computed at once. Shapes: ids (rows, tokens).
         """
         self._rope_state.restore()
         if not self.fixed_table or chunk >= ids.shape[1]:
-            # No mask and no position_ids: rows are of one length, and transformers reads steps other than one
-            # as the borders of packed sequences.
+            # Without a mask and position_ids, because all rows have the same length. transformers would take steps other
+            # than 1 in position_ids for the borders of packed sequences.
             outputs = self._body(input_ids=ids, use_cache=False)
             yield 0, Hidden(type(outputs), outputs.last_hidden_state)
             return
@@ -140,14 +144,14 @@ class TorchModel:
 
     @property
     def dtype(self) -> str:
-        """The type of its numbers."""
+        """The type of the model's numbers, as torch names it."""
         return str(self._model.dtype).removeprefix("torch.")
 
     def grown(self, ids: Any, count: int) -> Any:
-        """Return the logits that `generate` of transformers has before each of the last `count` tokens, cache and all.
+        """Return the logits of transformers' `generate` before each of the last `count` tokens, with its growing cache.
 
-        It is made to choose the tokens of the row; what the checkpoint says of generation is left out. Shapes: ids (1, tokens)
-        -> (count, vocabulary).
+        `generate` is forced to choose the tokens of the row. The checkpoint's generation config is not used.
+        Shapes: ids (1, tokens) -> (count, vocabulary).
         """
         from transformers import GenerationConfig, LogitsProcessorList
 
@@ -161,16 +165,19 @@ class TorchModel:
         self._rope_state.restore()
         self._model.generation_config = GenerationConfig()
         try:
-            found = self._model.generate(
+            generation = self._model.generate(
                 ids[:, :-count], attention_mask=torch.ones_like(ids[:, :-count]), max_new_tokens=count, do_sample=False,
                 logits_processor=LogitsProcessorList([choose]), output_logits=True, return_dict_in_generate=True,
             )  # fmt: skip
         finally:
             self._model.generation_config = own
-        return torch.cat(found.logits)
+        return torch.cat(generation.logits)
 
     def whole(self, ids: Any, count: int, chunk: int) -> Any:
-        """Return the same of passes without a cache from one call to the next: one, or where tables move one a token."""
+        """Return the logits before the last `count` tokens from passes over all previous tokens, as `grown` does.
+
+        This is one pass, or a pass for each token if a table depends on the length.
+        """
         if self.fixed_table:
             hidden = self.hidden(ids[:, :-1], ids.shape[1] - 1 - count, chunk)
             return self.logits(hidden, 0, count)[0]
@@ -178,15 +185,15 @@ class TorchModel:
         return self._torch.cat([self.logits(self.hidden(ids[:, :end], end - 1, chunk), 0, 1)[0] for end in ends])
 
     def logits(self, hidden: Hidden, start: int, end: int) -> Any:
-        """Return the logits of some of the hidden states, with all that the model does to logits.
+        """Return the logits of some of the hidden states.
 
-        The model's own forward is run on states that are there already, so scales, caps and heads of any family are
-        respected without being known. Shapes: (rows, end - start, vocabulary).
+        This runs the model's own forward on the given states, so that the scale, the cap and the head of each family apply.
+        Shapes: (rows, end - start, vocabulary).
         """
         states = hidden.states[:, start:end]
         base = self._body
-        own = base.__dict__.get("forward")  # accelerate's, where layers are spread over devices
-        base.forward = lambda *args, **kwargs: hidden.kind(last_hidden_state=states)
+        own = base.__dict__.get("forward")  # accelerate sets it if the layers are on several devices
+        base.forward = lambda *args, **kwargs: hidden.output_class(last_hidden_state=states)
         try:
             placeholder = self._torch.zeros(states.shape[:2], dtype=self._torch.long, device=states.device)
             return self._model(input_ids=placeholder, use_cache=False).logits
@@ -197,24 +204,24 @@ class TorchModel:
                 base.forward = own
 
     def first_not_finite(self, ids: Any) -> tuple[str, int]:
-        """Return where a row first leaves the finite numbers: a module in words, and the position.
+        """Return the first module with a value that is not finite, in words, and the position; -1 for the output head.
 
         Shapes: ids (1, tokens).
         """
-        found: list[tuple[str, int]] = []
+        places: list[tuple[str, int]] = []
 
         def look(name: str, output: Any) -> None:
             states = output[0] if isinstance(output, tuple) else output
             bad = (~self._torch.isfinite(states)).flatten(2).any(dim=2).nonzero().tolist()
-            if bad and not found:
-                found.append((name, bad[0][1]))
+            if bad and not places:
+                places.append((name, bad[0][1]))
 
         base = self._body
-        places = [("the embeddings", self._model.get_input_embeddings())]
-        places += [(f"layer {index}", layer) for index, layer in enumerate(getattr(base, "layers", ()))]
+        modules = [("the embeddings", self._model.get_input_embeddings())]
+        modules += [(f"layer {index}", layer) for index, layer in enumerate(getattr(base, "layers", ()))]
         hooks = [
             module.register_forward_hook(lambda _module, _inputs, output, name=name: look(name, output))
-            for name, module in places
+            for name, module in modules
         ]
         try:
             hidden = self.hidden(ids, 0, ids.shape[1])
@@ -222,11 +229,11 @@ class TorchModel:
             for hook in hooks:
                 hook.remove()
         look("the last norm", hidden.states)
-        return found[0] if found else ("the output head", -1)
+        return places[0] if places else ("the output head", -1)
 
 
 class Hidden:
-    """Hidden states, and the class that the model's body wraps them in. Shapes: states (rows, places, hidden_size)."""
+    """Hidden states, and the output class of the model's body. Shapes: states (rows, positions, hidden_size)."""
 
-    def __init__(self, kind: type, states: Any) -> None:
-        self.kind, self.states = kind, states
+    def __init__(self, output_class: type, states: Any) -> None:
+        self.output_class, self.states = output_class, states

@@ -1,7 +1,4 @@
-"""Hooks that make a model of transformers round as ggml rounds, for any family.
-
-Does not know the limits.
-"""
+"""Hooks that make a model of transformers round as ggml rounds, for any family."""
 
 from __future__ import annotations
 
@@ -33,8 +30,8 @@ def noisy(model: Any, amount: float) -> Iterator[None]:
     hooks = []
 
     def table(module: Any, inputs: tuple[Any, ...], output: Any) -> Any:
-        found = torch.nn.functional.gelu(inputs[0].half().float(), approximate="tanh")
-        return found.half().to(output.dtype)
+        activation = torch.nn.functional.gelu(inputs[0].half().float(), approximate="tanh")
+        return activation.half().to(output.dtype)
 
     def shifted(factors: Any) -> Any:
         return lambda module, inputs: (inputs[0] * factors.to(inputs[0]), *inputs[1:])

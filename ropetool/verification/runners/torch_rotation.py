@@ -1,4 +1,4 @@
-"""How a loaded model of transformers rotates: what its modules remember, and other tables, pairs and scales put into them."""
+"""The rotation of a loaded transformers model: its state, and changes of its tables, channel pairs and softmax scales."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import numpy as np
 
 from ropetool.rope.tables import Regime
 
-TABLES = ("cos", "sin", "freqs_cis")  # where the arguments of a rotation end that are rotated
+TABLES = ("cos", "sin", "freqs_cis")  # in a rotation's signature, the first of these follows the rotated arguments
 
 
 class RopeState:
-    """What rotary modules remember between calls, so that every batch meets them as a fresh model's.
+    """The state of rotary modules after loading. Restoring it makes each batch independent of earlier calls.
 
-    A `dynamic` table stays at the longest length it has seen (transformers' modeling_rope_utils.py,
-    dynamic_frequency_update): the same 100 tokens after a call of 200 differ by whole logits from a fresh model's.
+    A `dynamic` table keeps the longest length of all calls (transformers' modeling_rope_utils.py,
+    dynamic_frequency_update). After a call with 200 tokens, the logits of 100 tokens differ by more than 1 from the
+    logits of a freshly loaded model.
     """
 
     def __init__(self, model: Any) -> None:
@@ -29,8 +30,8 @@ class RopeState:
         for module in model.modules():
             if not hasattr(module, "rope_type"):
                 continue
-            kinds = module.rope_type
-            self.rope_types |= set(kinds.values()) if isinstance(kinds, dict) else {kinds}
+            rope_type = module.rope_type
+            self.rope_types |= set(rope_type.values()) if isinstance(rope_type, dict) else {rope_type}
             self._buffers += [(module, name, value.clone()) for name, value in module.named_buffers(recurse=False)]
             self._attributes += [
                 (module, name, value)
@@ -39,7 +40,7 @@ class RopeState:
             ]
 
     def restore(self) -> None:
-        """Set everything back to what it was after loading."""
+        """Restore the state after loading."""
         for module, name, value in self._attributes:
             setattr(module, name, value)
         for module, name, value in self._buffers:
@@ -47,37 +48,37 @@ class RopeState:
 
 
 def set_tables(model: Any, tables: Mapping[str, Regime], nested: bool) -> int:
-    """Make the rotary modules of a loaded model of transformers turn by fixed tables; return how many there were.
+    """Put fixed tables into the rotary modules of a loaded transformers model, and return the number of these modules.
 
-    tables: by kind of layer. nested: whether the modules keep a table for each kind.
+    tables: by layer type. nested: whether the modules have a table for each layer type.
     """
     import torch
 
-    found = 0
+    count = 0
     for module in model.modules():
         if hasattr(module, "rope_type") and any(
             name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False)
         ):
-            for kind, regime in tables.items():
-                prefix = f"{kind}_" if nested else ""
+            for layer_type, regime in tables.items():
+                prefix = f"{layer_type}_" if nested else ""
                 buffer = getattr(module, f"{prefix}inv_freq")
                 table = torch.tensor(np.array(regime.inv_freq), dtype=buffer.dtype, device=buffer.device)
                 setattr(module, f"{prefix}inv_freq", table)
                 setattr(module, f"{prefix}original_inv_freq", table.clone())
                 setattr(module, f"{prefix}attention_scaling", regime.attention_factor)
-                # A fixed table: the module must not recompute it as dynamic and longrope do.
+                # With the type "default", the module does not recompute the table as it does for dynamic and longrope.
                 if isinstance(module.rope_type, dict):
-                    module.rope_type[kind] = "default"
+                    module.rope_type[layer_type] = "default"
                 else:
                     module.rope_type = "default"
-            found += 1
-    return found
+            count += 1
+    return count
 
 
 class SoftmaxScales:
-    """What the scores of each layer are multiplied by, which transformers keeps in its attention modules.
+    """The softmax scale of each layer, which transformers stores in its attention modules.
 
-    layers: those whose scale can be changed.
+    layers: the layers whose scale can be changed.
     """
 
     def __init__(self, model: Any) -> None:
@@ -90,57 +91,56 @@ class SoftmaxScales:
         self.layers = frozenset(module.layer_idx for module, _ in self._modules)
 
     def times(self, ratios: Mapping[int, float]) -> None:
-        """Multiply the scales that the model was loaded with, by layer; those of no ratio are put back."""
+        """Multiply the original scale of each layer by its ratio. A layer without a ratio gets its original scale."""
         for module, scale in self._modules:
             module.scaling = scale * ratios.get(module.layer_idx, 1.0)
 
 
 def rotations(model: Any) -> list[tuple[Any, str]]:
-    """Return the functions that the model's attention rotates queries and keys by: the module of Python's, and the name."""
+    """Return the functions that rotate queries and keys in this model: the Python module and the name of each."""
     owners = {type(module).__module__ for module in model.modules() if hasattr(module, "layer_idx")}
     return [
         (sys.modules[owner], name)
         for owner in sorted(owners)
-        for name, found in vars(sys.modules[owner]).items()
-        if name.startswith("apply_rotary") and set(TABLES) & set(inspect.signature(found).parameters)
+        for name, value in vars(sys.modules[owner]).items()
+        if name.startswith("apply_rotary") and set(TABLES) & set(inspect.signature(value).parameters)
     ]
 
 
 @contextmanager
 def swapped_pairs(model: Any, widths: Mapping[int, int], layout: str) -> Iterator[None]:
-    """Pair the channels of queries and keys as the other layout does.
+    """Pair the channels of queries and keys as the other layout does, within the context.
 
-    Both are put into another order before they are rotated, which their products do not see. widths: how many of so many
-    channels rotate. layout: of the class.
+    Queries and keys are both permuted before the rotation, so their products only differ by the rotation.
+    widths: the number of rotated channels, by the number of all channels.
+    layout: the layout of the class.
     """
     import torch
 
     def order(channels: int) -> Any:
         count = widths[channels]
-        halves = torch.arange(count).reshape(
-            2, count // 2
-        )  # row j: the j-th of each pair, where a pair is (i, i + count / 2)
+        halves = torch.arange(count).reshape(2, count // 2)  # the two rows have the two channels of each pair
         first = halves.T.reshape(-1) if layout == "interleaved" else torch.arange(count).reshape(-1, 2).T.reshape(-1)
         return torch.cat([first, torch.arange(count, channels)])
 
     def other(rotate: Callable[..., Any]) -> Callable[..., Any]:
         names = list(inspect.signature(rotate).parameters)
-        turned = names[: next(at for at, name in enumerate(names) if name in TABLES)]
+        rotated = names[: next(at for at, name in enumerate(names) if name in TABLES)]
 
         def swapped(*arguments: Any, **named: Any) -> Any:
             bound = inspect.signature(rotate).bind(*arguments, **named)
-            for name in turned:
+            for name in rotated:
                 if isinstance(given := bound.arguments.get(name), torch.Tensor):
                     bound.arguments[name] = given[..., order(given.shape[-1]).to(given.device)]
             return rotate(*bound.args, **bound.kwargs)
 
         return swapped
 
-    found = [(module, name, getattr(module, name)) for module, name in rotations(model)]
-    for module, name, rotate in found:
+    functions = [(module, name, getattr(module, name)) for module, name in rotations(model)]
+    for module, name, rotate in functions:
         setattr(module, name, other(rotate))
     try:
         yield
     finally:
-        for module, name, rotate in found:
+        for module, name, rotate in functions:
             setattr(module, name, rotate)

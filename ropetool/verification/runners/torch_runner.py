@@ -204,7 +204,7 @@ class TorchRunner:
         """Return the losses of the requested tokens of a piece that begins at token `start`."""
         torch, stop = self._torch, start + hidden.states.shape[1]
         places = np.flatnonzero(asked(wanted, start, stop, row.shape[1]))
-        chosen = Hidden(hidden.kind, hidden.states[:, self._on_device(places)])
+        chosen = Hidden(hidden.output_class, hidden.states[:, self._on_device(places)])
         targets = row[0, self._on_device(places) + start + 1]
         parts = [
             torch.nn.functional.cross_entropy(wide[0], targets[part], reduction="none")
@@ -264,7 +264,7 @@ class TorchRunner:
         hidden = model.hidden(ids, batch.shape[1] - scored - 1, self._chunk_tokens)
         targets = ids[:, batch.shape[1] - scored :]
         losses, hits = [], []
-        for part, wide in self._wide_logits(model, Hidden(hidden.kind, hidden.states[:, :scored])):
+        for part, wide in self._wide_logits(model, Hidden(hidden.output_class, hidden.states[:, :scored])):
             expected = targets[:, part]
             flat = torch.nn.functional.cross_entropy(wide.flatten(0, 1), expected.flatten(), reduction="none")
             losses.append(flat.view(expected.shape))

