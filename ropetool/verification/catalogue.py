@@ -1,7 +1,7 @@
-"""What texts a verification read, said so that others can read the same: by the manifest of the catalogue, or by digest.
+"""A description of the texts of a verification, with which other people can read the same texts.
 
-The manifest, ropetool/texts/manifest.json, names documents by the SHA-256 of their text; scripts/catalogue/text_catalogue.py fetches
-them. Knows nothing of where a text lay or what its file was called.
+The manifest ropetool/texts/manifest.json lists the documents of the catalogue by the SHA-256 of their text.
+scripts/catalogue/text_catalogue.py downloads them.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ PACKAGE, CATALOGUE, MIXED, OWN = "package", "catalogue", "mixed", "own"
 
 
 def described(documents: Sequence[Document], *, bundled: bool) -> dict[str, Any]:
-    """Return what the texts were, as a result and a certificate state it beside the fingerprint of their contents.
+    """Return the description of the texts for a result and a certificate. bundled: they are the package's texts.
 
-    origin: `package` for the bundled ones, `catalogue` where the manifest has every one, `mixed` where it has some, `own`
-    where it has none. documents: how many. manifest: the hash of the manifest, or None where it has none of them. names:
-    those that the manifest has, in the order read; empty where that is the whole catalogue.
+    The keys of the description:
+    - origin: `package` for the bundled texts, `catalogue` if the manifest has all, `mixed` if it has some, `own` if none.
+    - documents: the number of documents.
+    - manifest: the hash of the manifest; None if it does not have any of the documents.
+    - names: the documents that the manifest has, in the order of reading; empty for the whole catalogue.
     """
     if bundled:
-        return _stated(PACKAGE, documents)
+        return _description(PACKAGE, documents)
     manifest = json.loads(MANIFEST.read_text(encoding="utf-8"))
     known = {row["sha256"]: row["name"] for row in manifest["documents"]}
     digests = map(_digest, documents)
     names = [known[digest] for digest in digests if digest in known]
     if not names:
-        return _stated(OWN, documents)
+        return _description(OWN, documents)
     origin = CATALOGUE if len(names) == len(documents) else MIXED
-    return _stated(origin, documents, manifest["sha256"], [] if len(names) == len(known) else names)
+    return _description(origin, documents, manifest["sha256"], [] if len(names) == len(known) else names)
 
 
-def of_their_kinds(documents: Sequence[Document]) -> list[Document]:
-    """Return the documents with the kinds that the manifest has for those that state none."""
+def with_kinds(documents: Sequence[Document]) -> list[Document]:
+    """Return the documents with the kind of text from the manifest for each document that does not have a kind."""
     manifest = json.loads(MANIFEST.read_text(encoding="utf-8"))
     kinds = {row["sha256"]: row.get("kind", "") for row in manifest["documents"]}
     return [
@@ -52,7 +54,7 @@ def _digest(document: Document) -> str:
     return hashlib.sha256(document.text.encode("utf-8")).hexdigest()
 
 
-def _stated(
+def _description(
     origin: str, documents: Sequence[Document], manifest: str | None = None, names: Sequence[str] = ()
 ) -> dict[str, Any]:
     return {"origin": origin, "documents": len(documents), "manifest": manifest, "names": list(names)}

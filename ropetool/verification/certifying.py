@@ -1,4 +1,4 @@
-"""The certificate of a finished verification: written where there is a place for it, with a note that says so."""
+"""The certificate of a finished verification."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from ropetool.verification.results import CUSTOM, VerifyResult
 
 
 def certified(result: VerifyResult, target: Path, place: Path | None, marked: str, command: str) -> VerifyResult:
-    """Write the certificate where there is a place for it; return the result with a note that says so."""
+    """Write the certificate if the result can have one, and return the result with a note about it.
+
+    place: the file of the certificate; None writes it into the target's record.
+    marked: the fingerprint of the target before the run.
+    command: the command line of the run.
+    Raises: ConfigError for single measurements with a `place`.
+    """
     if result.suite == CUSTOM:
         if place is None:
             return result
@@ -35,7 +41,7 @@ def certified(result: VerifyResult, target: Path, place: Path | None, marked: st
         else tuple(filter(None, [result.answers.length]))
     )
     versions = {"ropetool": __version__, "python": platform.python_version(), "runtime": result.runtime}
-    found = Certificate(
+    new = Certificate(
         verdict=result.verdict,
         suite=result.suite,
         longest=max(lengths, default=0),
@@ -53,17 +59,17 @@ def certified(result: VerifyResult, target: Path, place: Path | None, marked: st
         grade=result.grade,
         cache_type=result.cache_type,
     )
-    reach = certificate.reach(found.to_json())
-    if reach:
-        result = replace(result, notes=(*result.notes, reach))
+    reach_note = certificate.reach(new.to_json())
+    if reach_note:
+        result = replace(result, notes=(*result.notes, reach_note))
     file = place or provenance.place(target)
-    kept = certificate.kept(target, found, place)
+    kept = certificate.kept(target, new, place)
     if kept:
         state = {"file": str(file), "written": False, "kept": kept}
         return replace(result, certificate=state, notes=(*result.notes, kept))
-    written = certificate.write(target, found, place)
+    written = certificate.write(target, new, place)
     if written is not None and place is None:
-        model_card.refresh(target, found.to_json())
+        model_card.refresh(target, new.to_json())
     if written is None:
         return result
     state = {"file": str(written), "written": True, "kept": ""}

@@ -1,7 +1,4 @@
-"""The documents as ids: read by the target's tokenizer, and checked to be read alike by every other one.
-
-Knows nothing of what is measured.
-"""
+"""The documents as ids of the target's tokenizer, and the check that all other tokenizers return the same ids."""
 
 from __future__ import annotations
 
@@ -19,17 +16,18 @@ PREFIX = "the leading special tokens"
 
 
 def read_corpus(texts: Sequence[Document], runners: Mapping[str, Tokenizes], paths: Mapping[str, Path]) -> Corpus:
-    """Return the documents as the target reads them.
+    """Return the documents as ids of the target's tokenizer.
 
-    Raises: ConfigError unless every other model reads the texts as the target does, id by id.
+    runners, paths: the tokenizer and the path of each role.
+    Raises: ConfigError if the tokenizer of another role returns different ids.
     """
     target = runners[TARGET]
     tokens = [target.tokenize(document.text) for document in texts]
     for role, runner in runners.items():
         if role != TARGET:
-            found = [runner.tokenize(document.text) for document in texts]
+            others = [runner.tokenize(document.text) for document in texts]
             names = [PREFIX, *(document.name for document in texts)]
-            for name, ours, theirs in zip(names, [target.prefix, *tokens], [runner.prefix, *found], strict=True):
+            for name, ours, theirs in zip(names, [target.prefix, *tokens], [runner.prefix, *others], strict=True):
                 refuse_other_ids(name, ours, theirs, paths[TARGET], paths[role])
     return Corpus(
         names=tuple(document.name for document in texts),
@@ -41,6 +39,7 @@ def read_corpus(texts: Sequence[Document], runners: Mapping[str, Tokenizes], pat
 
 
 def refuse_other_ids(name: str, ours: Sequence[int], theirs: Sequence[int], target: Path, other: Path) -> None:
+    """Raise ConfigError if the ids of two tokenizers for the text `name` differ. target, other: their paths."""
     if list(ours) == list(theirs):
         return
     pairs = enumerate(zip_longest(ours, theirs, fillvalue="nothing"))

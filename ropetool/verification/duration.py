@@ -1,8 +1,4 @@
-"""The time limit of a run: refuse a run that takes longer, and propose a smaller one.
-
-Knows suites and lengths. The caller supplies the number of rows and the speed of the model. Does not know the command
-line.
-"""
+"""The time limit of a run: refuse a run that takes longer, and propose a smaller one."""
 
 from __future__ import annotations
 
@@ -16,27 +12,31 @@ from ropetool.verification.measure import Suite
 from ropetool.verification.measures.segments import MIN_SEGMENTS
 
 LONGEST = 60.0  # minutes that a run may take without a budget
-FITTING = (
-    1 / 3
-)  # of the minutes allowed, for the smaller run that a refusal names; the next estimate may be twice as long
-SPARE = 2.0  # times the estimate that a named budget allows, for the same reason
-SMALL = 16_384  # tokens of a run that is not estimated: the estimate itself would take a good part of them
+# The share of the allowed minutes that a proposed smaller run uses, because the next estimate may be twice as long.
+FITTING = 1 / 3
+SPARE = 2.0  # the proposed budget, as a multiple of the estimate, for the same reason
+SMALL = 16_384  # tokens; a run without more is not estimated, because the estimate would take a good part of its time
 NO_BUDGET = math.inf  # allows any duration
 FEWEST_TRIALS = 5
 STEP = 64  # tokens; the lengths of a smaller run are multiples, where they are longer
-RESEARCH = "research"  # the grade that asks for no proof beyond losses
+RESEARCH = "research"  # the grade that needs only losses
 
 
 @dataclass(frozen=True)
 class RunSize:
-    """What decides how many rows there are. lengths: tokens, increasing. grade: by name; a higher one adds proofs to a suite."""
+    """The settings that determine the number of rows of a run.
+
+    suite: the measures, and their amounts.
+    lengths: tokens, increasing.
+    grade: the name of the grade. A higher grade adds measures to the suite.
+    """
 
     suite: Suite
     lengths: tuple[int, ...]
     grade: str
 
     def options(self, other: RunSize) -> dict[str, str | None]:
-        """Return the options of the command line that make the other run of this one; None removes an option."""
+        """Return the command line options that turn this run into the other one. None removes an option."""
         changed: dict[str, str | None] = {}
         if other.suite.measures != self.suite.measures or other.suite.name != self.suite.name:
             custom = other.suite.name == suites.CUSTOM
@@ -59,11 +59,11 @@ class RunSize:
 
 
 Rows = Callable[[RunSize], Mapping[int, int]]
-"""Returns how many rows of each length a run computes. Raises: ConfigError where the texts do not have them."""
+"""Returns the number of rows of each length that a run computes. Raises: ConfigError if the texts are too short."""
 
 
 class TooLong(ConfigError):
-    """A run that takes longer than it may. changes: the options of a run that fits, empty without one."""
+    """A run exceeds its time limit. changes: the changed options of a smaller run; empty if no run fits."""
 
     def __init__(self, message: str, changes: Mapping[str, str | None], notes: tuple[str, ...], try_: str) -> None:
         super().__init__(message, where="--budget", try_=try_)
@@ -71,7 +71,7 @@ class TooLong(ConfigError):
 
 
 def allowed(budget: float | None) -> float:
-    """Return how many minutes a run may take. budget: minutes as given, None without one."""
+    """Return the time limit of a run in minutes. budget: the user's limit in minutes, or None."""
     return LONGEST if budget is None else budget
 
 
@@ -103,17 +103,17 @@ def check_duration(
 
 
 def fits(run: RunSize, rows: Rows, pace: estimate.Pace, minutes: float) -> bool:
-    """Return whether a smaller run ends within so many minutes."""
+    """Return whether a run ends within these minutes. False if the texts are too short for it."""
     try:
         return pace(rows(run)) <= 60 * minutes
-    except ConfigError:  # the texts have no rows for it
+    except ConfigError:
         return False
 
 
 def smaller(run: RunSize, fitting: Callable[[RunSize], bool], trained: int, free_grade: bool) -> RunSize | None:
-    """Return the largest smaller run that fits, or None. Keeps the lengths if it can, and measures less at each.
+    """Return the largest smaller run that fits, or None. If possible, it keeps the lengths and measures less at each.
 
-    The rows for losses are quick to choose, so they show first whether any run fits at these lengths.
+    The smallest run is tried first at the same lengths, because its rows are quick to choose.
     """
     longest = run.lengths[-1]
     ends = tuple(length for length in run.lengths if length in (trained, longest))
@@ -140,12 +140,12 @@ def _less(run: RunSize, free_grade: bool) -> Iterator[RunSize]:
         yield replace(run, suite=quick, grade=RESEARCH)
         yield replace(run, suite=replace(quick, segments=MIN_SEGMENTS), grade=RESEARCH)
     else:
-        alone = replace(few, name=suites.CUSTOM, measures=(suites.LAST_SEGMENT,), trials=suite.trials)
-        yield replace(run, suite=alone)
+        losses = replace(few, name=suites.CUSTOM, measures=(suites.LAST_SEGMENT,), trials=suite.trials)
+        yield replace(run, suite=losses)
 
 
 def _shorter(longest: int) -> Iterator[int]:
-    """Yield ever shorter lengths, each about seven eighths of the one before."""
+    """Yield shorter and shorter lengths, each about seven eighths of the previous one."""
     length = longest
     while length > 2 * MIN_SEGMENTS:
         length = length * 7 // 8

@@ -1,7 +1,4 @@
-"""How long a run will take: two short probes of the model, and the rows that it has to compute.
-
-Knows nothing of what the rows are for.
-"""
+"""An estimate of the duration of a run, from two short probes of the model and the number of rows."""
 
 from __future__ import annotations
 
@@ -14,11 +11,11 @@ from ropetool.verification.scoring import Corpus, Runner, ignore
 PROBE_TOKENS = 1024  # in each probe
 LONG_PROBE = 2048
 TINY_PROBE = 64
-PATIENCE = 20.0  # seconds that a probe may take; of a slow model the probes are shorter
+PATIENCE = 20.0  # seconds that a probe may take; a slow model gets shorter probes
 
 
 Pace = Callable[[Mapping[int, int]], float]
-"""Tells about how long some rows take, in seconds. Argument: how many of each length."""
+"""Returns the estimated time of rows, in seconds. Its argument is the number of rows of each length."""
 
 
 def pace(runner: Runner, corpus: Corpus, lengths: Collection[int], scored: int = 1) -> Pace:
@@ -59,12 +56,12 @@ def pace(runner: Runner, corpus: Corpus, lengths: Collection[int], scored: int =
 
 
 def tokens(rows: Mapping[int, int]) -> int:
-    """Return the tokens of some rows: how many there are of each length."""
+    """Return the number of tokens in these rows. rows: the number of rows of each length."""
     return sum(length * number for length, number in rows.items())
 
 
 def in_words(duration: float) -> str:
-    """Return a duration as people say it."""
+    """Return a duration in s, min or h. duration: seconds."""
     if duration < 90:
         return f"{duration:.0f} s"
     return f"{duration / 60:.0f} min" if duration < 5400 else f"{duration / 3600:.1f} h"

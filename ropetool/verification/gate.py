@@ -1,7 +1,4 @@
-"""The gate: compares figures with their limits, and lists missing measurements. Does not measure.
-
-docs/judging.md explains them.
-"""
+"""The gate: compares figures with their limits, and lists missing measurements. docs/judging.md explains the limits."""
 
 from __future__ import annotations
 
@@ -27,17 +24,18 @@ from ropetool.verification.statistics import ERROR, chance_of_less, lower_bound,
 
 RATIO, FAR_TEXT, YARDSTICK, LENGTHS = "ratio", "far text", "yardstick", "lengths"
 SHORT, LONG, BROKEN = "short texts", "whole length", "broken texts"  # of a default verification
-SURE = f"{100 * (1 - ERROR):g} %"  # what a bound is called
+SURE = f"{100 * (1 - ERROR):g} %"  # the confidence of a bound, in words
 NOTHING_BEYOND = "no measured length is beyond the trained length"
-SUSPICIOUS_BITS = 0.4  # bits a byte; models that never saw a text need .6 to .9, one that knows it by heart far less
+SUSPICIOUS_BITS = 0.4  # bits per byte; models need 0.6 to 0.9 for an unknown text, and far less for a memorised one
 
 
 @dataclass(frozen=True)
 class Grade:
-    """What a checkpoint is good enough for.
+    """A grade of quality with its limits.
 
-    max_ratio: of perplexities, at every length. max_lost: of the answers right within the trained length, as a part of
-    all asked. reads_far: that far text is read has to be shown, and that no more answers are lost.
+    max_ratio: the largest ratio of perplexities at any length.
+    max_lost: the largest loss of correct answers compared with the trained length, as a share of all trials.
+    reads_far: the grade requires evidence that the model uses long-range context, and the limit `max_lost`.
     """
 
     name: str
@@ -47,7 +45,7 @@ class Grade:
 
     @property
     def margin(self) -> float:
-        """What the checkpoint may lose, in nats a token."""
+        """The largest allowed increase of the loss, in nats per token."""
         return math.log(self.max_ratio)
 
 
@@ -63,7 +61,14 @@ GRADES = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What is allowed. grade: one of GRADES. max_kl: None asks for the limits of the types; see kl_gate.py."""
+    """The limits of the gate.
+
+    grade: the name of a grade in GRADES.
+    max_kl: the limit on the mean KL in nats per token; None uses the limits of the types, see kl_gate.py.
+    require_useful: each length beyond the trained length must have a significantly lower loss.
+
+    Raises: ConfigError for an unknown grade or an invalid limit.
+    """
 
     grade: str = USABLE
     max_kl: float | None = None
@@ -79,12 +84,12 @@ class Limits:
 
     @property
     def asked(self) -> Grade:
-        """The grade itself."""
+        """The requested grade with its limits."""
         return GRADES[self.grade]
 
 
 def without_source() -> Check:
-    """Return the check of a target that nothing can be compared with."""
+    """Return the check for a target without a record or a baseline."""
     why = "no record or baseline describes the model before the extension; pass --baseline SOURCE"
     return Check(YARDSTICK, None, None, NOT_RUN, why)
 
@@ -96,7 +101,7 @@ def not_reached(longest: int, context_length: int) -> Check:
 
 
 def loss_checks(lengths: Sequence[LengthResult], trained_length: int, limits: Limits) -> list[Check]:
-    """Return the checks on the last segments: the ratio's bounds, usefulness, and whether the texts sufficed."""
+    """Return the checks of the losses: the bounds of the ratio, the usefulness, and the amount of text."""
     checks = [
         _ratio_check(lengths, limits.asked),
         _useful_check([entry for entry in lengths if entry.length > trained_length], limits),
@@ -108,7 +113,7 @@ def loss_checks(lengths: Sequence[LengthResult], trained_length: int, limits: Li
 
 
 def _ratio_check(lengths: Sequence[LengthResult], grade: Grade) -> Check:
-    """Return whether every length is within the limit: by its upper bound, and by the lower one where it is surely not."""
+    """Return the check of the ratios: it passes by their upper bounds, and fails by a significant lower bound."""
     judged = [
         (entry.upper, entry.length) for entry in lengths if entry.verdict != NOT_JUDGED and entry.upper is not None
     ]
@@ -118,41 +123,42 @@ def _ratio_check(lengths: Sequence[LengthResult], grade: Grade) -> Check:
     if worse:
         length = max(worse, key=worse.__getitem__)
         places = ", ".join(map(str, worse))
-        told = f"{SURE} lower bound at {length} tokens; worse than grade {grade.name} allows at {places}"
-        return Check(RATIO, worse[length], grade.max_ratio, FAIL, told)
+        detail = f"{SURE} lower bound at {length} tokens; worse than grade {grade.name} allows at {places}"
+        return Check(RATIO, worse[length], grade.max_ratio, FAIL, detail)
     upper, length = max(judged)
-    told = f"largest {SURE} upper bound, at {length} tokens"
+    detail = f"largest {SURE} upper bound, at {length} tokens"
     straddling = [str(entry.length) for entry in lengths if entry.verdict == UNDECIDED]
     if straddling:
         return Check(
-            RATIO, upper, grade.max_ratio, UNDECIDED, f"{told}; more text can decide at {', '.join(straddling)}"
+            RATIO, upper, grade.max_ratio, UNDECIDED, f"{detail}; more text can decide at {', '.join(straddling)}"
         )
-    return Check(RATIO, upper, grade.max_ratio, PASS, told)
+    return Check(RATIO, upper, grade.max_ratio, PASS, detail)
 
 
 def _useful_check(beyond: Sequence[LengthResult], limits: Limits) -> Check:
     useful = [entry.length for entry in beyond if entry.useful]
     if not beyond:
         return Check("useful", None, None, NOT_ASKED, NOTHING_BEYOND)
-    told = f"useful lengths beyond the trained length: {', '.join(map(str, useful)) or 'none'}"
+    detail = f"useful lengths beyond the trained length: {', '.join(map(str, useful)) or 'none'}"
     if not limits.require_useful:
-        return Check("useful", None, None, NOT_ASKED, told)
-    return Check("useful", None, None, _verdict(len(useful) == len(beyond)), told)
+        return Check("useful", None, None, NOT_ASKED, detail)
+    return Check("useful", None, None, PASS if len(useful) == len(beyond) else FAIL, detail)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A gain that only text further away than the trained length can give, and where it was measured, in words.
+    """A gain that only text farther away than the trained length can cause.
 
-    Each is compared with 0, whatever its unit.
+    text: the name of the gain with its place, for a report.
+    gain: compared with 0, so the unit does not matter.
     """
 
-    said: str
+    text: str
     gain: Estimate
 
 
 def reading_check(evidence: Sequence[Evidence], grade: Grade, trained_length: int, context_length: int) -> Check:
-    """Return whether far text is shown to be read at the stated context: one proof of those tried, by Holm's rule."""
+    """Return the check that the model uses long-range context: one gain must be significant by Holm's rule."""
     name = FAR_TEXT
     if not grade.reads_far:
         return Check(name, None, None, NOT_ASKED, f"grade {grade.name} does not require it")
@@ -162,12 +168,12 @@ def reading_check(evidence: Sequence[Evidence], grade: Grade, trained_length: in
         return Check(name, None, 0.0, NOT_RUN, f"no comparison reached the context length of {context_length} tokens")
     chances = [chance_of_less(each.gain, 0.0) for each in evidence]
     best = evidence[chances.index(min(chances))]
-    told = f"{SURE} lower bound of the {best.said}"
-    return Check(name, lower_bound(best.gain), 0.0, PASS if any(rejected(chances)) else UNDECIDED, told)
+    detail = f"{SURE} lower bound of the {best.text}"
+    return Check(name, lower_bound(best.gain), 0.0, PASS if any(rejected(chances)) else UNDECIDED, detail)
 
 
 def contamination(lengths: Sequence[LengthResult]) -> str:
-    """Return a warning if the baseline predicts the texts so well that it has probably seen them, else nothing."""
+    """Return a warning if the baseline predicts the texts so well that it has probably memorised them, else ""."""
     bits = [entry.baseline_bits for entry in lengths if entry.baseline_bits is not None]
     if not bits or min(bits) >= SUSPICIOUS_BITS:
         return ""
@@ -175,7 +181,3 @@ def contamination(lengths: Sequence[LengthResult]) -> str:
         f"the baseline needs only {min(bits):.2f} bits per byte, so it has probably memorised these texts; "
         "pass texts that it has not seen with --text"
     )
-
-
-def _verdict(holds: bool) -> str:
-    return PASS if holds else FAIL

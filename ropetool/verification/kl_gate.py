@@ -1,6 +1,6 @@
-"""The part of the gate on two files against each other: the mean of KL, its tail, its worst place, and rare tokens.
+"""The checks of the divergence of two files: the mean of KL, its tail, its worst window, and rare tokens.
 
-Each is held against what sound files of these types differ by (floors.py). Measures nothing.
+The limits follow from the divergence of sound files of these types (floors.py).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check,
 
 KL, TAIL, WORST, RARE, BEYOND = "KL", "KL p99", "KL window", "KL rare tokens", "KL beyond"
 NAMES = (KL, TAIL, WORST, RARE, BEYOND)
-EXTENDING_TIMES = 2.0  # what an extension may add to the mean divergence of a quantisation, and again beyond
+EXTENDING_TIMES = 2.0  # the factor by which an extension may raise the mean divergence, and the same again beyond
 GELU = "ggml's GELU table, which rounds to float16,"
 SUMS = "rounding in sums"
-TAIL_TIMES = 4.0  # and to what a few tokens decide
+TAIL_TIMES = 4.0  # the same factor for the 99th percentile and the worst window
 
 
 def kl_checks(
-    found: DivergenceResult,
+    result: DivergenceResult,
     own: DivergenceResult | None,
     allowed: Floor | None,
     max_kl: float | None = None,
@@ -37,27 +37,27 @@ def kl_checks(
     noise: the reference's own noise, which may raise the limits.
     """
     if max_kl is not None:
-        return _against(found, None if allowed is None else _times(allowed, max_kl / allowed.text.mean), max_kl)
+        return _against(result, None if allowed is None else _times(allowed, max_kl / allowed.text.mean), max_kl)
     if own is not None:
-        return _against_own(found, own)
+        return _against_own(result, own)
     if allowed is None:
-        told = (
+        detail = (
             "ropetool has no limit for these types and caches; pass the unextended GGUF file of the same type "
             "as --baseline, or pass --max-kl"
         )
-        return [Check(KL, found.within.mean.mean, None, NOT_RUN, told)]
+        return [Check(KL, result.within.mean.mean, None, NOT_RUN, detail)]
     if noise is None:
-        return _against(found, allowed, allowed.text.mean)
+        return _against(result, allowed, allowed.text.mean)
     runs = [_floor_of(run) for run in noise.runs]
     allowed = floors.with_noise(allowed, runs)
-    mean, *others = _against(found, allowed, allowed.text.mean)
+    mean, *others = _against(result, allowed, allowed.text.mean)
     causes = _causes(noise, max(run.text.mean for run in runs))
     return [replace(mean, detail=f"{mean.detail}; {causes}"), *others]
 
 
-def passes(found: DivergenceResult, allowed: Floor | None) -> bool:
-    """Return whether nothing is beyond its limit."""
-    return all(check.verdict != FAIL for check in kl_checks(found, None, allowed))
+def passes(result: DivergenceResult, allowed: Floor | None) -> bool:
+    """Return whether no check fails."""
+    return all(check.verdict != FAIL for check in kl_checks(result, None, allowed))
 
 
 def _floor_of(run: DivergenceResult) -> Floor:
@@ -71,57 +71,60 @@ def _floor_of(run: DivergenceResult) -> Floor:
 
 def _causes(noise: Noise, own: float) -> str:
     """Return a sentence that names the size of the noise and its causes."""
-    told = f"{GELU if noise.gelu else SUMS} changes the checkpoint itself by {own:.2g} nats per token"
+    text = f"{GELU if noise.gelu else SUMS} changes the checkpoint itself by {own:.2g} nats per token"
     if not noise.tied:
-        return told
+        return text
     left_out = "which are left out" if noise.left_out else "too many to leave out"
-    return f"{told}; rounding selects other experts for {noise.tied} of {noise.tokens} tokens, {left_out}"
+    return f"{text}; rounding selects other experts for {noise.tied} of {noise.tokens} tokens, {left_out}"
 
 
 def with_inexact_tables(checks: Sequence[Check]) -> list[Check]:
-    """Return the checks where the tables are known to differ: what is beyond its limit may come from them, or not."""
-    told = "the tables differ, which can be the cause"
+    """Return the checks with `UNDECIDED` instead of `FAIL`, because the tables of the two files are known to differ."""
+    detail = "the tables differ, which can be the cause"
     return [
-        replace(check, verdict=UNDECIDED, detail=f"{check.detail}; {told}") if check.verdict == FAIL else check
+        replace(check, verdict=UNDECIDED, detail=f"{check.detail}; {detail}") if check.verdict == FAIL else check
         for check in checks
     ]
 
 
-def _against(found: DivergenceResult, allowed: Floor | None, mean: float) -> list[Check]:
-    spans = _spans(found)
+def _against(result: DivergenceResult, allowed: Floor | None, mean: float) -> list[Check]:
+    spans = _spans(result)
     figure = max(span.mean.mean for span in spans)
     parts = (
         "the larger mean within or beyond the trained length"
-        if found.beyond is not None
+        if result.beyond is not None
         else "all within the trained length"
     )
     checks = [_check(KL, figure, mean, f"nats per token, {parts}")]
     if allowed is None:
         return checks
     checks += _concentrated(spans, allowed.text)
-    if found.rare is not None:
-        checks.append(_rare(found.rare, allowed.rare.mean))
+    if result.rare is not None:
+        checks.append(_rare(result.rare, allowed.rare.mean))
     return checks
 
 
-def _against_own(found: DivergenceResult, own: DivergenceResult) -> list[Check]:
-    """Return the checks where the same types were compared before the extension: twice that, and beyond twice that within."""
-    before, within = own.within, found.within.mean.mean
+def _against_own(result: DivergenceResult, own: DivergenceResult) -> list[Check]:
+    """Return the checks if the unextended pair was compared too.
+
+    Within the trained length, the limit is twice the KL of the unextended pair. Beyond it, the limit is twice the KL within.
+    """
+    before, within = own.within, result.within.mean.mean
     limit = EXTENDING_TIMES * before.mean.mean
-    told = "nats per token within the trained length; the limit is twice the KL of the unextended pair"
-    checks = [_check(KL, within, limit, told)]
-    if found.beyond is not None:
-        told = "nats per token beyond the trained length; the limit is twice the KL within it"
-        checks.append(_check(BEYOND, found.beyond.mean.mean, EXTENDING_TIMES * within, told))
+    detail = "nats per token within the trained length; the limit is twice the KL of the unextended pair"
+    checks = [_check(KL, within, limit, detail)]
+    if result.beyond is not None:
+        detail = "nats per token beyond the trained length; the limit is twice the KL within it"
+        checks.append(_check(BEYOND, result.beyond.mean.mean, EXTENDING_TIMES * within, detail))
     tail = KlFigures(before.mean.mean, TAIL_TIMES * before.p99, TAIL_TIMES * before.window)
-    checks += _concentrated(_spans(found), tail)
-    if found.rare is not None and own.rare is not None:
-        checks.append(_rare(found.rare, EXTENDING_TIMES * own.rare.mean.mean))
+    checks += _concentrated(_spans(result), tail)
+    if result.rare is not None and own.rare is not None:
+        checks.append(_rare(result.rare, EXTENDING_TIMES * own.rare.mean.mean))
     return checks
 
 
 def _concentrated(spans: list[DivergenceSpan], allowed: KlFigures) -> list[Check]:
-    """Return the checks on what a mean over all tokens would hide."""
+    """Return the checks of the 99th percentile and of the worst window, which a mean over all tokens would hide."""
     worst = max(spans, key=lambda span: span.window)
     place = f"nats per token in the worst window of {WINDOW} positions, from position {worst.window_start}"
     return [
@@ -136,8 +139,8 @@ def _rare(span: DivergenceSpan, limit: float) -> Check:
     )
 
 
-def _spans(found: DivergenceResult) -> list[DivergenceSpan]:
-    return [span for span in (found.within, found.beyond) if span is not None]
+def _spans(result: DivergenceResult) -> list[DivergenceSpan]:
+    return [span for span in (result.within, result.beyond) if span is not None]
 
 
 def _times(floor: Floor, factor: float) -> Floor:
@@ -147,5 +150,5 @@ def _times(floor: Floor, factor: float) -> Floor:
     return Floor(scaled(floor.text), scaled(floor.rare))
 
 
-def _check(name: str, figure: float, limit: float, told: str) -> Check:
-    return Check(name, figure, limit, PASS if figure <= limit else FAIL, told)
+def _check(name: str, figure: float, limit: float, detail: str) -> Check:
+    return Check(name, figure, limit, PASS if figure <= limit else FAIL, detail)

@@ -1,4 +1,4 @@
-"""The contents of a measure file: how to choose rows, the checks, and the tables of a report. Names no measure."""
+"""The contents of a measure file: how to choose rows, the checks, and the tables of a report."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ TONES = {BETTER: GOOD, NO_WORSE: "", UNDECIDED: WARN, WORSE: BAD, NOT_JUDGED: ""
 
 @dataclass(frozen=True)
 class Suite:
-    """What is measured. segments: places scored at each length; passages: of the probes; trials: of each depth.
+    """The measures of a run, and the amount of work for each.
 
-    ends: far dependence and retrieval are measured at the trained and the longest length alone. most_scored: tokens at
-    the end of a segment, at most; None for as many as its length allows.
+    measures: the names of the measures.
+    segments: the number of scored segments at each length.
+    passages: the number of passages for the use of long-range context.
+    trials: the number of retrieval trials at each depth.
+    ends: long-range context and retrieval are measured only at the trained and the longest length.
+    most_scored: the largest number of scored tokens at the end of a segment; None for no limit.
     """
 
     name: str
@@ -36,10 +40,14 @@ class Suite:
 class Setting:
     """The input of `prepare`: all that the rows of a run depend on.
 
+    suite: the measures, and their amounts.
     corpus: the texts, as ids of the target's tokenizer.
+    target: the tokenizer of the target.
     lengths: tokens, increasing.
     trained_length: tokens, before any extension.
     context_length: tokens, as configured; None if only the lengths count.
+    limits: the limits of the gate.
+    seed: the seed of all random choices.
     judged: a judge chooses the key tokens.
     baseline_reach: the longest text that the baseline can read, in tokens; None for no limit.
     """
@@ -65,8 +73,10 @@ class Setting:
 class Grading:
     """The input of `checks` and `evidence`, besides the result of the measure.
 
-    results: of all measures, by name.
-    context_length: tokens that the target has to reach.
+    limits: the limits of the gate.
+    trained_length: tokens, before any extension.
+    context_length: tokens that the target must reach.
+    results: the results of all measures, by name.
     evidence: gains of all measures that show the use of long-range context; empty while it is collected.
     """
 
@@ -79,7 +89,10 @@ class Grading:
 
 @dataclass(frozen=True)
 class VerdictSentence:
-    """A sentence about a checkpoint for one verdict of a check, and the next step; report/verdict.py fills in {names}."""
+    """A sentence of the report for one verdict of a check. report/verdict.py fills in {names}.
+
+    text: a clause about the checkpoint. step: the next step for the user, or "".
+    """
 
     text: str
     step: str = ""

@@ -1,4 +1,4 @@
-"""Opens a checkpoint of either format with the program that runs it."""
+"""Opening of a checkpoint of either format with the program that runs it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 
 class Open:
-    """What opens a checkpoint of either format.
+    """Opens a directory in transformers and a GGUF file in llama.cpp.
 
-    renamed: what the target's model_type was before it became that of a built-in class, and is now: a source of that
-    type runs by the same class. as_served: llama.cpp computes as its own programs do.
+    renamed: the new model_type of each old one, if a plan renamed the target's to a built-in class. A source with the old
+      model_type then runs with the same class.
+    as_served: llama.cpp computes as its own programs do; see `LlamaRunner`.
     """
 
     def __init__(self, renamed: Mapping[str, str], *, as_served: bool = False) -> None:

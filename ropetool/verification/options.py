@@ -78,8 +78,11 @@ class VerifyOptions:
     lengths: tokens, increasing. None doubles from a quarter of the trained length up to the configured context.
     suite, measures, segments, trials, limits: the measures of a suite, their amounts, and the limits of its grade.
     budget: minutes that the command may take. None allows 10, and an hour for a suite.
+    seed: the seed of all random choices.
     device, dtype: as torch names them, or "auto". float32 makes llama.cpp compute in float32 too.
-    certificate_file: the file of the certificate, if it is not the target's record. full_hash: it covers every byte.
+    resume: use the saved figures of an interrupted run.
+    certificate_file: the file of the certificate, if it is not the target's record.
+    full_hash: the certificate covers every byte of the target.
     terms: the user's statements about a target without a record, and about its trained length.
     command: the command line that the certificate records.
     engine: vLLM runs directories in this process; it returns single tokens, which allow part of the suites.
@@ -122,14 +125,14 @@ class VerifyOptions:
 
     @property
     def of_suites(self) -> bool:
-        """Whether whole suites are asked for, and not the three questions."""
+        """Whether these options select a suite instead of the three questions."""
         chosen = (self.suite, self.lengths, self.segments, self.trials, self.limits)
         others = (self.against, self.judge, self.lm_eval, self.engine, self.compare_with)
         return bool(self.measures) or any(each is not None for each in (*chosen, *others))
 
     @property
     def place(self) -> Path | None:
-        """The file of the certificate, where it is not the target's record."""
+        """The file of the certificate, or None for the target's record."""
         return None if self.certificate_file is None else Path(self.certificate_file)
 
 

@@ -1,4 +1,4 @@
-"""Putting a plan's table into a model that is already loaded, without writing anything."""
+"""A plan applied to a loaded model, without writing a file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LOAD = "ropetool extend, then load the output"
 
 
 def patch(model: Module, plan: Plan) -> None:
-    """Make a loaded transformers 5 model rotate as the plan says, in place.
+    """Put the plan's tables into a loaded transformers 5 model, in place.
 
-    Takes plans with one fixed table for each kind of layer; positions already in a cache stay as they were rotated.
-    Raises: ConfigError for another model family, a table that follows the length, a plan that bakes, or a family
+    The plan must have one fixed table for each layer type. Positions that are already in a cache keep their old rotation.
+    Raises: ConfigError for a different model family, a table that depends on the length, a plan that bakes, or a family
     whose softmax scale the plan may change too (MLA).
     """
     config = model.config.get_text_config()  # type: ignore[union-attr, operator]
@@ -41,7 +41,10 @@ def patch(model: Module, plan: Plan) -> None:
             where="patch",
             try_=LOAD,
         )
-    tables = {kind: Regime(regime["inv_freq"], regime[names.ATTENTION_FACTOR]) for kind, (regime,) in regimes.items()}
+    tables = {
+        layer_type: Regime(regime["inv_freq"], regime[names.ATTENTION_FACTOR])
+        for layer_type, (regime,) in regimes.items()
+    }
     if not set_tables(model, tables, family.nested):
         raise ConfigError("the model has no rotary module that patch can change", where="patch")
     config.max_position_embeddings = plan.max_position_embeddings

@@ -20,11 +20,11 @@ from ropetool.verification.scoring import BASELINE, MIN_LENGTH, TARGET, Measurem
 from ropetool.verification.shares import attainable_loss, paired_bounds
 from ropetool.verification.texts import Document
 
-DISAGREEING = 0.1  # share of the pairs of trials of which one alone is right; the demo's, extended four times: 0.2
+DISAGREEING = 0.1  # share of pairs of trials with exactly one correct answer; 0.2 for the demo, extended four times
 
 
 def default_lengths(trained_length: int, target_length: int) -> list[int]:
-    """Return lengths that double from a quarter of the trained length, ending exactly on the target."""
+    """Return lengths that double from a quarter of the trained length. The last one is exactly the target length."""
     lengths = []
     length = max(MIN_LENGTH, trained_length // 4)
     while length < target_length:
@@ -34,7 +34,7 @@ def default_lengths(trained_length: int, target_length: int) -> list[int]:
 
 
 def check_amounts(lengths: Sequence[int], trained_length: int, suite: Suite) -> None:
-    """Raise ConfigError for a value that makes no measurement."""
+    """Raise ConfigError for lengths or amounts with which nothing can be measured."""
     if not lengths:
         raise ConfigError("the list of lengths is empty", where="--lengths")
     for length in lengths:
@@ -53,7 +53,10 @@ def _check_count(where: str, value: int, at_least: int) -> None:
 
 
 def check_judge(judge: Path, paths: Mapping[str, Path], suite: Suite) -> None:
-    """Raise ConfigError for a judge that judges itself, or nothing."""
+    """Raise ConfigError if the judge is target or baseline, or the suite does not measure key tokens.
+
+    paths: the checkpoint of each other role.
+    """
     if suites.KEY_TOKENS not in suite.measures:
         raise ConfigError(
             "the judge selects key tokens, but they are not measured",
@@ -70,9 +73,10 @@ def check_judge(judge: Path, paths: Mapping[str, Path], suite: Suite) -> None:
 
 
 def with_proofs(suite: Suite, limits: Limits, beyond: bool, documents: int) -> Suite:
-    """Return the suite with the measures that prove the use of distant text, if its grade requires a proof.
+    """Return the suite with measures for the use of distant text, if the grade requires evidence.
 
     These are retrieval, and copies if there are several documents. A custom suite stays unchanged.
+    beyond: a length exceeds the trained length. documents: the number of documents.
     """
     if not limits.asked.reads_far or not beyond or suite.name == suites.CUSTOM:
         return suite
@@ -81,16 +85,16 @@ def with_proofs(suite: Suite, limits: Limits, beyond: bool, documents: int) -> S
 
 
 def prepared(setting: Setting) -> list[Measurement]:
-    """Return the measurements of the suite, their rows chosen. Raises: ConfigError if the texts are too short."""
-    made: list[Measurement] = []
+    """Return the measurements of the suite with their chosen rows. Raises: ConfigError if the texts are too short."""
+    measurements: list[Measurement] = []
     for measure in measures.of(setting.suite.measures):
-        measurement = measure.prepare(setting, made)
-        made += [] if measurement is None else [measurement]
-    return made
+        measurement = measure.prepare(setting, measurements)
+        measurements += [] if measurement is None else [measurement]
+    return measurements
 
 
 def work_of(measurements: Sequence[Measurement], roles: Sequence[str]) -> Counter[int]:
-    """Return how many rows of each length are to be computed."""
+    """Return the number of rows of each length that all roles compute together."""
     return sum((Counter(m.rows(role)) for m in measurements for role in roles), Counter[int]())
 
 
@@ -103,20 +107,20 @@ def planned_rows(
     limits: Limits,
     seed: int = 0,
 ) -> list[Counter[int]]:
-    """Return how many rows of each length `verify` would have target and baseline compute together, for each suite.
+    """Return the number of rows of each length that `verify` would compute for target and baseline, for each suite.
 
-    Raises: ConfigError where the texts are too short.
+    chosen: the suites. Raises: ConfigError if the texts are too short.
     """
-    corpus, found = read_corpus(texts, {TARGET: reader}, {}), []
+    corpus, rows = read_corpus(texts, {TARGET: reader}, {}), []
     for suite in chosen:
         whole = with_proofs(suite, limits, max(lengths) > trained_length, len(texts))
         setting = Setting(whole, corpus, reader, lengths, trained_length, max(lengths), limits, seed)
-        found.append(work_of(prepared(setting), (TARGET, BASELINE)))
-    return found
+        rows.append(work_of(prepared(setting), (TARGET, BASELINE)))
+    return rows
 
 
 def decidable(able: float, limits: Limits) -> str:
-    """Return what can be decided with these texts, as a sentence for before the run."""
+    """Return a sentence about the precision of these texts. able: the ratio that they probably distinguish from 1."""
     grade = limits.asked
     if not math.isfinite(able):
         return "a verdict needs several documents, and these texts are one; pass more with --text"
@@ -130,12 +134,12 @@ def decidable(able: float, limits: Limits) -> str:
 
 
 def decidable_answers(measurements: Sequence[Measurement], limits: Limits) -> list[str]:
-    """Return what can be decided with these trials, where answers have to be shown, as a sentence for each task."""
+    """Return a sentence about the precision of each retrieval task, or an empty list if the grade does not need them."""
     grade = limits.asked
-    found = [m for m in measurements if isinstance(m, Retrieval) and m.contexts]
     if not grade.reads_far:
         return []
-    counts = {m.name: len(m.contexts[max(m.contexts)]) for m in found}
+    tasks = [m for m in measurements if isinstance(m, Retrieval) and m.contexts]
+    counts = {m.name: len(m.contexts[max(m.contexts)]) for m in tasks}
     return [
         f"{name}: if every pair agrees, {trials} trials exclude a loss above {paired_bounds(0, 0, trials)[1]:.2f} of the "
         f"answers; if one pair in {1 / DISAGREEING:.0f} differs, above {attainable_loss(trials, DISAGREEING):.2f}; "

@@ -1,7 +1,7 @@
-"""The logits of a target without a record against those of the extension that it says it is, made of the baseline again.
+"""Comparison of the logits of a target without a record with its implied extension, rebuilt from the baseline.
 
-It comes after readback and confirms in the runtimes what that read in files: other types, and another format. Where both
-hold the same bytes in one format, and the tables agree, the logits do too, and nothing is run.
+It runs after readback if the types or the formats differ. If both have the same bytes and the same tables, their logits are
+equal too, and nothing runs.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ def kl_to_claim(
     target: Checkpoint, source: Checkpoint, terms: Terms, readback: Sequence[Check], kinds: Sequence[str],
     lengths: ModelLengths, progress: Progress,
 ) -> list[Check]:  # fmt: skip
-    """Return the checks of KL between a target and the extension of `source` that it claims to be.
+    """Return the checks of KL between a target and its implied extension of `source`.
 
-    readback: its checks; where one failed, where the weights were trained, or where both hold the same bytes, nothing is
-    to be found by running. kinds: the types that tell the two apart, as `floors` names them. What keeps the extension
-    from being run is said, and gates nothing. A directory is not made of a GGUF file.
+    The list is empty if a check of readback failed, the weights were trained, both have the same bytes, or the target is a
+    directory and the source a GGUF file. If the extension cannot run, a check has the reason and does not affect the verdict.
+
+    readback: the checks of readback.
+    kinds: the types whose rounding makes the two differ, by their names in `floors`.
     """
     if isinstance(target, HfCheckpoint) and isinstance(source, GgufCheckpoint):
         return []
@@ -45,48 +47,52 @@ def kl_to_claim(
     inexact = any(check.verdict == INEXACT for check in readback)
     words = "the baseline" if inexact else "the extension rebuilt from the baseline"
     allowed = floors.limit(kinds, floors.layers_of(target.stored))
-    found: tuple[DivergenceResult, Noise | None] | str
+    compared: tuple[DivergenceResult, Noise | None] | str
     try:
-        if inexact:  # an export without an extension, whose tables are the nearest that its format holds
-            found = short_divergence(source, target, lengths, progress, lambda found: passes(found, allowed))
+        if inexact:  # an export without an extension, with the nearest tables that its format can store
+            compared = short_divergence(source, target, lengths, progress, lambda result: passes(result, allowed))
         else:
             claim = claim_of(target, source, stated=terms.stated, trained_length=terms.trained_length)
             words = f"the baseline with {claim.words}"
             with tempfile.TemporaryDirectory(prefix="ropetool-remade-") as folder:
-                found = _compared(target, _made(claim, source, Path(folder)), lengths, progress, allowed)
+                compared = _compared(target, _extended(claim, source, Path(folder)), lengths, progress, allowed)
     except RopetoolError as error:
-        found = error.without_folders()
-    if isinstance(found, str):
-        return [Check(KL, None, None, NOT_ASKED, f"not compared with {words}: {found}")]
-    checks = kl_checks(found[0], None, allowed, noise=found[1])
+        compared = error.without_folders()
+    if isinstance(compared, str):
+        return [Check(KL, None, None, NOT_ASKED, f"not compared with {words}: {compared}")]
+    checks = kl_checks(compared[0], None, allowed, noise=compared[1])
     checks = with_inexact_tables(checks) if inexact else checks
     return [dataclasses.replace(check, detail=f"{check.detail}, against {words}") for check in checks]
 
 
 def _compared(
-    target: Checkpoint, made: Checkpoint | str, lengths: ModelLengths, progress: Progress, allowed: floors.Floor | None
+    target: Checkpoint,
+    extended: Checkpoint | str,
+    lengths: ModelLengths,
+    progress: Progress,
+    allowed: floors.Floor | None,
 ) -> tuple[DivergenceResult, Noise | None] | str:
-    """Return how far apart the two are; a sentence where that would say nothing, or was not to be had."""
-    if isinstance(made, str):
-        return made
-    tables = same_tables(target, made)
+    """Return the divergence of the two, or the reason why there is none. extended: the extension, or why it is missing."""
+    if isinstance(extended, str):
+        return extended
+    tables = same_tables(target, extended)
     if tables.verdict != PASS:
-        return f"the tables in {made.runtime} and {target.runtime} differ: {tables.detail}"
-    return short_divergence(made, target, lengths, progress, lambda found: passes(found, allowed))
+        return f"the tables in {extended.runtime} and {target.runtime} differ: {tables.detail}"
+    return short_divergence(extended, target, lengths, progress, lambda result: passes(result, allowed))
 
 
 def _same_types(target: Checkpoint, source: Checkpoint) -> bool:
-    """Return whether equal tensors are equal bytes: one format, and no tensor is of another type."""
+    """Return whether equal tensors have equal bytes: both have the same format and the same types of tensors."""
     if target.format != source.format:
         return False
     ours, theirs = target.stored, source.stored
     return all(ours[name].dtype == theirs[name].dtype for name in ours.keys() & theirs.keys())
 
 
-def _made(claim: Claim, source: Checkpoint, folder: Path) -> Checkpoint | str:
-    """Return the claimed extension of the source, with its weights linked where the file system allows, or why not.
+def _extended(claim: Claim, source: Checkpoint, folder: Path) -> Checkpoint | str:
+    """Write the implied extension of the source to a folder and return it, or return the reason for not writing it.
 
-    Raises: RopetoolError where it cannot be written.
+    Its weights are links if folder and source are on the same file system. Raises: RopetoolError if it cannot be written.
     """
     if not claim.edits:
         return source

@@ -1,7 +1,4 @@
-"""What a verification found, as frozen data: losses, the checks of the gate, and the results of all measures together.
-
-Plain numbers; knows nothing of how they are measured or shown.
-"""
+"""The results of a verification as frozen data: losses, the checks of the gate, and the results of all measures."""
 
 from __future__ import annotations
 
@@ -17,15 +14,20 @@ if TYPE_CHECKING:
     from ropetool.verification.verdict.answers import Answers
 
 SCHEMA = 1
-CUSTOM = "custom"  # in place of a suite: single measurements
+CUSTOM = "custom"  # the suite name of single measurements
 BETTER, NO_WORSE, WORSE, UNDECIDED, NOT_JUDGED = "better", "no worse", "worse", "undecided", "not judged"
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over tokens, and its 95 % interval over documents. Infinite interval: fewer than two documents.
+    """A mean over tokens with its 95 % interval, clustered by document.
 
-    effective: how many documents of equal size would tell as much. degrees: of freedom, of the error; 0 without one.
+    mean: the unit is that of the values, mostly nats per token.
+    low, high: the ends of the interval; infinite for fewer than two documents.
+    standard_error: infinite for fewer than two documents.
+    documents, tokens: the number of documents and of values.
+    effective: the number of documents of equal size that would give the same information.
+    degrees: the degrees of freedom of the standard error; 0 for fewer than two documents.
     """
 
     mean: float
@@ -39,13 +41,13 @@ class Estimate:
 
     @property
     def half_width(self) -> float:
-        """How far the interval reaches to either side of the mean."""
+        """Half of the width of the interval."""
         return (self.high - self.low) / 2
 
 
 @dataclass(frozen=True)
 class KindResult:
-    """What `difference_to_truncation` is on the texts of one kind: prose, code and the like."""
+    """The `difference_to_truncation` on texts of one kind, for example prose or code."""
 
     kind: str
     difference: Estimate
@@ -53,18 +55,27 @@ class KindResult:
 
 @dataclass(frozen=True)
 class LengthResult:
-    """What the last tokens of each segment cost at one length, in tokens of model input.
+    """The losses of the last tokens of each segment at one length.
 
-    target, baseline: the loss in nats. bits: the same per byte of scored text, over ln 2. difference_to_truncation:
-    the target's loss minus the baseline's on the last min(length, trained length) tokens of the same segments. ratio:
-    the target's perplexity over the baseline's there. lower,
-    upper: what the true ratio is above, and below, with 95 % confidence each; None where there is nothing to compare with.
-    verdict: `worse` where the true ratio is above the limit of the grade, `better` where it is below 1, both sure over all
-    lengths together; else `no worse` where the upper bound is within the limit, else `undecided`; `not judged` without a
-    comparison or with thin texts. holds: better or no worse. useful: better; None where it is not judged. tax: the
-    difference at this very length, where it is within the trained one. doubling: the target's loss minus its own at the
-    length before. partial: too few segments or documents for a verdict.
-    kinds: the same difference by kind of text; empty where all are of one.
+    length: tokens of model input.
+    target, baseline: the loss in nats per token. baseline is None if it was not measured at this length.
+    target_bits, baseline_bits: the loss in bits per byte of scored text.
+    difference_to_truncation: the target's loss minus the baseline's loss on the last min(length, trained length) tokens of
+      the same segments, in nats per token; None without a comparison.
+    ratio: the target's perplexity divided by the baseline's perplexity in this comparison.
+    lower, upper: bounds of the true ratio with 95 % confidence each; None without a comparison.
+    verdict: `worse` if the true ratio is significantly above the limit of the grade, `better` if it is significantly below 1,
+      both over all lengths together. Else `no worse` if the upper bound is within the limit, and `undecided` if not.
+      `not judged` without a comparison or with too little text.
+    holds: the verdict is better or no worse.
+    useful: the verdict is better; None if it is not judged.
+    tax: the short-context regression: the difference of the losses at this length, in nats per token; None beyond the
+      trained length.
+    doubling: the target's loss minus its loss at the previous length, in nats per token; None at the shortest length.
+    segments, documents: the number of segments and of their documents.
+    partial: there are too few segments or documents for a verdict.
+    note: the reason for `partial`, or another remark; may be empty.
+    kinds: the difference by kind of text; empty if all texts have the same kind.
     """
 
     length: int
@@ -90,11 +101,14 @@ class LengthResult:
 
 @dataclass(frozen=True)
 class DivergenceSpan:
-    """KL(reference || target) in nats a token over the positions from `start` up to but not including `end`.
+    """KL(reference || target) in nats per token, over a range of positions.
 
-    top1: how often both have the same likeliest token. logit_difference: the largest difference of two logits, as a part
-    of the largest logit of the reference. window: the largest mean over a few positions in a row, of all rows, which
-    begin at `window_start`.
+    start, end: the range; `end` is excluded.
+    mean: the mean with its interval. median, p99, maximum: over all tokens.
+    top1: the share of tokens with the same likeliest token in both.
+    logit_difference: the largest difference of two logits, divided by the largest logit of the reference.
+    tokens: the number of compared tokens.
+    window: the largest mean over a few adjacent positions of all rows. window_start: the first of these positions.
     """
 
     start: int
@@ -112,9 +126,14 @@ class DivergenceSpan:
 
 @dataclass(frozen=True)
 class DivergenceResult:
-    """Two files against each other, token by token. within, beyond: the trained length; by_position: finer spans.
+    """The divergence of two files, token by token.
 
-    rare: rows of tokens that the texts do not show; None where they show all.
+    reference: the name of the reference.
+    length, rows: the tokens of a row, and the number of rows.
+    within, beyond: the spans within and beyond the trained length; `beyond` is None for shorter rows.
+    by_position: finer spans.
+    rare: rows of tokens that do not occur in the texts; None if all tokens occur there.
+    note: a remark on different sizes of the vocabularies, or "".
     """
 
     reference: str
@@ -131,8 +150,10 @@ class DivergenceResult:
 class Noise:
     """The divergence of a checkpoint from itself when torch rounds as ggml does.
 
-    runs: the figures of each run. tied: the number of tokens for which rounding chooses other experts.
-    tokens: the number of compared tokens. left_out: whether tied tokens count as equal.
+    runs: the figures of each run.
+    tied: the number of tokens for which rounding chooses other experts.
+    tokens: the number of compared tokens.
+    left_out: whether tied tokens count as equal.
     gelu: whether ggml looks the activation up in a table of float16 numbers.
     """
 
@@ -145,11 +166,13 @@ class Noise:
 
 @dataclass(frozen=True)
 class YardstickResult:
-    """What another way to attend, which no file can hold, gave on the tokens of the target.
+    """The figures of a reference attention variant on the target's tokens. No file can contain such a variant.
 
-    name: with its parameters. on: the checkpoint that it was put on. served: which program runs it, and how, in a sentence;
-    empty where none is known. differences: at each length, the target's loss minus
-    its own, paired; above 0 the target is the worse one. All else as of the target, held against the same baseline.
+    name: the name with parameters.
+    on: the checkpoint that it was applied to.
+    served: a sentence about the program that runs this variant; "" if none is known.
+    lengths, measures: as for the target, compared with the same baseline.
+    differences: the target's loss minus the variant's loss at each length, paired, in nats per token.
     """
 
     name: str
@@ -161,13 +184,18 @@ class YardstickResult:
 
 
 PASS, FAIL, NOT_RUN, NOT_ASKED = "pass", "fail", "not run", "-"
-INEXACT = "inexact"  # not the same, as whoever made it accepted and the file states
+INEXACT = "inexact"  # the tables differ; the user accepted this on export, and the file declares it
 PARTIAL = "partial"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the gate: a figure beside its limit. `NOT_ASKED` and `INEXACT` lines inform and do not gate."""
+    """One line of the gate.
+
+    figure, limit: None if the check has no number.
+    verdict: a verdict of this module. `NOT_ASKED` and `INEXACT` do not affect the verdict of a run.
+    detail: an explanation of the figure.
+    """
 
     name: str
     figure: float | None
@@ -180,9 +208,12 @@ TRUE, FALSE, NOT_KNOWN = "true", "false", "not known"
 
 
 def is_true(checks: Iterable[Check]) -> str:
-    """Return whether a file is what it says, by the checks that read it back: `TRUE`, `FALSE` or `NOT_KNOWN`."""
-    found = {check.verdict for check in checks}
-    return FALSE if FAIL in found else TRUE if PASS in found and NOT_RUN not in found else NOT_KNOWN
+    """Return whether a file equals its record or implied extension, by the checks of readback.
+
+    The result is `TRUE`, `FALSE` or `NOT_KNOWN`.
+    """
+    verdicts = {check.verdict for check in checks}
+    return FALSE if FAIL in verdicts else TRUE if PASS in verdicts and NOT_RUN not in verdicts else NOT_KNOWN
 
 
 @dataclass(frozen=True)
@@ -191,20 +222,29 @@ class VerifyResult(Tabular):
 
     target, baseline, against: names of the checkpoints. baseline is None if the target was compared with itself.
     suite: `default` for the three questions.
+    trained_length, context_length: the trained and the configured context length in tokens.
     scored: the scored tokens at the end of a text.
+    seed: the seed of all random choices.
     documents: the names of the documents that were read.
-    text_fingerprint: of all documents that could be read.
-    lengths: the losses. measures: the results of all other measures by their keys, which --json has too; None, or
-      empty, for what was not measured.
+    text_fingerprint: the fingerprint of all documents that were available.
+    lengths: the losses by length.
+    divergence: the comparison of logits with `against`, or None.
+    bands: the frequencies before and after the extension, or None.
     checks: the lines of the gate, from which `verdict` follows.
     runtime: a description of the program that computed the figures.
     notes: sentences for the reader.
-    certificate: `file`, whether it was `written`, and why an earlier one was `kept`. None if there is none to write.
-    extension: method, factor and params of the extension, by the record; by the keys without a record, params then None.
-    texts: the documents as `verification.catalogue` describes them. None for documents of a caller.
-    grade: the grade that was asked for.
-    attainable: the smallest ratio that these texts can probably tell from 1, known before the run.
+    measures: the results of all other measures by their keys, which --json has too; None or empty for a measure without
+      a result.
+    certificate: `file`, whether it was `written`, and why an earlier one was `kept`. None without a certificate.
+    extension: method, factor and params of the extension in the record. Without a record they follow from the keys, and
+      params is None. None without an extension.
+    texts: the documents as `verification.catalogue` describes them. None for documents from the caller.
+    grade: the requested grade.
+    attainable: the smallest ratio that these texts can probably distinguish from 1, calculated before the run.
+    judge: the name of the judge, or None.
+    lm_eval: the result of the logs of lm-evaluation-harness, or None.
     cache_type: the type of llama.cpp's keys and values, or None for its default.
+    yardsticks: the figures of reference attention variants.
     answers: the answers to the three questions. None for a suite.
     """
 
@@ -252,22 +292,26 @@ class VerifyResult(Tabular):
     @property
     def verdict(self) -> str:
         """`fail` if a check failed, else `partial` if one could not run, else `undecided` if one is, else `pass`."""
-        found = {check.verdict for check in self.checks}
-        return FAIL if FAIL in found else PARTIAL if NOT_RUN in found else UNDECIDED if UNDECIDED in found else PASS
+        verdicts = {check.verdict for check in self.checks}
+        if FAIL in verdicts:
+            return FAIL
+        if NOT_RUN in verdicts:
+            return PARTIAL
+        return UNDECIDED if UNDECIDED in verdicts else PASS
 
     @property
     def exit_code(self) -> int:
-        """0 for a pass, 3 for a fail, 1 for what is partial or undecided."""
+        """0 for a pass, 3 for a fail, 1 for partial or undecided."""
         return {PASS: 0, FAIL: 3, PARTIAL: 1, UNDECIDED: 1}[self.verdict]
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for a JSON file; what is infinite there (an interval over one document) is null."""
+        """Return plain data for a JSON file. Infinite numbers, such as the interval of one document, become None."""
         fields = dataclasses.asdict(self)
         fields["yardsticks"] = [_placed(each, OF_YARDSTICKS) for each in fields["yardsticks"]]
         return {"schema": SCHEMA, "verdict": self.verdict, **plain(_placed(fields, PLACES))}
 
 
-# Keys of measures that --json always has, by the field that they follow. All others come last.
+# Keys of measures that --json always has, by the field before them. All others come last.
 PLACES = {
     "lengths": ("protocols", "position", "far", "retrieval"),
     "judge": ("key_tokens", "long_pass", "effective_length", "many_shot", "cache"),
@@ -283,7 +327,7 @@ LISTS = ("protocols", "retrieval")
 
 
 def _placed(fields: Mapping[str, Any], places: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
-    """Return the fields with the results of measures among them, in the order of --json."""
+    """Return the fields and the results of measures, in the order of --json."""
     rest, placed = dict(fields["measures"]), {}
     for name, value in fields.items():
         if name != "measures":
@@ -293,6 +337,7 @@ def _placed(fields: Mapping[str, Any], places: Mapping[str, tuple[str, ...]]) ->
 
 
 def plain(value: Any) -> Any:
+    """Return the value with lists instead of tuples, and None instead of numbers that are not finite."""
     if isinstance(value, Mapping):
         return {key: plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):

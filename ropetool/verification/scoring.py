@@ -1,7 +1,4 @@
-"""What a checkpoint can be asked, and the texts as ids: the types that measurements and runners share.
-
-Knows nothing of torch, llama.cpp, files or verdicts.
-"""
+"""The types that measurements and runners share: the interface of a runner, its results, and the texts as ids."""
 
 from __future__ import annotations
 
@@ -15,18 +12,17 @@ import numpy.typing as npt
 from ropetool.errors import ConfigError
 from ropetool.rope.tables import Array
 
-PIECE_TOKENS = 512  # positions whose logits are held at a time: 0.26 GB in float32 at a vocabulary of 128k
+PIECE_TOKENS = 512  # positions whose logits are in memory at a time: 0.26 GB in float32 with a vocabulary of 128k
 
 Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
 Done = Callable[[int], None]
-"""Told how many tokens of model input a step took."""
+"""Called with the number of tokens that a step computed."""
 Progress = Callable[[str, int, int], None]
-"""Told the stage in words, the tokens computed so far, and those of the whole run (0: not known yet)."""
+"""Called with the stage in words, the finished tokens and the tokens of the whole run (0 if they are unknown)."""
 MIN_LENGTH = 8  # tokens of a row
-WIDER = (
-    "--dtype float32, if the checkpoint was loaded in a narrower type"  # the next step after a value that is not finite
-)
+# The next step after a value that is not finite.
+WIDER = "--dtype float32, if the checkpoint was loaded in a narrower type"
 
 
 class NoMemory(ConfigError):
@@ -34,7 +30,7 @@ class NoMemory(ConfigError):
 
 
 def ignore(tokens: int) -> None:
-    """Be told of progress, and do nothing."""
+    """Do nothing with the progress."""
 
 
 TARGET, BASELINE, JUDGE = "target", "baseline", "judge"
@@ -42,7 +38,11 @@ TARGET, BASELINE, JUDGE = "target", "baseline", "judge"
 
 @dataclass(frozen=True)
 class Scores:
-    """The loss of each scored token in nats, and whether it was the likeliest one. Shapes: (rows, scored)."""
+    """The scores of tokens.
+
+    losses: the loss of each scored token, in nats. Shape: (rows, scored).
+    hits: whether the token was the likeliest one. Shape: (rows, scored).
+    """
 
     losses: Array
     hits: npt.NDArray[np.bool_]
@@ -50,9 +50,10 @@ class Scores:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What comes after the last token of each row: log-probabilities of candidates, and the likeliest token of all.
+    """The prediction after the last token of each row.
 
-    Shapes: log_probs (rows, candidates), top (rows,).
+    log_probs: the log-probability of each candidate. Shape: (rows, candidates).
+    top: the likeliest of all tokens. Shape: (rows,).
     """
 
     log_probs: Array
@@ -61,10 +62,12 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Generated:
-    """The logits that choose each of the last tokens of a row: by a cache that grows, and by passes over all before it.
+    """The logits before each of the last tokens of a row, computed in two ways.
 
-    rounding: the type that both compute in. moving: whether the table follows the length, so that each token has a pass of
-    its own. Shapes: both (tokens, vocabulary).
+    grown: with a cache that grows token by token, as in generation. Shape: (tokens, vocabulary).
+    whole: with passes over all previous tokens. Shape: (tokens, vocabulary).
+    rounding: the number type of both computations.
+    moving: the table depends on the length, so each token needs a separate pass.
     """
 
     grown: Logits
@@ -75,9 +78,11 @@ class Generated:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a row that was read. end: tokens of the row read so far.
+    """A part of a row that was read.
 
-    indices: of the scored tokens in the row, rising. losses: of each, in nats. Shapes: both (scored,).
+    end: the number of tokens read so far.
+    indices: the indices of the scored tokens in the row, increasing. Shape: (scored,).
+    losses: the loss of each scored token, in nats. Shape: (scored,).
     """
 
     end: int
@@ -86,20 +91,20 @@ class Piece:
 
 
 Wanted = Callable[[Tokens], npt.NDArray[np.bool_]]
-"""Tells which tokens are to be scored. Shapes: indices of tokens in the row (tokens,) -> (tokens,)."""
+"""Returns which tokens must be scored. Shapes: indices of tokens in the row (tokens,) -> (tokens,)."""
 
 
 def asked(wanted: Wanted, start: int, stop: int, length: int) -> npt.NDArray[np.bool_]:
-    """Return after which positions of a piece a wanted token follows.
+    """Return for each position of a piece whether the next token is wanted.
 
-    start, stop: the piece, of a row of `length` tokens. After the last token of a row nothing follows.
-    Shapes: (stop - start,).
+    start, stop: the range of the piece in a row of `length` tokens. The last token of a row has no next token.
+    Shape: (stop - start,).
     """
     return wanted(np.arange(start + 1, stop + 1)) & (np.arange(start, stop) < length - 1)
 
 
 class Tokenizes(Protocol):
-    """A tokenizer. prefix: the ids that it puts in front of a text (BOS)."""
+    """A tokenizer. prefix: the ids in front of every text (BOS)."""
 
     @property
     def prefix(self) -> tuple[int, ...]: ...
@@ -108,15 +113,16 @@ class Tokenizes(Protocol):
         """Return the ids of a text, without special tokens."""
 
     def byte_lengths(self, text: str) -> list[int]:
-        """Return how many bytes of the text each of its tokens stands for; they sum to its size in UTF-8."""
+        """Return the number of bytes of each token of the text. Their sum is the size of the text in UTF-8."""
 
 
 class Runner(Tokenizes, Protocol):
-    """A checkpoint that can be asked. Every row is computed as by a fresh model, positions in unit steps from 0.
+    """Computes with a checkpoint. All rows of a call have the same length, with positions 0, 1, 2 and so on.
 
-    arithmetic: what it rounds to while it computes, as `floors`
-    names it, empty where that is float32 on a processor. Rows of one call have one length.
-    Raises: CheckpointError where a logit is not finite, with layer and position; ConfigError where memory runs out.
+    Each row is independent of earlier calls.
+    description: the program, the number type and the device, for the record.
+    arithmetic: the rounding of the computation, by its name in `floors`; "" for float32 on a CPU.
+    Raises: CheckpointError if a logit is not finite, with layer and position; ConfigError if memory runs out.
     """
 
     @property
@@ -126,10 +132,10 @@ class Runner(Tokenizes, Protocol):
     def arithmetic(self) -> str: ...
 
     def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done) -> Scores:
-        """Return what the last `scored` tokens of every row cost."""
+        """Return the losses of the last `scored` tokens of every row."""
 
     def predict(self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done) -> Predictions:
-        """Return what comes after every row. Shapes: candidates (rows, candidates)."""
+        """Return the predictions after every row. Shapes: candidates (rows, candidates)."""
 
     def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
         """Yield the logits after the tokens of one row, `PIECE_TOKENS` at a time, with the index of the first.
@@ -138,23 +144,23 @@ class Runner(Tokenizes, Protocol):
         """
 
     def generated(self, ids: Sequence[int], count: int, done: Done) -> Generated:
-        """Return what generation of the last `count` tokens of a row has for logits, one token after the other, and one pass."""
+        """Return the logits before the last `count` tokens of a row, from generation and from whole passes."""
 
     def close(self) -> None:
         """Free the model."""
 
 
 class Reader(Tokenizes, Protocol):
-    """A checkpoint that reads rows piece by piece, so that a reading can be stopped. Raises: as a runner; NoMemory."""
+    """Reads rows with a checkpoint piece by piece, so that a pass can end early. Raises: as `Runner`; NoMemory."""
 
     @property
     def description(self) -> str: ...
 
     def read(self, ids: Sequence[int], wanted: Wanted) -> Iterator[Piece]:
-        """Yield the losses of the wanted tokens of one row as it is read, some hundred tokens at a time.
+        """Yield the losses of the wanted tokens of one row, in pieces of some hundred tokens.
 
-        `wanted` is asked before each piece, of its tokens. The runner computes no other row meanwhile. A table that
-        follows the length of the text takes the row in one piece.
+        Calls `wanted` before each piece with its tokens. The runner must not compute a different row meanwhile. If a table
+        depends on the length of the text, the row is one piece.
         """
 
     def close(self) -> None:
@@ -162,12 +168,19 @@ class Reader(Tokenizes, Protocol):
 
 
 class FullRunner(Runner, Reader, Protocol):
-    """A runner that reads rows piece by piece too."""
+    """A runner that also reads rows piece by piece."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The documents as ids. byte_lengths: of each token, in UTF-8. kinds: of each document, empty where nothing says it."""
+    """The documents as ids.
+
+    names: the names of the documents.
+    tokens: the ids of each document, without `prefix`.
+    byte_lengths: the size of each token in UTF-8 bytes.
+    prefix: the ids in front of every row.
+    kinds: the kind of text of each document, or "" if it is unknown.
+    """
 
     names: tuple[str, ...]
     tokens: tuple[Tokens, ...]
@@ -177,23 +190,23 @@ class Corpus:
 
 
 class Measurement(Protocol):
-    """One thing to measure, its rows chosen beforehand, so that target and baseline get the same ones."""
+    """A measurement with chosen rows, so that target and baseline compute the same rows."""
 
     @property
     def name(self) -> str: ...
 
     def rows(self, role: str) -> Mapping[int, int]:
-        """Return how many rows of each length the target or the baseline has to compute; none: it is not needed."""
+        """Return the number of rows of each length for this role; empty if the role is not needed."""
 
     def run(self, runner: Runner, role: str, done: Done) -> Any:
-        """Return what `result` wants to know of this model."""
+        """Compute the rows with a model, and return the raw figures for `result`."""
 
     def result(self, target: Any, baseline: Any | None) -> Any:
-        """Return the result as frozen data."""
+        """Return the result as frozen data. target, baseline: what `run` returned; None without a baseline."""
 
 
 class Wrapped:
-    """A runner around another one, which it asks for all that it does not do itself."""
+    """A runner that passes each call to a different runner. Subclasses override some methods."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -201,12 +214,12 @@ class Wrapped:
 
     @property
     def description(self) -> str:
-        """That of the runner."""
+        """The description of the wrapped runner."""
         return self._runner.description
 
     @property
     def arithmetic(self) -> str:
-        """What the runner rounds to while it computes."""
+        """The rounding of the wrapped runner."""
         return self._runner.arithmetic
 
     def tokenize(self, text: str) -> list[int]:
@@ -214,11 +227,11 @@ class Wrapped:
         return self._runner.tokenize(text)
 
     def byte_lengths(self, text: str) -> list[int]:
-        """Return how many bytes of the text each of its tokens stands for."""
+        """Return the number of bytes of each token of the text."""
         return self._runner.byte_lengths(text)
 
     def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
-        """Return the loss of the last tokens of every row."""
+        """Return the losses of the last `scored` tokens of every row."""
         return self._runner.score(rows, scored, done)
 
     def predict(

@@ -1,4 +1,4 @@
-"""The subject of a verification: a target, its source, both lengths and the texts. It opens files and runs no model."""
+"""The subject of a verification: a target, its source, both lengths and the texts. This does not run a model."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ UNDECODED = "the RoPE settings cannot be decoded"
 class Session:
     """A target, and the checkpoint that it is compared with.
 
+    target: the checkpoint to verify.
     source: the given baseline, or else the unchanged source of the target, or None.
-    look, source_look: the decoded settings of both.
+    look, source_look: the decoded settings of both; `source_look` is None without a source.
     context: the configured context length of the target in tokens.
     trained: the trained length before any extension in tokens.
     terms: the user's statements about the target.
@@ -51,7 +52,10 @@ class Session:
 
     @classmethod
     def open(cls, target: str | Path, baseline: str | Path | None, terms: Terms | None) -> Session:
-        """Return the session of a target as a user names it. Raises: CheckpointError; ConfigError without any length."""
+        """Open a target and its baseline, each a path or a Hub id, and return their session.
+
+        Raises: CheckpointError; ConfigError if the files do not contain any length.
+        """
         terms, notes = terms or Terms(), list[str]()
         checkpoint = open_checkpoint(hub.local(target))
         source = hub.local(baseline) if baseline is not None else unchanged_source(checkpoint.path, notes)
@@ -72,16 +76,16 @@ class Session:
 
     @property
     def models(self) -> dict[str, Checkpoint]:
-        """The checkpoints by role."""
+        """The checkpoint of each role."""
         return {TARGET: self.target} if self.source is None else {TARGET: self.target, BASELINE: self.source}
 
     @property
     def extension(self) -> dict[str, Any] | None:
-        """Method, factor and parameters of what made the target longer, as its record says, bakes aside.
+        """The method, factor and params of the last extension in the target's record. Bakes do not count.
 
-        Without one, what its own keys state, with None for the parameters; None where they state no extension.
+        Without such a record, method and factor come from the target's keys, and params is None. None without an extension.
         """
-        plans = (made.plan for made in provenance.lineage(self.target.path))
+        plans = (record.plan for record in provenance.lineage(self.target.path))
         plan = next((plan for plan in plans if plan and plan.get("method") != BAKE), None)
         if plan is not None:
             return {key: plan.get(key) for key in ("method", "factor", "params")}
@@ -93,8 +97,8 @@ class Session:
 
     @property
     def renamed(self) -> Mapping[str, str]:
-        """How the plans that made the target renamed its model_type."""
-        edits = [edit for made in provenance.lineage(self.target.path) for edit in made.plan.get("edits", ())]
+        """The changes of model_type in the target's record: the new name of each old name."""
+        edits = [edit for record in provenance.lineage(self.target.path) for edit in record.plan.get("edits", ())]
         return {
             str(edit["old"]): str(edit["new"]) for edit in edits
             if isinstance(edit, dict) and edit.get("path") == [names.MODEL_TYPE] and {"old", "new"} <= edit.keys()
@@ -109,35 +113,38 @@ def documents_of(
 ) -> list[Document]:
     """Return the independent documents in these texts, or the package's documents for this longest length.
 
+    longest: the longest length in tokens.
     notes: receives a note if several texts count as one document.
-    bundled: gives the package's documents. Raises: ConfigError.
+    bundled: returns the package's documents for a longest length.
+
+    Raises: ConfigError.
     """
     if not texts:
         return bundled(longest)
-    documents, said = independent(read_documents([Path(text) for text in texts]))
-    notes += said
-    return catalogue.of_their_kinds(documents)
+    documents, more_notes = independent(read_documents([Path(text) for text in texts]))
+    notes += more_notes
+    return catalogue.with_kinds(documents)
 
 
 def unchanged_source(target: Path, notes: list[str]) -> Path | None:
-    """Return what the target was extended from, if it is still what it was; otherwise say so.
+    """Return the source that the target was extended from, or None with a note if the source is missing or has changed.
 
-    An export is the same model in another format, and a bake the same in other words, so its baseline is that of the
-    checkpoint it was made from.
+    An export or a bake has the same table as its source. So the source of that checkpoint is returned.
+    notes: receives the note.
     """
-    for made in provenance.lineage(target):
-        source, problem = Path(made.source), provenance.source_problem(made)
+    for record in provenance.lineage(target):
+        source, problem = Path(record.source), provenance.source_problem(record)
         if not problem:
-            passed_on = made.kind == provenance.EXPORT or made.plan.get("method") == BAKE
+            passed_on = record.kind == provenance.EXPORT or record.plan.get("method") == BAKE
             if passed_on and provenance.record(source) is not None:
                 continue
             problem = without_class(HfCheckpoint.open(source)) if source.is_dir() and not target.is_dir() else ""
             if not problem:
                 return source
             problem = f"cannot run: {problem}"
-        length = f" within {made.trained_length} tokens" if made.trained_length else ""
+        length = f" within {record.trained_length} tokens" if record.trained_length else ""
         own = f"the target is compared with itself{length}"
-        if provenance.is_of_itself(target, made):
+        if provenance.is_of_itself(target, record):
             notes.append(f"{provenance.EDITED}, so {own}; {COPY}")
         else:
             notes.append(f"the source {source} {problem}, so {own}; pass the source as --baseline")
@@ -146,7 +153,7 @@ def unchanged_source(target: Path, notes: list[str]) -> Path | None:
 
 
 def _before_edits(checkpoint: Checkpoint, look: Inspection, trained: int, notes: list[str]) -> int:
-    """Return the context length before edits in place by `gguf set`, if it was shorter than `trained`; else `trained`."""
+    """Return the context length before in-place edits by `gguf set`, if it was shorter than `trained`; else `trained`."""
     if look.made is not None or not isinstance(checkpoint, GgufCheckpoint):
         return trained
     value = edit_log.first_value(checkpoint.path, f"{look.model_type}.context_length")
@@ -160,18 +167,18 @@ def _before_edits(checkpoint: Checkpoint, look: Inspection, trained: int, notes:
     return before
 
 
-def lengths_of(found: Inspection, checkpoint: Checkpoint) -> tuple[int, int]:
-    """Return the context that the checkpoint states, and the length it was trained on.
+def lengths_of(look: Inspection, checkpoint: Checkpoint) -> tuple[int, int]:
+    """Return the configured context length and the trained length of a checkpoint, in tokens.
 
-    Raises: ConfigError if it states neither.
+    Raises: ConfigError if its files do not contain any length.
     """
     is_gguf = isinstance(checkpoint, GgufCheckpoint)
-    stated = f"{found.model_type}.context_length" if is_gguf else names.MAX_POSITION_EMBEDDINGS
-    context = found.rope.max_position_embeddings if found.rope else found.stated.get(stated)
-    trained = found.trained_length or context
+    key = f"{look.model_type}.context_length" if is_gguf else names.MAX_POSITION_EMBEDDINGS
+    context = look.rope.max_position_embeddings if look.rope else look.stated.get(key)
+    trained = look.trained_length or context
     if type(context) is not int or type(trained) is not int:
         raise ConfigError(
-            f"{stated} is missing, so the trained length is unknown",
+            f"{key} is missing, so the trained length is unknown",
             where=checkpoint.where,
         )
     return context, trained

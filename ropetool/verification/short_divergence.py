@@ -1,6 +1,6 @@
-"""The logits of two checkpoints side by side for about a minute: what `export` and `verify` compare without being asked.
+"""The comparison of the logits of two checkpoints in about a minute, which `export` and `verify` do by default.
 
-In float32 on the processor, whatever else runs elsewhere: its limits are the tight ones. Knows no limit and no verdict.
+It always runs in float32 on the CPU, because the limits for float32 are the tightest.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import Corpus, Runner, ignore
 from ropetool.verification.texts import embedded_documents
 
-OPERATIONS = 2e12  # multiplications and additions of each model: about a minute on two cores
-COMPARING_LOGITS = "comparing the logits"  # the stage that counts tokens
+OPERATIONS = 2e12  # multiplications and additions of each model; about a minute on two cores
+COMPARING_LOGITS = "comparing the logits"  # the stage whose progress counts tokens
 FEWEST = 64  # tokens of a row
 MOST = 4096  # tokens of all rows
-ROWS = 4  # at most, each from a document of its own
-FURTHER = 1.25  # times the trained length, at least, of rows that are to say something of what lies beyond it
+ROWS = 4  # the largest number of rows, each from a different document
+FURTHER = 1.25  # rows that test positions beyond the trained length have at least this multiple of it
 SEED = 0
 PACKAGES = {"hf": ("torch", "transformers"), "gguf": ("llama_cpp",)}  # by format
-MEMORY_SHARE = 0.8  # of what the machine has, for both models
-MEMORY_UNKNOWN = 8 << 30  # bytes, where the system does not say what it has
+MEMORY_SHARE = 0.8  # share of the machine's memory that both models may use
+MEMORY_UNKNOWN = 8 << 30  # bytes, if the system does not report its memory
 
 
 Progress = Callable[[str, int, int], None]
@@ -50,7 +50,11 @@ Measure = Callable[[Runner, Runner], DivergenceResult]
 
 @dataclass(frozen=True)
 class ModelLengths:
-    """In tokens: the trained length, the context, and the window beyond which the file may compute something else."""
+    """The lengths of a model in tokens.
+
+    trained: the trained length. context: the configured context length.
+    window: beyond this length, the file may compute differently; None without such a limit.
+    """
 
     trained: int
     context: int
@@ -64,6 +68,7 @@ def short_divergence(
 
     The noise takes two more passes. It is None if the figures are `enough`, or the pair is not a directory and a GGUF
     file.
+    enough: whether the divergence is small enough without the noise.
     Raises: CheckpointError if the target does not load, or has a logit that is not finite.
     """
     elements = max(
@@ -82,7 +87,7 @@ def short_divergence(
             rows, documents = divergence_rows(corpus, min(length, longest), count, SEED)
             list(ours.logits(rows[0][:1]))
             progress("loading the file", 0, 0)
-        except RopetoolError as error:  # what keeps the reference from being run says nothing of the target
+        except RopetoolError as error:  # the reference cannot run, which is not an error of the target
             return error.message
         compared = 0
 
@@ -93,22 +98,22 @@ def short_divergence(
 
         theirs = stack.enter_context(closing(_runner(target.path)))
         try:
-            found = diverge(ours, theirs, rows, lengths.trained, documents, done, SEED)
-            if enough(found):
-                return found, None
+            divergence = diverge(ours, theirs, rows, lengths.trained, documents, done, SEED)
+            if enough(divergence):
+                return divergence, None
             progress("comparing the checkpoint with itself, rounded", 0, 0)
             again = partial(
                 diverge, rows=rows, trained_length=lengths.trained, documents=documents, done=ignore, seed=SEED
             )
-            return with_own_noise(found, ours, theirs, again, has_experts(target.stored))
+            return with_own_noise(divergence, ours, theirs, again, has_experts(target.stored))
         except CheckpointError as error:
             if error.where != ours.description:
                 raise
-            return error.message  # its logits are NaN, as its weights may be
+            return error.message  # the logits of the reference are NaN, for example because its weights are
 
 
 def with_own_noise(
-    found: DivergenceResult, reference: Runner, target: Runner, measure: Measure, routed: bool
+    divergence: DivergenceResult, reference: Runner, target: Runner, measure: Measure, routed: bool
 ) -> tuple[DivergenceResult, Noise | None]:
     """Return the divergence, and the noise of the reference; None unless llama.cpp is compared with torch.
 
@@ -117,14 +122,17 @@ def with_own_noise(
     """
     noisy = views(reference, target)
     if noisy is None or not isinstance(reference, TorchRunner):
-        return found, None
+        return divergence, None
     kept = View(reference)
-    found, noise = with_noise(partial(measure, kept), found, kept, target, noisy, routed)
-    return found, replace(noise, gelu=reference.model.has_gelu)
+    divergence, noise = with_noise(partial(measure, kept), divergence, kept, target, noisy, routed)
+    return divergence, replace(noise, gelu=reference.model.has_gelu)
 
 
 def rows_of(tokens: int, lengths: ModelLengths) -> tuple[int, int]:
-    """Return the length and the number of rows of about so many tokens: several, and beyond the trained length if they reach."""
+    """Return the length and the number of rows, which together have about this number of tokens.
+
+    There are several rows, and fewer if that lets them reach beyond the trained length.
+    """
     budget = min(MOST, max(2 * FEWEST, tokens))
     most = min(lengths.context, lengths.window or lengths.context)
     reach = min(math.ceil(FURTHER * lengths.trained), most)
@@ -138,27 +146,27 @@ def _runner(path: Path) -> Runner:
 
 
 def _corpus(runner: Runner) -> Corpus:
-    """Return the bundled documents as the checkpoint reads them."""
+    """Return the bundled documents as ids of the checkpoint's tokenizer."""
     documents = embedded_documents()
     tokens = tuple(np.array(runner.tokenize(document.text), dtype=np.int64) for document in documents)
     return Corpus(tuple(document.name for document in documents), tokens, (), runner.prefix)
 
 
 def _memory(checkpoint: Checkpoint, elements: int) -> int:
-    """Return the bytes that it is held in: a file's own, and float32 for what transformers loads."""
+    """Return the bytes of a loaded checkpoint: as stored for a GGUF file, and in float32 for a directory."""
     is_file = isinstance(checkpoint, GgufCheckpoint)
     return sum(tensor.nbytes for tensor in checkpoint.stored.values()) if is_file else 4 * elements
 
 
 def _lacking(sides: Sequence[Checkpoint]) -> str:
-    """Return what it takes to run them and is not there, nothing where all is."""
+    """Return what is missing to run these checkpoints, or "" if nothing is missing."""
     packages = sorted({name for each in sides for name in PACKAGES[each.format]})
     classes = (without_class(each) for each in sides if isinstance(each, HfCheckpoint))
     return lacking(packages) or next(filter(None, classes), "")
 
 
 def _too_large(need: int) -> str:
-    """Return why both models cannot be held at once."""
+    """Return why both models do not fit into memory, or "" if they do. need: bytes."""
     has = MEMORY_UNKNOWN
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         has = int(MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

@@ -1,7 +1,4 @@
-"""The suites: how much work each of them is, and which measures a user chooses.
-
-Plain data; knows nothing of models.
-"""
+"""The suites: their amounts of work, and the choice of a suite or of single measures."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from ropetool.errors import ConfigError, did_you_mean
 from ropetool.verification import measures, results
 from ropetool.verification.measure import Suite
 
-# What a run asks for by name: losses, the proofs that a grade requires, and what a judge chooses.
+# The measures that other modules name: losses, the evidence that a grade requires, and the tokens that a judge chooses.
 LAST_SEGMENT, FAR, RETRIEVAL, KEY_TOKENS = "last-segment", "far", "retrieval", "key-tokens"
 SUITES = {
     suite.name: suite
@@ -22,21 +19,21 @@ SUITES = {
         Suite("full", (), segments=64, passages=32, trials=40),
     )
 }
-"""How much work the suites are; `named` adds what they measure."""
+"""The amounts of work of each suite; `named` adds the measures."""
 CUSTOM = results.CUSTOM
-MOST_SCORED = 16  # tokens at the end of a passage: each is a request with all that is before it
+MOST_SCORED = 16  # scored tokens at the end of a passage, because each needs a request with all text before it
 
 
 def named(name: str) -> Suite:
-    """Return the suite of a name with its measures."""
+    """Return the suite with this name and its measures."""
     parts = (each for each in measures.every() if name in each.suites and not each.part_of)
     return replace(SUITES[name], measures=tuple(each.name for each in parts))
 
 
 def choose(name: str | None, chosen: Sequence[str], segments: int | None, trials: int | None = None) -> Suite:
-    """Return the suite of that name with more measurements, or without a name the measurements alone.
+    """Return the suite with this name and the chosen measures, or only the chosen measures if `name` is None.
 
-    Without either it is the standard suite. Raises: ConfigError for an unknown name.
+    Without a name and chosen measures, it is the standard suite. Raises: ConfigError for an unknown name.
     """
     names = measures.offered()
     for each in chosen:
@@ -63,10 +60,13 @@ def choose_by_tokens(
     score_prompts: bool,
     who: str = "a server",
 ) -> Suite:
-    """Return as much of a suite as single tokens tell, the quick one where none is named.
+    """Return the part of a suite that needs only probabilities of single tokens. The default is the quick suite.
 
-    score_prompts: whole prompts are scored at once, so that no fewer tokens are. Raises: ConfigError for an unknown name, and
-    for a measurement that was asked for and that single tokens do not tell.
+    name, chosen, segments, trials: as for `choose`.
+    score_prompts: whole prompts are scored at once, so that the number of scored tokens is not reduced.
+    who: the program, for an error message.
+
+    Raises: ConfigError for an unknown name, and for a chosen measure that needs all logits.
     """
     suite = choose(name or (None if chosen else "quick"), chosen, segments, trials)
     able = [measure.name for measure in measures.every() if measure.by_tokens]

@@ -351,10 +351,10 @@ def _rounding_types(target: Checkpoint, other: Checkpoint) -> tuple[str, ...]:
 
 def _export_type(file: GgufCheckpoint) -> str:
     """Return the export type in the record of a file, or else the type of most of its numbers."""
-    made = provenance.record(file.path)
-    return (
-        str((made.export or {}).get("outtype", "")) if made and made.export else floors.of_dtype(_commonest_dtype(file))
-    )
+    record = provenance.record(file.path)
+    if record is None or not record.export:
+        return floors.of_dtype(_commonest_dtype(file))
+    return str(record.export.get("outtype", ""))
 
 
 def _commonest_dtype(checkpoint: Checkpoint) -> str:

@@ -172,9 +172,9 @@ def test_a_long_detail_is_cut_to_a_sentence() -> None:
 def test_every_word_of_every_check_can_be_said(name: str) -> None:
     for given, words in SENTENCES[name].items():
         text = said((name, given, "the detail"))
-        named = [field for _, field, _, _ in string.Formatter().parse(words.said + words.step) if field]
+        named = [field for _, field, _, _ in string.Formatter().parse(words.text + words.step) if field]
         assert "{" not in text
-        assert words.said.partition("{")[0] in text
+        assert words.text.partition("{")[0] in text
         assert ("the detail" in text) == ("detail" in named)
         assert ("; next: " in text) == bool(words.step)
 

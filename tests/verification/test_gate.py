@@ -115,9 +115,9 @@ def test_only_what_was_measured_at_the_stated_context_shows_that_it_is_read() ->
     far = FarResult(128, 64, 8, 8, tuple(DistanceResult(d, *[about(0.3)] * 3) for d in (128, 900)), "")
     lengths = [at(256), at(1024, difference_to_truncation=about(-0.2))]
     truncation, copy = evidence(lengths, far, 1024)
-    assert (truncation.said, truncation.gain.mean) == ("gain over truncation at 1024 tokens", 0.2)
+    assert (truncation.text, truncation.gain.mean) == ("gain over truncation at 1024 tokens", 0.2)
     assert (truncation.gain.low, truncation.gain.high) == pytest.approx((0.19, 0.21))
-    assert (copy.said, copy.gain) == ("gain from a copy 900 tokens before", about(0.3))
+    assert (copy.text, copy.gain) == ("gain from a copy 900 tokens before", about(0.3))
     assert evidence(lengths, far, 2048) == []
     near = replace(far, distances=far.distances[:1])
     assert len(evidence(lengths, near, 1024)) == 1
