@@ -43,7 +43,7 @@ class StoredTensor:
 
 
 @dataclass(frozen=True)
-class Compared:
+class CountedDifferences:
     """How many things were compared, and what is wrong with those that differ."""
 
     total: int
@@ -58,7 +58,7 @@ class Compared:
 
 def compare_tensors(
     target: Mapping[str, StoredTensor], source: Mapping[str, StoredTensor], named: Mapping[str, bytes] | None = None
-) -> Compared:
+) -> CountedDifferences:
     """Return which tensors of the target are not the source's; of the differing values, those of the first are counted.
 
     named: what the plan gives other data, and the bytes that each must have.
@@ -72,7 +72,7 @@ def compare_tensors(
         difference = _difference(target.get(name), wanted, count=not differences)
         if difference:
             differences.append(f"{name} {difference}")
-    return Compared(len(names), tuple(differences))
+    return CountedDifferences(len(names), tuple(differences))
 
 
 def _difference(found: StoredTensor | None, wanted: StoredTensor | bytes | None, *, count: bool) -> str:

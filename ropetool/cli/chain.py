@@ -57,14 +57,14 @@ class Chain:
         """Refuse a file that may not be written, before the output is."""
         if self.export is None:
             return
-        from ropetool.files.gguf.splitting import Limits
+        from ropetool.files.gguf.splitting import SplitLimits
         from ropetool.gguf_export import files
 
         where, file, output = f"--export {self.export}", self.export.resolve(), target.resolve()
         if output == file or output in file.parents:
             raise OutputError(f"is inside the output, {target}", where=where, try_="pass another FILE")
         try:
-            notes(files.check(self.export, source, Limits(), force=self.force))
+            notes(files.check(self.export, source, SplitLimits(), force=self.force))
         except OutputError as error:
             raise OutputError(
                 error.message, where=where, try_=error.try_.replace("another -o", "another FILE")

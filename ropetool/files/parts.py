@@ -30,7 +30,7 @@ _CONVERT = (
 
 
 @dataclass(frozen=True)
-class Part:
+class ForeignFile:
     """What a GGUF file of another kind than a model is, and how a command line that helps is made of its path."""
 
     says: str
@@ -40,15 +40,15 @@ class Part:
 
 # By general.type, or by general.architecture in files that are older than that key; FILE is the path.
 PARTS = {
-    "mmproj": Part(
+    "mmproj": ForeignFile(
         "is the image or audio projector of a multimodal model, not its language model",
         ("ropetool", "inspect", "LANGUAGE-MODEL.gguf"), "the language model, which works with this file unchanged",
     ),
-    "adapter": Part(
+    "adapter": ForeignFile(
         "is a LoRA adapter: changes to a model, not a model",
         ("llama-export-lora", "-m", "BASE.gguf", "--lora", "FILE", "-o", "MERGED.gguf"), "which merges both into a model",
     ),
-    "imatrix": Part(
+    "imatrix": ForeignFile(
         "is an importance matrix, not a model",
         ("ropetool", "export", "MODEL", "--outtype", "q4_k_m", "--imatrix", "FILE"), "which quantises a model with it",
     ),

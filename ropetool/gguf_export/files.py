@@ -19,8 +19,8 @@ from ropetool.checkpoint import provenance
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import OutputError
 from ropetool.files.gguf import model_name, read_header, shard_paths
-from ropetool.files.gguf.splitting import Limits
-from ropetool.files.hf import TensorInfo as Stored
+from ropetool.files.gguf.splitting import SplitLimits
+from ropetool.files.hf import SafetensorsInfo
 from ropetool.files.output import check_output, check_place
 from ropetool.gguf_export import container, kquants
 from ropetool.gguf_export.container import File, Progress
@@ -43,7 +43,7 @@ class Choices:
     outtype: str
     allow_nan: bool
     imatrix: Path | None
-    limits: Limits
+    limits: SplitLimits
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class Written:
     notes: tuple[str, ...] = ()
 
 
-def check(target: Path, source: Path, limits: Limits, *, force: bool) -> tuple[str, ...]:
+def check(target: Path, source: Path, limits: SplitLimits, *, force: bool) -> tuple[str, ...]:
     """Return if the file may be written, or its parts, however many: before an export of hours.
 
     What dead processes left of it is settled first, and told in notes.
     Raises: OutputError.
     """
     notes = gguf_output.settled(target, source)
-    if limits == Limits():
+    if limits == SplitLimits():
         gguf_output.check([target], source, force=force)
         return notes
     check_place(shard_paths(target, 2)[0], source)
@@ -114,16 +114,16 @@ def write(
             provenance.write(record(found), provenance.beside(stages[0]))  # which says what it is compared with
             found += compared(stages[0], choices.outtype if by_libllama else file.layout.outtype)
         made.finish(record(found), beside(made.files, found))
-    notes += _leftovers_note(target, made.files) if choices.limits != Limits() else ()
+    notes += _leftovers_note(target, made.files) if choices.limits != SplitLimits() else ()
     count = sum(len(part.infos()) for part in parts)
     return Written(tuple(made.files), count, total, found, tuple(made.sidecars), (*notes, *made.notes))
 
 
-def _expected(target: Path, file: File, limits: Limits) -> list[Path]:
+def _expected(target: Path, file: File, limits: SplitLimits) -> list[Path]:
     """Return the files that a model will have once it is quantised, none where its size has a say in their number."""
     if limits.nbytes and 0 < limits.tensors < len(file.infos()):
         return []
-    return shard_paths(target, len(split(file, Limits(tensors=limits.tensors))))
+    return shard_paths(target, len(split(file, SplitLimits(tensors=limits.tensors))))
 
 
 def _narrow_note(layout: Layout, outtype: str) -> tuple[str, ...]:
@@ -197,6 +197,6 @@ def _read(path: Path) -> File:
     tensors = []
     for info in header.tensors:
         begin = header.data_start + info.offset
-        stored = Stored(info.name, info.type_name, info.shape[::-1], begin, begin + info.nbytes)
+        stored = SafetensorsInfo(info.name, info.type_name, info.shape[::-1], begin, begin + info.nbytes)
         tensors.append(Placed(info, info.type_name, (Source(path, stored),)))
     return File(header.values, Layout("", tuple(tensors)), {})

@@ -17,7 +17,7 @@ from ropetool.errors import NotACheckpoint
 from ropetool.escaping import command
 from ropetool.files import hub
 from ropetool.files.gguf import Value
-from ropetool.files.gguf.splitting import Limits
+from ropetool.files.gguf.splitting import SplitLimits
 from ropetool.gguf_export import files
 from ropetool.gguf_export import sidecars as companions
 from ropetool.gguf_export.token_check import check_tokens
@@ -42,7 +42,7 @@ class ExportOptions:
     rearch: str = ""
     shift_safe: bool = False
     check: bool = True
-    limits: Limits = field(default_factory=Limits)
+    limits: SplitLimits = field(default_factory=SplitLimits)
     sidecars: bool = True
     allow_inexact: bool = False
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ropetool.files.gguf.splitting import Limits, grouped, part_values
+from ropetool.files.gguf.splitting import SplitLimits, grouped, part_values
 from ropetool.files.gguf.tensors import padded
 from ropetool.gguf_export.container import File
 from ropetool.gguf_model.tensors import ALIGNMENT, Placed
 
 
-def split(file: File, limits: Limits) -> list[File]:
+def split(file: File, limits: SplitLimits) -> list[File]:
     """Return the files that the tensors go to, in their order; one that needs no second stays as it is.
 
     A tensor that is larger than the limit has a file to itself. The first file has all keys.

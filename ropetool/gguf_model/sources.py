@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ropetool.files.hf import TensorInfo as Stored
+from ropetool.files.hf import SafetensorsInfo
 from ropetool.gguf_model.shapes.orders import Permutation
 from ropetool.weights.edits import RowChange
 
@@ -20,7 +20,7 @@ class Source:
     """
 
     path: Path
-    stored: Stored
+    stored: SafetensorsInfo
     scales: Source | None = None
     block: tuple[int, int] = (0, 0)
     gains: RowChange | None = None

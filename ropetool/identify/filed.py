@@ -12,13 +12,13 @@ from pathlib import Path
 
 from ropetool.errors import CheckpointError, OutputError
 from ropetool.files.hf import read_object
-from ropetool.files.hf.jsontext import Limits as FileLimits
+from ropetool.files.hf.jsontext import JsonLimits
 from ropetool.identify.asking import Prepared
 from ropetool.servers.base import MOST_SHOWN, Answer, Limits, Score, answer_of
 
 SCHEMA = "ropetool prompts 1"
 UNKNOWN = Limits(None, MOST_SHOWN, exact=False)
-_LIMITS = FileLimits(64 << 20, 4_000_000)
+_LIMITS = JsonLimits(64 << 20, 4_000_000)
 
 
 def write_prompts(path: Path, prepared: Prepared) -> None:

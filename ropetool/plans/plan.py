@@ -18,7 +18,7 @@ from ropetool.files import hub
 from ropetool.files.gguf import model_name
 from ropetool.files.hf import read_object
 from ropetool.files.hf.jsontext import ABSENT, is_text, shown
-from ropetool.files.hf.typed import NUMBER, OBJECT, TEXT, Kind, checked, list_of, taken, whole
+from ropetool.files.hf.typed import NUMBER, OBJECT, TEXT, JsonType, checked, list_of, taken, whole
 from ropetool.plans.basis import ORIGINAL
 from ropetool.plans.targets import rope_tables, target_json, target_of
 from ropetool.rope.tables import MAX_LENGTH, RopeSet, RopeTable
@@ -202,7 +202,7 @@ def _tensor_edits(listed: Sequence[Any]) -> tuple[TensorEdit, ...]:
 _LENGTH = whole(1, MAX_LENGTH)
 _ROW = whole(0, MAX_HEIGHT)
 _TEXTS = list_of(TEXT, MAX_LIST)
-_PARAMS = Kind(
+_PARAMS = JsonType(
     "an object whose names and texts are text",
     lambda value: isinstance(value, dict) and all(is_text(v) for v in (*value, *value.values()) if isinstance(v, str)),
 )
@@ -212,7 +212,7 @@ _KINDS = {
     "softmax_multiplier": NUMBER, "edits": list_of(OBJECT, MAX_LIST), "candidates": list_of(OBJECT, MAX_LIST),
     "notes": _TEXTS, "suffix": TEXT,
 }  # fmt: skip
-_STATED = Kind("an object of texts", lambda value: isinstance(value, dict) and all(map(is_text, value.values())))
+_STATED = JsonType("an object of texts", lambda value: isinstance(value, dict) and all(map(is_text, value.values())))
 _BAKED_KINDS = {
     "bakes": _TEXTS, "tensors": list_of(OBJECT, MAX_LIST), "bake_dtype": TEXT,
     "weight_files": _STATED,

@@ -11,7 +11,7 @@ from ropetool.errors import ConfigError
 from ropetool.escaping import command
 from ropetool.files.gguf import read_shards
 from ropetool.files.gguf.header import GgufHeader
-from ropetool.files.gguf.splitting import Limits, grouped, merged_values, part_values, tensors_of, write_file
+from ropetool.files.gguf.splitting import SplitLimits, grouped, merged_values, part_values, tensors_of, write_file
 from ropetool.plans.gguf_output import copied_record, counted_bytes, gguf_output
 
 Progress = Callable[[str, int, int], None]
@@ -29,7 +29,7 @@ class Resharded:
 
 
 def split_model(
-    source: Path, target: Path, limits: Limits, *, force: bool = False, progress: Progress | None = None
+    source: Path, target: Path, limits: SplitLimits, *, force: bool = False, progress: Progress | None = None
 ) -> Resharded:
     """Write a model, of one file or several, as files within these limits, under the names that llama.cpp demands.
 

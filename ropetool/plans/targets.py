@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ropetool.files.hf.typed import NUMBER, OBJECT, TEXT, Kind, checked, list_of, taken, whole
+from ropetool.files.hf.typed import NUMBER, OBJECT, TEXT, JsonType, checked, list_of, taken, whole
 from ropetool.rope.tables import MAX_LENGTH, LayerRope, Regime, RopeSet, RopeTable, Temperature
 
 MAX_CHANNELS, MAX_LAYERS = 2**20, 2**16
-_RULE = Kind(
+_RULE = JsonType(
     "a list of texts and numbers",
     lambda value: isinstance(value, list) and all(type(part) in (str, int, float) for part in value),
 )
@@ -81,7 +81,7 @@ def _layer_json(entry: LayerRope) -> dict[str, Any]:
 def _layer(data: Any, layer_type: str, table: RopeTable | None) -> LayerRope:
     place = f"target of {layer_type}"
 
-    def said(key: str, kind: Kind, *absent: Any) -> Any:
+    def said(key: str, kind: JsonType, *absent: Any) -> Any:
         return taken(data, key, kind, place, *absent)
 
     checked(data, OBJECT, layer_type, "target")

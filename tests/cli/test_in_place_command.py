@@ -19,7 +19,7 @@ from ropetool.errors import ConfigError
 from ropetool.files.gguf import Patch, Value, ValueType
 from ropetool.files.gguf.in_place import editing
 from ropetool.files.gguf.journal import journal_of
-from ropetool.files.hf.jsontext import Limits
+from ropetool.files.hf.jsontext import JsonLimits
 from ropetool.plans.in_place import edit_model, editable
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Linux is proved, and macOS has the same calls")
@@ -234,7 +234,7 @@ def test_an_edit_for_which_the_log_has_no_room_is_refused_before_anything_is_wri
 ) -> None:
     path = model(tmp_path / "m.gguf")
     before = values(path)
-    monkeypatch.setattr(edit_log, "LARGE", Limits(20_000, 1000))
+    monkeypatch.setattr(edit_log, "LARGE", JsonLimits(20_000, 1000))
     for letter in "ab":
         edit(path, letter)
     held = snapshot(tmp_path)
@@ -252,7 +252,7 @@ def test_an_edit_for_which_the_log_has_no_room_is_refused_before_anything_is_wri
                 edit(path, "c", count)
             assert no.value.try_ == f"-o FILE to write a copy, or ropetool restore {path} to undo the last edit first"
         for last in ((), ("--dry-run",)):
-            patch.setattr(edit_log, "LARGE", Limits(edit_log.place(path).stat().st_size + 200, 1000))
+            patch.setattr(edit_log, "LARGE", JsonLimits(edit_log.place(path).stat().st_size + 200, 1000))
             done = run("extend", "m.gguf", *YARN, "--in-place", *last)
             assert (done.code, done.out) == (1, "")
             assert "this edit could not be undone" in done.err
@@ -274,7 +274,7 @@ def test_an_edit_of_more_values_than_a_log_is_read_with_is_refused(
     """Commas within texts count too when a log is read."""
     path = model(tmp_path / "m.gguf")
     edit(path, "a")
-    monkeypatch.setattr(edit_log, "LARGE", Limits(10**6, 500))
+    monkeypatch.setattr(edit_log, "LARGE", JsonLimits(10**6, 500))
     done = run("gguf", "set", "m.gguf", "general.description", "," * 600, "--in-place")
     assert done.code == 1
     assert "the log contains more than 500 values" in done.err

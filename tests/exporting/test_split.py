@@ -15,7 +15,7 @@ from exporting import maker
 from ropetool.checkpoint import provenance
 from ropetool.errors import ConfigError, OutputError
 from ropetool.files.gguf import read_shards
-from ropetool.files.gguf.splitting import Limits, grouped, limits_of
+from ropetool.files.gguf.splitting import SplitLimits, grouped, limits_of
 from ropetool.files.renames import file_key
 from ropetool.gguf_export import container, files, splitting
 from ropetool.gguf_export.preparing import ExportOptions, prepare
@@ -36,13 +36,13 @@ LLAMA3 = {
 # 31 of the first make 1M without the padding; the last two make it exactly.
 SIZES = (*[32_257] * 62, 700_001, 1_500_000, 1_200_000, 3, 499_999, 600_000, 400_000)
 WHOLE = "021ae016f80eb0647cf060bccd88ef1a149122e4dbf9e4a3d2ea304738991f46"
-BY_GGUF_SPLIT: list[tuple[Limits, list[int], str]] = [
-    (Limits(tensors=1), [1] * 69, "8d3792bf3841a213abf0c76d70dca179e76d38750a5b46709b874d69cf35b624"),
-    (Limits(tensors=7), [7] * 9 + [6], "566a23f6c8ce8a067b4cc5b72f5621bb43e4ef7fb014400526bd9ec8a6484b75"),
-    (Limits(tensors=17), [17] * 4 + [1], "606b23b35bba7f8ac709043419d92c2ba0f8fd1707ed36b18ecfdc8cd53f7c58"),
-    (Limits(tensors=68), [68, 1], "bb15d4c660db05c3bb3718893c0b186b5b70dc5c97763505f0960dd29c4e5c53"),
-    (Limits(10**6), [30, 30, 3, 1, 1, 2, 2], "5ce09e60a6a76cad4c66290df4f8cc794f8fefeb6aef5b0fd5157965884d3d89"),
-    (Limits(2 * 10**6), [61, 2, 1, 3, 2], "eb1f3ab43f80d425a837a93545fa92172314e270a68e6bdf88ac1f9c69f59d99"),
+BY_GGUF_SPLIT: list[tuple[SplitLimits, list[int], str]] = [
+    (SplitLimits(tensors=1), [1] * 69, "8d3792bf3841a213abf0c76d70dca179e76d38750a5b46709b874d69cf35b624"),
+    (SplitLimits(tensors=7), [7] * 9 + [6], "566a23f6c8ce8a067b4cc5b72f5621bb43e4ef7fb014400526bd9ec8a6484b75"),
+    (SplitLimits(tensors=17), [17] * 4 + [1], "606b23b35bba7f8ac709043419d92c2ba0f8fd1707ed36b18ecfdc8cd53f7c58"),
+    (SplitLimits(tensors=68), [68, 1], "bb15d4c660db05c3bb3718893c0b186b5b70dc5c97763505f0960dd29c4e5c53"),
+    (SplitLimits(10**6), [30, 30, 3, 1, 1, 2, 2], "5ce09e60a6a76cad4c66290df4f8cc794f8fefeb6aef5b0fd5157965884d3d89"),
+    (SplitLimits(2 * 10**6), [61, 2, 1, 3, 2], "eb1f3ab43f80d425a837a93545fa92172314e270a68e6bdf88ac1f9c69f59d99"),
 ]
 
 
@@ -61,7 +61,7 @@ def write_whole(path: Path) -> Path:
 
 @pytest.mark.parametrize(("limits", "counts", "digest"), BY_GGUF_SPLIT)
 def test_the_parts_are_byte_for_byte_those_of_gguf_split(
-    limits: Limits, counts: list[int], digest: str, tmp_path: Path
+    limits: SplitLimits, counts: list[int], digest: str, tmp_path: Path
 ) -> None:
     whole = write_whole(tmp_path / "whole.gguf")
     assert hashlib.sha256(whole.read_bytes()).hexdigest() == WHOLE  # what gguf-split was given
@@ -75,7 +75,7 @@ def test_the_parts_are_byte_for_byte_those_of_gguf_split(
 
 
 def test_a_tensor_beyond_the_limit_has_a_file_of_its_own() -> None:
-    assert [list(part) for part in grouped([5000, 10, 10, 5000, 10], Limits(nbytes=100))] == [
+    assert [list(part) for part in grouped([5000, 10, 10, 5000, 10], SplitLimits(nbytes=100))] == [
         [0], [1, 2], [3], [4]
     ]  # fmt: skip
 
@@ -154,7 +154,7 @@ def test_sizes_are_decimal_as_gguf_split_has_them() -> None:
     assert [limits_of(text, None).nbytes for text in ("3K", "500M", "2G", "2g", "70")] == [
         3_000, 500_000_000, 2_000_000_000, 2_000_000_000, 70
     ]  # fmt: skip
-    assert limits_of("1M", 5) == Limits(10**6, 5)
+    assert limits_of("1M", 5) == SplitLimits(10**6, 5)
 
 
 @pytest.mark.parametrize("number", [0, -3])
@@ -183,7 +183,7 @@ def test_parts_are_asked_for_before_the_tokenizer(tmp_path: Path, monkeypatch: p
     maker.export(source, tmp_path / "x.gguf", split_max_tensors=8)
     monkeypatch.delattr("ropetool.gguf_model.contents.tokenizer_values")
     with pytest.raises(OutputError, match="exists already, as a part of a split model with this name"):
-        prepare(source, tmp_path / "x.gguf", ExportOptions(limits=Limits(tensors=5)))
+        prepare(source, tmp_path / "x.gguf", ExportOptions(limits=SplitLimits(tensors=5)))
 
 
 def test_a_file_that_a_split_would_not_touch_is_no_obstacle(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_file_that_a_split_would_not_touch_is_no_obstacle(tmp_path: Path) -> N
     (tmp_path / "y.gguf").write_bytes(b"precious")
     (tmp_path / "y-00001-of-3.gguf").write_bytes(b"no part")
     assert (
-        prepare(source, tmp_path / "y.gguf", ExportOptions(check=False, limits=Limits(tensors=8))).target.name
+        prepare(source, tmp_path / "y.gguf", ExportOptions(check=False, limits=SplitLimits(tensors=8))).target.name
         == "y.gguf"
     )
     with pytest.raises(OutputError, match="exists already"):
@@ -208,7 +208,7 @@ def test_a_split_is_refused_where_it_can_never_be(force: bool, tmp_path: Path) -
         ("x.gguf", "exists already"),
     ):
         with pytest.raises(OutputError, match=text):
-            files.check(tmp_path / target, source, Limits(tensors=8), force=force)
+            files.check(tmp_path / target, source, SplitLimits(tensors=8), force=force)
 
 
 def test_a_split_leaves_another_file_and_parts_of_another_number(tmp_path: Path) -> None:

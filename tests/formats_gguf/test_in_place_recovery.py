@@ -247,7 +247,7 @@ def test_a_sync_that_is_left_out_loses_files(way: str, kind: str, number: int) -
 
 
 def test_a_journal_that_is_removed_too_early_loses_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hasty(disk: FailingDisk, journal: recovery.Journal) -> None:
+    def hasty(disk: FailingDisk, journal: recovery.EditJournal) -> None:
         recovery.end(disk)  # type: ignore[arg-type]
         for write in journal.writes:
             disk.write(write.at, write.new)
@@ -286,7 +286,7 @@ def test_a_shift_about_which_nothing_is_certain_is_left_as_it_is() -> None:
     made = case("insert", 0)
     insertion = next(at for at, name in enumerate(_calls(made)) if name == "insert")
     disk = cut(made, insertion + 1, random.Random(0)).after_kill()
-    journal = recovery.Journal.decode(disk.read_beside(journal_of(disk.path).name))
+    journal = recovery.EditJournal.decode(disk.read_beside(journal_of(disk.path).name))
     assert journal is not None
     assert journal.insertion is not None
     shifted = disk.now.content()
@@ -304,24 +304,24 @@ def test_whatever_is_cut_of_a_journal_is_seen(tmp_path: Path) -> None:
     made = case("insert", 0)
     disk = cut(made, 4, random.Random(0)).after_kill()
     raw = disk.read_beside(journal_of(disk.path).name)
-    whole = recovery.Journal.decode(raw)
+    whole = recovery.EditJournal.decode(raw)
     assert whole is not None
     assert whole.encode() == raw
     for length in range(0, len(raw), 97):
-        assert recovery.Journal.decode(raw[:length]) is None
-        assert recovery.Journal.decode(raw[:length].ljust(len(raw), b"\0")) is None
+        assert recovery.EditJournal.decode(raw[:length]) is None
+        assert recovery.EditJournal.decode(raw[:length].ljust(len(raw), b"\0")) is None
     assert not whole.marked
-    marked = recovery.Journal.decode(raw + b"forward\n")
+    marked = recovery.EditJournal.decode(raw + b"forward\n")
     assert marked is not None
     assert marked.marked
-    torn = recovery.Journal.decode(raw + b"forwa")
+    torn = recovery.EditJournal.decode(raw + b"forwa")
     assert torn is not None
     assert not torn.marked
 
 
 @pytest.mark.parametrize("name", ["../m.gguf.json", "/etc/m.gguf.json", "other.gguf", ".m.gguf.json", "m.gguf"])
 def test_a_journal_of_others_writes_nothing_elsewhere(name: str) -> None:
-    journal = recovery.Journal("overwrite", 600, 600, beside={name: b"text"}, marked=True)
+    journal = recovery.EditJournal("overwrite", 600, 600, beside={name: b"text"}, marked=True)
     disk = FailingDisk(bytes(600), beside={journal_of(Path("/nowhere/m.gguf")).name: journal.encode()})
     with contextlib.suppress(PlanMismatch):
         recovery.settle(disk)  # type: ignore[arg-type]
@@ -330,10 +330,10 @@ def test_a_journal_of_others_writes_nothing_elsewhere(name: str) -> None:
 
 @pytest.mark.parametrize("change", [b'"size": -600', b'"size": 6e2', b'"size": null', b'"size": "6"'])
 def test_a_journal_with_odd_numbers_is_none(change: bytes) -> None:
-    raw = recovery.Journal("overwrite", 600, 700).encode()[:-32].replace(b'"size": 600', change, 1)
+    raw = recovery.EditJournal("overwrite", 600, 700).encode()[:-32].replace(b'"size": 600', change, 1)
     text = raw[len(MAGIC) + 8 :]
     raw = MAGIC + len(text).to_bytes(8, "little") + text
-    assert recovery.Journal.decode(raw + hashlib.sha256(raw).digest()) is None
+    assert recovery.EditJournal.decode(raw + hashlib.sha256(raw).digest()) is None
 
 
 def test_the_disk_is_a_disk() -> None:

@@ -19,7 +19,7 @@ import pytest
 from loading import script
 from safetensors.torch import load_file
 
-from ropetool.checkpoint.tensor_bytes import Compared
+from ropetool.checkpoint.tensor_bytes import CountedDifferences
 from ropetool.verification import gate, whole_suites
 from ropetool.verification.readback import claimed, comparing, keys
 from ropetool.verification.results import PASS, Check, VerifyResult
@@ -303,8 +303,8 @@ def never(*_: Any, **__: Any) -> Any:
     return 0.0, ""
 
 
-def same(*_: Any, **__: Any) -> Compared:
-    return Compared(1, ())
+def same(*_: Any, **__: Any) -> CountedDifferences:
+    return CountedDifferences(1, ())
 
 
 def says_nothing(*_: Any, **__: Any) -> keys.Differing:

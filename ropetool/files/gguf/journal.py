@@ -64,7 +64,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Journal:
+class EditJournal:
     """An edit of one file, all of which can be done again or taken back from what stands here.
 
     First room is made: `insertion`, `copies`, and the growth at the end; until that is on the disk and the journal marked,
@@ -113,7 +113,7 @@ class Journal:
         return raw + hashlib.sha256(raw).digest() + (MARK if self.marked else b"")
 
     @classmethod
-    def decode(cls, raw: bytes) -> Journal | None:
+    def decode(cls, raw: bytes) -> EditJournal | None:
         """Return the journal, or None where it was not written to its end: then nothing had changed yet."""
         start = len(MAGIC) + _LENGTH.size
         if raw[: len(MAGIC)] != MAGIC or len(raw) < start:
@@ -128,12 +128,12 @@ class Journal:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
-    def as_marked(self) -> Journal:
+    def as_marked(self) -> EditJournal:
         """Return the journal of an edit for which room has been made."""
         return replace(self, marked=True)
 
 
-def _journal(data: Mapping[str, Any], raw: bytes, at: int, marked: bool) -> Journal:
+def _journal(data: Mapping[str, Any], raw: bytes, at: int, marked: bool) -> EditJournal:
     """Return what the text of a journal says. Raises: KeyError, TypeError or ValueError if it is none."""
     writes = []
     for place, old, new in data["writes"]:
@@ -151,7 +151,7 @@ def _journal(data: Mapping[str, Any], raw: bytes, at: int, marked: bool) -> Jour
     ]
     samples = [Sample(_whole(place), _whole(nbytes), str(digest)) for place, nbytes, digest in data["samples"]]
     holes = [(_whole(start), _whole(end)) for start, end in data["holes"]]
-    return Journal(
+    return EditJournal(
         str(data["way"]), _whole(data["size"]), _whole(data["final_size"]), insertion, tuple(copies), tuple(writes),
         tuple(samples), tuple(holes), beside, marked,
     )  # fmt: skip
@@ -190,7 +190,7 @@ def check_settled(path: Path) -> None:
         )  # fmt: skip
 
 
-def sampled(disk: Disk, journal: Journal) -> Journal:
+def sampled(disk: Disk, journal: EditJournal) -> EditJournal:
     """Return a journal that can recognise the file later, by samples, by digests of the copies, and by its holes."""
     places = {journal.size * number // _SAMPLES // _SAMPLE * _SAMPLE for number in range(_SAMPLES)}
     places |= {max(journal.size - _SAMPLE, 0), *((journal.insertion.at,) if journal.insertion is not None else ())}

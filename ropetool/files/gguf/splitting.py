@@ -30,14 +30,14 @@ Placed = tuple[GgufHeader, TensorInfo]  # a tensor, and the header of the file t
 
 
 @dataclass(frozen=True)
-class Limits:
+class SplitLimits:
     """What one file may hold: bytes of tensors, and tensors; 0 for no limit."""
 
     nbytes: int = 0
     tensors: int = 0
 
 
-def limits_of(max_size: str | None, max_tensors: int | None, prefix: str = "--split-") -> Limits:
+def limits_of(max_size: str | None, max_tensors: int | None, prefix: str = "--split-") -> SplitLimits:
     """Return the limits that the options state, whose names begin with `prefix`.
 
     Raises: ConfigError for a size or a count that is none.
@@ -56,10 +56,10 @@ def limits_of(max_size: str | None, max_tensors: int | None, prefix: str = "--sp
         raise ConfigError(
             f"{max_tensors} is not a number of tensors; it must be at least 1", where=f"{prefix}max-tensors"
         )
-    return Limits(nbytes, max_tensors or 0)
+    return SplitLimits(nbytes, max_tensors or 0)
 
 
-def grouped(sizes: Sequence[int], limits: Limits, prefix: str = "--split-") -> list[range]:
+def grouped(sizes: Sequence[int], limits: SplitLimits, prefix: str = "--split-") -> list[range]:
     """Return which tensors, of these sizes in bytes, share a file; one that is larger than the limit has one to itself.
 
     Raises: ConfigError if there would be more files than the format counts.
@@ -73,7 +73,7 @@ def grouped(sizes: Sequence[int], limits: Limits, prefix: str = "--split-") -> l
     return found
 
 
-def _grouped(sizes: Sequence[int], limits: Limits) -> Iterator[range]:
+def _grouped(sizes: Sequence[int], limits: SplitLimits) -> Iterator[range]:
     start, held = 0, 0
     for number, size in enumerate(sizes):
         room = padded(size, DEFAULT_ALIGNMENT)  # whatever the file's own alignment, as in gguf-split

@@ -35,7 +35,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """The copy before it is written: its pieces and their places, in the order of the file, with zeros between them.
 
     The name of a tensor stands for its new data.
@@ -84,7 +84,7 @@ def _write_chunks(target: FileIO, at: int, chunks: Iterable[Buffer]) -> None:
         at += len(memoryview(chunk).cast("B"))
 
 
-def lay_out(header: GgufHeader, patch: Patch, rewritten: Mapping[str, int] | None = None) -> Layout:
+def lay_out(header: GgufHeader, patch: Patch, rewritten: Mapping[str, int] | None = None) -> FileLayout:
     """Return the layout of the patched copy; nothing is written.
 
     rewritten: the types of tensors that get other data, by name.
@@ -113,7 +113,7 @@ def lay_out(header: GgufHeader, patch: Patch, rewritten: Mapping[str, int] | Non
     if new or retyped:
         end = padded((new[-1][0] if new else after.tensors[-1]).end, header.alignment)
     pieces.append((data_start + end, tail))
-    return Layout(data_start + end + tail.end - tail.start, tuple(pieces))
+    return FileLayout(data_start + end + tail.end - tail.start, tuple(pieces))
 
 
 def _moved(header: GgufHeader, retyped: Mapping[str, int]) -> GgufHeader:

@@ -9,7 +9,7 @@ from ropetool.files.hf.directory import (
     read_optional_object,
 )
 from ropetool.files.hf.jsontext import ABSENT, Edit, apply_edits, parse_object
-from ropetool.files.hf.safetensors import DTYPE_BITS, Header, TensorInfo, data_start, header_bytes, read_header
+from ropetool.files.hf.safetensors import DTYPE_BITS, Header, SafetensorsInfo, data_start, header_bytes, read_header
 
 __all__ = [
     "ABSENT",
@@ -17,7 +17,7 @@ __all__ = [
     "Directory",
     "Edit",
     "Header",
-    "TensorInfo",
+    "SafetensorsInfo",
     "apply_edits",
     "data_start",
     "header_bytes",

@@ -16,7 +16,7 @@ from ropetool import names
 from ropetool.errors import CorruptFile, MissingFile, NotACheckpoint
 from ropetool.escaping import word
 from ropetool.files import parts
-from ropetool.files.hf.jsontext import LARGE, SMALL, Limits, parse_object, twice
+from ropetool.files.hf.jsontext import LARGE, SMALL, JsonLimits, parse_object, twice
 from ropetool.files.hf.members import Members
 from ropetool.files.hf.safetensors import MAX_HEADER, MAX_TENSORS, Header, read_header
 from ropetool.files.regular import is_lfs_pointer, lfs_refusal, open_regular, read_regular, too_long
@@ -129,12 +129,12 @@ def _stem(path: Path) -> str:
     return path.name.lower().removesuffix(".gguf")
 
 
-def limits_of(name: str) -> Limits:
+def limits_of(name: str) -> JsonLimits:
     """Return how much of a file of this name is read as text: a shard index may be longer than a config."""
     return LARGE if name == names.SAFETENSORS_INDEX_JSON else SMALL
 
 
-def read_object(path: Path, limits: Limits | None = None) -> tuple[str, dict[str, Any]]:
+def read_object(path: Path, limits: JsonLimits | None = None) -> tuple[str, dict[str, Any]]:
     """Return the text of a JSON file, line ends as they are, and the object that it holds.
 
     limits: by default limits_of its name.
@@ -154,7 +154,7 @@ def read_object(path: Path, limits: Limits | None = None) -> tuple[str, dict[str
     return text, parse_object(text, where, limits)
 
 
-def read_optional_object(path: Path, limits: Limits | None = None) -> tuple[str, dict[str, Any]] | None:
+def read_optional_object(path: Path, limits: JsonLimits | None = None) -> tuple[str, dict[str, Any]] | None:
     """Return what read_object does, or None where there is no such file."""
     return read_object(path, limits) if os.path.lexists(path) else None
 

@@ -41,7 +41,7 @@ ABSENT: Final = _Absent.ABSENT
 
 
 @dataclass(frozen=True)
-class Limits:
+class JsonLimits:
     """How much is read at most, which bounds what a hostile file can cost."""
 
     chars: int
@@ -49,9 +49,9 @@ class Limits:
 
 
 # A config has a few kilobytes; this much of the worst is refused within 200 MB of memory and 2 seconds.
-SMALL = Limits(8 << 20, 200_000)
+SMALL = JsonLimits(8 << 20, 200_000)
 # The index of 250,000 tensors, as many as are read, has 27 MB where its text is edited.
-LARGE = Limits(48_000_000, 600_000)
+LARGE = JsonLimits(48_000_000, 600_000)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Edit:
     after: str | None = None
 
 
-def parse_object(text: str, where: str, limits: Limits = SMALL) -> dict[str, Any]:
+def parse_object(text: str, where: str, limits: JsonLimits = SMALL) -> dict[str, Any]:
     """Return the object that `text` holds; a byte order mark in front is allowed.
 
     Raises: CorruptFile if it is malformed, names a key twice, is not an object or breaks a limit.
@@ -89,7 +89,7 @@ def parse_object(text: str, where: str, limits: Limits = SMALL) -> dict[str, Any
     return value
 
 
-def check_size(text: str, where: str, limits: Limits) -> int:
+def check_size(text: str, where: str, limits: JsonLimits) -> int:
     """Return the number of brackets in a text that is not too large to be read. Raises: CorruptFile for a larger one."""
     if len(text) > limits.chars:
         raise CorruptFile(f"has {len(text):,} characters; ropetool reads at most {limits.chars:,}", where=where)
@@ -145,7 +145,7 @@ def _deeper_than(value: Any, limit: int) -> bool:
     return True
 
 
-def apply_edits(text: str, edits: Iterable[Edit], where: str, limits: Limits = SMALL) -> str:
+def apply_edits(text: str, edits: Iterable[Edit], where: str, limits: JsonLimits = SMALL) -> str:
     """Return `text` with the edits made one after the other.
 
     Raises: PlanMismatch if a value is not the `old` of its edit; CorruptFile if the text is not a JSON object.

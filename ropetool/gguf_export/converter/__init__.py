@@ -19,7 +19,7 @@ from ropetool.errors import ConfigError, LossyExport, MissingDependency, Ropetoo
 from ropetool.escaping import escaped
 from ropetool.files import hub
 from ropetool.files.gguf import Patch, Value
-from ropetool.files.hf import TensorInfo as Stored
+from ropetool.files.hf import SafetensorsInfo
 from ropetool.files.hidden import hidden_folder
 from ropetool.gguf_export import files
 from ropetool.gguf_export import sidecars as companions
@@ -228,7 +228,7 @@ def _layout(file: GgufCheckpoint, patch: Patch, outtype: str) -> Layout:
         if info.name in patch.tensors:
             continue
         begin = header.data_start + info.offset
-        stored = Stored(info.name, info.type_name, info.shape[::-1], begin, begin + info.nbytes)
+        stored = SafetensorsInfo(info.name, info.type_name, info.shape[::-1], begin, begin + info.nbytes)
         placed.append(Placed(info, info.type_name, (Source(header.path, stored),)))
     return Layout(outtype, tuple(moved(placed)))
 

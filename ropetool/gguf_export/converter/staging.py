@@ -15,7 +15,7 @@ from ropetool import names
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.family import Family
 from ropetool.files.hf import read_object
-from ropetool.files.hf.jsontext import Limits
+from ropetool.files.hf.jsontext import JsonLimits
 from ropetool.files.linking import check_within
 
 AUTO_MAP = "auto_map"
@@ -30,7 +30,7 @@ _COPIED = (
     names.TOKENIZER_CONFIG_JSON, "special_tokens_map.json", "added_tokens.json", "generation_config.json",
     "preprocessor_config.json", "processor_config.json", "chat_template.json",
 )  # fmt: skip
-_LIMITS = Limits(16 << 20, 1_000_000)  # of a file that is copied; a tokenizer_config.json lists each added token
+_LIMITS = JsonLimits(16 << 20, 1_000_000)  # of a file that is copied; a tokenizer_config.json lists each added token
 # Types whose scaling is planned here. `proportional` says which channels rotate, and scales nothing by itself.
 _SCALED = frozenset({"linear", "dynamic", "yarn", "longrope", "su", "llama3"})
 _SCALING = frozenset({

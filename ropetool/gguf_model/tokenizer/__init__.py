@@ -15,7 +15,7 @@ from ropetool.errors import CorruptFile, LossyExport, MissingFile
 from ropetool.escaping import word
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf import read_object, read_optional_object
-from ropetool.files.hf.jsontext import Limits, shown, uncollected
+from ropetool.files.hf.jsontext import JsonLimits, shown, uncollected
 from ropetool.files.hf.typed import LIST, OBJECT, taken
 from ropetool.gguf_model.metadata import collected
 from ropetool.gguf_model.tokenizer.byte_level import check_bpe, check_byte_level
@@ -32,7 +32,7 @@ from ropetool.gguf_model.tokenizer.vocabulary import Tokens, laid_out, numbered
 
 ADDED_TOKENS_JSON = "added_tokens.json"
 # Gemma's has 34 MB and 2.0 million values, a list and two texts for each of its 580,000 merges among them.
-LIMITS = Limits(64 << 20, 4_000_000)
+LIMITS = JsonLimits(64 << 20, 4_000_000)
 LISTED_TEMPLATES, TEMPLATE = "tokenizer.chat_templates", "tokenizer.chat_template."
 NO_PRE_TOKENIZER = "default"  # what the stock converter writes where llama.cpp does not look
 

@@ -9,7 +9,7 @@ from ropetool import names
 from ropetool.checkpoint.edits import FileEdit, edits_of_file
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.listings import LEFT_BEHIND
-from ropetool.checkpoint.tensor_bytes import Compared
+from ropetool.checkpoint.tensor_bytes import CountedDifferences
 from ropetool.errors import PlanMismatch
 from ropetool.files.gguf.codec import shown as quoted
 from ropetool.files.hf import Directory, Edit, apply_edits, limits_of, parse_object, read_object
@@ -22,7 +22,7 @@ SPLIT_KEYS = "split."  # these keys number the files of a split model, which an 
 # --- directories
 
 
-def compare_files(target: Directory, source: Directory, edits: Sequence[FileEdit]) -> Compared:
+def compare_files(target: Directory, source: Directory, edits: Sequence[FileEdit]) -> CountedDifferences:
     """Return the files of the target that differ from the source's files with the plan's edits.
 
     Weights, pickles and the record of ropetool are not compared, and neither is README, which users may rewrite. A file
@@ -36,7 +36,7 @@ def compare_files(target: Directory, source: Directory, edits: Sequence[FileEdit
         reason = _file_difference(ours.get(name), path, edits_of_file(edits, name))
         if reason:
             differences.append(f"{name}{reason}")
-    return Compared(len(theirs) + len(added), tuple(differences))
+    return CountedDifferences(len(theirs) + len(added), tuple(differences))
 
 
 def _carried(directory: Directory) -> dict[str, Path]:
@@ -69,7 +69,7 @@ def _file_difference(target: Path | None, source: Path, edits: Sequence[Edit]) -
 # --- GGUF
 
 
-def compare_keys(target: GgufCheckpoint, source: GgufCheckpoint, edits: Sequence[FileEdit]) -> Compared:
+def compare_keys(target: GgufCheckpoint, source: GgufCheckpoint, edits: Sequence[FileEdit]) -> CountedDifferences:
     """Return the metadata keys of the target that differ from the source's keys with the plan's edits."""
     expected, ours = source.edited(edits).values, target.values
     keys = [k for k in dict.fromkeys([*expected, *ours]) if not k.startswith(SPLIT_KEYS)]
@@ -79,4 +79,4 @@ def compare_keys(target: GgufCheckpoint, source: GgufCheckpoint, edits: Sequence
             differences.append(f"{quoted(key)} is {'missing' if key not in ours else 'additional'}")
         elif ours[key] != expected[key]:
             differences.append(f"{quoted(key)} differs")
-    return Compared(len(keys), tuple(differences))
+    return CountedDifferences(len(keys), tuple(differences))

@@ -12,7 +12,7 @@ from ropetool.checkpoint import style
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint
-from ropetool.checkpoint.tensor_bytes import Compared
+from ropetool.checkpoint.tensor_bytes import CountedDifferences
 from ropetool.errors import RopetoolError
 from ropetool.files.hf import ABSENT
 from ropetool.files.hf.jsontext import shown
@@ -186,7 +186,7 @@ def _differences(target: Checkpoint, source: Checkpoint, expected: Checkpoint) -
 def _files(differences: keys.Differing | RopetoolError) -> Check:
     if isinstance(differences, RopetoolError):
         return Check(FILES, None, None, FAIL, differences.without_folders())
-    compared = Compared(differences.count, differences.wrong)
+    compared = CountedDifferences(differences.count, differences.wrong)
     things = "settings and files equal the baseline"
     return Check(
         FILES, float(len(differences.wrong)), 0.0, FAIL if differences.wrong else PASS, compared.sentence(things)

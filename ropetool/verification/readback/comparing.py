@@ -20,7 +20,7 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
 from ropetool.checkpoint.provenance import EXPORT, Provenance
-from ropetool.checkpoint.tensor_bytes import Compared, compare_tensors
+from ropetool.checkpoint.tensor_bytes import CountedDifferences, compare_tensors
 from ropetool.errors import CheckpointError, LossyExport, RopetoolError
 from ropetool.files import hub
 from ropetool.plans.plan import Plan
@@ -360,6 +360,6 @@ def _files(target: Checkpoint, plan: Plan | None, origin: Origin, opened: Open) 
     return _compared(FILES, compared, f"{things} {origin.words}{but}")
 
 
-def _compared(name: str, compared: Compared, things: str) -> Check:
+def _compared(name: str, compared: CountedDifferences, things: str) -> Check:
     count = float(len(compared.differences))
     return Check(name, count, 0.0, FAIL if compared.differences else PASS, compared.sentence(things))

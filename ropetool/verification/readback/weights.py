@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from ropetool.checkpoint.gguf_edits import patch_of
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint
-from ropetool.checkpoint.tensor_bytes import Compared, StoredTensor, compare_tensors
+from ropetool.checkpoint.tensor_bytes import CountedDifferences, StoredTensor, compare_tensors
 from ropetool.errors import PlanMismatch
 from ropetool.plans.plan import Plan
 from ropetool.weights.edits import by_tensor
@@ -54,7 +54,7 @@ class Named(Mapping[str, bytes]):
         return len({**self._vectors, **self._changes})
 
 
-def compare_weights(target: Checkpoint, source: Checkpoint, plan: Plan | None) -> Compared:
+def compare_weights(target: Checkpoint, source: Checkpoint, plan: Plan | None) -> CountedDifferences:
     """Return the tensors of the target that differ from the source's tensors with the plan's changes.
 
     A tensor of a different type may differ by the rounding errors of both types. Tensors with tables are not compared.
@@ -72,7 +72,7 @@ def compare_weights(target: Checkpoint, source: Checkpoint, plan: Plan | None) -
     alike = [{name: each[name] for name in each if name not in other_type} for each in (ours, theirs)]
     compared = compare_tensors(alike[0], alike[1], named)
     rounded = [f"{name} {problem}" for name in sorted(other_type) if (problem := _rounding(ours[name], theirs[name]))]
-    return Compared(compared.total + len(other_type), (*compared.differences, *rounded))
+    return CountedDifferences(compared.total + len(other_type), (*compared.differences, *rounded))
 
 
 def _is_tied_head(name: str, target: Checkpoint, stored: Mapping[str, StoredTensor]) -> bool:
@@ -85,7 +85,7 @@ def _is_tied_head(name: str, target: Checkpoint, stored: Mapping[str, StoredTens
     return len(embeddings) == 1 and not compare_tensors({name: stored[name]}, {name: embeddings[0]}).differences
 
 
-def _converted(target: Checkpoint, source: Checkpoint) -> Compared:
+def _converted(target: Checkpoint, source: Checkpoint) -> CountedDifferences:
     """Return the tensors of a GGUF file that differ from the directory that it was converted from."""
     from ropetool.comparison import compare  # only for two different formats
     from ropetool.comparison.relations import REQUANTISED
@@ -100,7 +100,7 @@ def _converted(target: Checkpoint, source: Checkpoint) -> Compared:
             problem = f"is {relation.kind} {relation.detail or each.reason}".rstrip() if each.differs else ""
         if problem:
             problems.append(f"{each.other or each.name} {problem}")
-    return Compared(len(tensors), tuple(problems))
+    return CountedDifferences(len(tensors), tuple(problems))
 
 
 def _without_tables(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:

@@ -16,7 +16,7 @@ from ropetool.files.gguf.header import GgufHeader
 from ropetool.files.gguf.in_place.guard import Held
 from ropetool.files.gguf.in_place.planning import COPY
 from ropetool.files.gguf.in_place.recovery import end, put_copy, refused, settle
-from ropetool.files.gguf.journal import Journal, copy_of, journal_of, sampled
+from ropetool.files.gguf.journal import EditJournal, copy_of, journal_of, sampled
 from ropetool.files.gguf.kinds import ValueType
 from ropetool.files.gguf.patch import Patch
 from ropetool.files.gguf.writer import write_patched
@@ -55,7 +55,7 @@ def replace_by(write: Callable[[Path], None], holding: Held, beside: Beside | No
         sync(new)
         size = new.stat().st_size
         texts = beside(size) if beside is not None else {}
-        journal = replace(sampled(disk, Journal(COPY, disk.size(), size)), beside=texts).as_marked()
+        journal = replace(sampled(disk, EditJournal(COPY, disk.size(), size)), beside=texts).as_marked()
         try:
             name = journal_of(real).name
             disk.write_beside(name, journal.encode())

@@ -20,7 +20,7 @@ from ropetool.files.gguf.in_place.disk import Disk, NotHere
 from ropetool.files.gguf.in_place.guard import COPY_INSTEAD, held
 from ropetool.files.gguf.in_place.planning import NoWay
 from ropetool.files.gguf.in_place.recovery import end, forward, mark, refused, settle
-from ropetool.files.gguf.journal import Journal, journal_of, sampled
+from ropetool.files.gguf.journal import EditJournal, journal_of, sampled
 from ropetool.files.gguf.patch import Patch
 from ropetool.files.gguf.shards import split_patch
 
@@ -103,7 +103,7 @@ def way_in_place(headers: Sequence[GgufHeader], patch: Patch, *, copy_if_needed:
     return Edited(real, journal.way, _written(journal), journal.final_size, (*notes, *holding.notes))
 
 
-def carry_out(disk: Disk, journal: Journal) -> None:
+def carry_out(disk: Disk, journal: EditJournal) -> None:
     """Carry out planned steps, the journal first.
 
     Raises: NotHere if the file system inserts no range, and nothing has changed then; OSError.
@@ -128,7 +128,7 @@ def carry_out(disk: Disk, journal: Journal) -> None:
         raise
 
 
-def _make_room(disk: Disk, journal: Journal) -> None:
+def _make_room(disk: Disk, journal: EditJournal) -> None:
     if journal.insertion is not None:
         disk.insert(journal.insertion.at, journal.insertion.nbytes)
         disk.sync()
@@ -159,7 +159,7 @@ def _edit(disk: Disk, header: GgufHeader, patch: Patch, beside: Beside | None) -
     return Edited(disk.path, journal.way, _written(journal), journal.final_size)
 
 
-def _written(journal: Journal) -> int:
+def _written(journal: EditJournal) -> int:
     return sum(len(write.new) for write in journal.writes) + sum(copy.nbytes for copy in journal.copies)
 
 

@@ -18,7 +18,7 @@ from ropetool.errors import ConfigError, PlanMismatch
 from ropetool.files.gguf.codec import ARRAY_HEAD, Value, encode_text
 from ropetool.files.gguf.cursor import I32
 from ropetool.files.gguf.header import MAX_HEADER_BYTES, GgufHeader, parse_header
-from ropetool.files.gguf.journal import Copy, Insertion, Journal, Write
+from ropetool.files.gguf.journal import Copy, EditJournal, Insertion, Write
 from ropetool.files.gguf.kinds import ValueType
 from ropetool.files.gguf.patch import Patch, appended, overwritten, patched_values
 from ropetool.files.gguf.tensors import TensorInfo, padded
@@ -56,7 +56,7 @@ class _Layout:
 
 def steps(
     header: GgufHeader, patch: Patch, read: Read, *, can_insert: bool, block: int = 4096, room: int = ROOM
-) -> Journal:
+) -> EditJournal:
     """Return what is done to the header's file, by the first way that serves.
 
     block: of the file system. can_insert: whether that inserts ranges. The journal has no samples yet.
@@ -70,7 +70,7 @@ def steps(
     over, new = overwritten(header, patch), appended(header, patch)
     changed = [(info, data) for info, data in over if read(header.data_start + info.offset, info.nbytes) != data]
     if values == dict(header.values) and not changed and not new and not patch.drop:
-        return Journal(NOTHING, header.file_size, header.file_size)
+        return EditJournal(NOTHING, header.file_size, header.file_size)
     if not header.tensors:
         return _without_tensors(header, patch, read)
     infos = bytes(header.infos) + b"".join(encode_info(info) for info, _ in new)
@@ -146,7 +146,7 @@ def _moved(header: GgufHeader, infos: bytes, need: int) -> _Layout:
 def _journal(
     header: GgufHeader, values: Mapping[str, Value], layout: _Layout, changed: Sequence[tuple[TensorInfo, bytes]],
     new: Sequence[tuple[TensorInfo, bytes]], read: Read,
-) -> Journal:  # fmt: skip
+) -> EditJournal:  # fmt: skip
     inserted = layout.insertion
     end = header.data_end
     before = read(0, header.data_start + layout.behind)
@@ -174,7 +174,7 @@ def _journal(
     way = (
         INSERT if inserted is not None else MOVE if layout.behind else FILLER if filler != header.filler else OVERWRITE
     )
-    return Journal(way, header.file_size, size, inserted, copies, tuple(writes))
+    return EditJournal(way, header.file_size, size, inserted, copies, tuple(writes))
 
 
 def _image(
@@ -241,7 +241,7 @@ def differing(before: bytes, after: bytes) -> Iterator[Write]:
             yield Write(places[0], before[span], after[span])
 
 
-def _without_tensors(header: GgufHeader, patch: Patch, read: Read) -> Journal:
+def _without_tensors(header: GgufHeader, patch: Patch, read: Read) -> EditJournal:
     """Return the steps for a file of keys alone, which is written again from the first change on."""
     if header.file_size - header.header_end > MOST_BEHIND:
         raise NoWay(f"{header.file_size - header.header_end:,} bytes after its header do not belong to a tensor")
@@ -256,7 +256,7 @@ def _without_tensors(header: GgufHeader, patch: Patch, read: Read) -> Journal:
     writes = [*differing(old[:shared], new[:shared])]
     if len(new) > shared:
         writes.append(Write(shared, b"", new[shared:]))
-    return Journal(OVERWRITE, header.file_size, layout.size, writes=tuple(writes))
+    return EditJournal(OVERWRITE, header.file_size, layout.size, writes=tuple(writes))
 
 
 def _check_end(header: GgufHeader) -> None:
@@ -266,7 +266,7 @@ def _check_end(header: GgufHeader) -> None:
         raise NoWay(f"{behind:,} bytes after its last tensor do not belong to a tensor")
 
 
-def _checked(header: GgufHeader, values: Mapping[str, Value], journal: Journal, read: Read) -> Journal:
+def _checked(header: GgufHeader, values: Mapping[str, Value], journal: EditJournal, read: Read) -> EditJournal:
     """Return the steps if what they make is a header with all keys and tensors, each of which has its own bytes."""
     inserted, moved = journal.insertion, sum(copy.nbytes for copy in journal.copies)
     shift = inserted.nbytes if inserted is not None else 0

@@ -28,7 +28,7 @@ from ropetool.files.gguf.cursor import AGAIN
 from ropetool.files.gguf.in_place.disk import Disk, NotHere
 from ropetool.files.gguf.in_place.guard import held
 from ropetool.files.gguf.in_place.planning import COPY
-from ropetool.files.gguf.journal import MARK, Insertion, Journal, Sample, Write, copy_of, journal_of
+from ropetool.files.gguf.journal import MARK, EditJournal, Insertion, Sample, Write, copy_of, journal_of
 from ropetool.files.gguf.shards import first_name
 from ropetool.files.output import output_error
 from ropetool.files.regular import open_regular
@@ -83,7 +83,7 @@ def settle(disk: Disk) -> tuple[str, str]:
     Raises: OSError; PlanMismatch, and all is as it was.
     """
     name = journal_of(disk.path).name
-    journal = Journal.decode(disk.read_beside(name))
+    journal = EditJournal.decode(disk.read_beside(name))
     own = f"{disk.path.name}.", f"{first_name(disk.path.name)}."
     if journal is not None and any(not text.startswith(own) for text in journal.beside):
         raise _lost(disk, "its journal writes files of a different model")
@@ -108,7 +108,7 @@ def end(disk: Disk) -> None:
     disk.sync_folder()
 
 
-def forward(disk: Disk, journal: Journal) -> None:
+def forward(disk: Disk, journal: EditJournal) -> None:
     """Write what a marked journal says, bring it to the disk, and remove the journal."""
     for write in journal.writes:
         disk.write(write.at, write.new)
@@ -118,7 +118,7 @@ def forward(disk: Disk, journal: Journal) -> None:
     _put_beside(disk, journal)
 
 
-def put_copy(disk: Disk, journal: Journal) -> None:
+def put_copy(disk: Disk, journal: EditJournal) -> None:
     """Give a whole copy, which is on the disk, the name of the file; then as in `forward`. Done again, it goes on.
 
     Raises: PlanMismatch if neither the file nor its copy is that of the journal.
@@ -136,7 +136,7 @@ def put_copy(disk: Disk, journal: Journal) -> None:
     _put_beside(disk, journal)
 
 
-def _put_beside(disk: Disk, journal: Journal) -> None:
+def _put_beside(disk: Disk, journal: EditJournal) -> None:
     """Write the texts beside the file, then remove the journal."""
     for name, text in journal.beside.items():
         if text:
@@ -169,7 +169,7 @@ def refused(error: OSError, real: Path) -> OutputError:
 # --- is it the file of the journal?
 
 
-def _check_forward(disk: Disk, journal: Journal) -> None:
+def _check_forward(disk: Disk, journal: EditJournal) -> None:
     """Refuse a file that is neither the old one, nor the new one, nor something in between."""
     inserted = journal.insertion
     if disk.size() not in (journal.roomy_size, journal.final_size):
@@ -185,7 +185,7 @@ def _check_forward(disk: Disk, journal: Journal) -> None:
             raise _lost(disk, f"the tensors that the edit copied to byte {copy.at:,} are missing")
 
 
-def _untouched(journal: Journal) -> Journal:
+def _untouched(journal: EditJournal) -> EditJournal:
     """Return the journal with only those samples that no write overlaps, and that are not cut off."""
     inserted = journal.insertion
 
@@ -205,7 +205,7 @@ def _is_between(found: bytes, write: Write) -> bool:
     return len(now) == len(one) and bool(((now == one) | (now == other)).all())
 
 
-def _hold(disk: Disk, journal: Journal, at: int) -> bool:
+def _hold(disk: Disk, journal: EditJournal, at: int) -> bool:
     """Return whether the samples are there, if the inserted range begins at this place of the old file."""
     nbytes = journal.insertion.nbytes if journal.insertion is not None else 0
     for sample in journal.samples:
@@ -219,7 +219,7 @@ def _hold(disk: Disk, journal: Journal, at: int) -> bool:
 # --- back
 
 
-def _back(disk: Disk, journal: Journal) -> None:
+def _back(disk: Disk, journal: EditJournal) -> None:
     size, inserted = disk.size(), journal.insertion
     longer = journal.size + (inserted.nbytes if inserted is not None else 0)
     if inserted is not None and size >= longer:
@@ -233,7 +233,7 @@ def _back(disk: Disk, journal: Journal) -> None:
     disk.sync()
 
 
-def _take_out(disk: Disk, journal: Journal, inserted: Insertion) -> None:
+def _take_out(disk: Disk, journal: EditJournal, inserted: Insertion) -> None:
     """Take the inserted range out, wherever the insertion has left it, and what was to follow the end."""
     at = _found(disk, journal, inserted)
     if at is None:
@@ -255,7 +255,7 @@ def _take_out(disk: Disk, journal: Journal, inserted: Insertion) -> None:
         ) from None
 
 
-def _found(disk: Disk, journal: Journal, inserted: Insertion) -> int | None:
+def _found(disk: Disk, journal: EditJournal, inserted: Insertion) -> int | None:
     """Return where the inserted range lies, None where that is not certain.
 
     The block at its place moves last: where that has moved, all has. Else a range without data tells, if those of the old
@@ -276,7 +276,7 @@ def _found(disk: Disk, journal: Journal, inserted: Insertion) -> int | None:
     return fitting[0] if len(fitting) == 1 else None
 
 
-def _moved(disk: Disk, journal: Journal, inserted: Insertion) -> bool:
+def _moved(disk: Disk, journal: EditJournal, inserted: Insertion) -> bool:
     """Return whether what lay at the place of the insertion lies behind the inserted range."""
     first = next((sample for sample in journal.samples if sample.at == inserted.at), None)
     if first is None:
