@@ -1,24 +1,24 @@
-"""The exceptions of ropetool: one sentence, a place, a rule and a next step each.
+"""The exceptions of ropetool. Each has a message, a place, and often a next step.
 
-RopetoolError                 anything a user can mend; carries `where` and `try_`
-  CheckpointError             the files
-    NotACheckpoint            no config.json, no GGUF, not a directory
-    MissingFile               a file that another file names is absent
+RopetoolError                 a problem that the user can fix
+  CheckpointError             a problem with files
+    NotACheckpoint            no config.json, not a GGUF file, not a directory
+    MissingFile               a file that another file names does not exist
     CorruptFile               a file that breaks its own format
-    UnsupportedDtype          a tensor type that is not handled
-    OutputError               the output exists, has no room, or may not be written
-    HubError                  the hub has no such model, or does not give it
-      HubUnreachable          the hub cannot be asked
-    ServerError               a server does not answer, or not as its interface says
-  ConfigError                 the values
+    UnsupportedDtype          a tensor type that ropetool does not support
+    OutputError               the output exists, does not fit on the disk, or is not writable
+    HubError                  the Hub does not have the model, or denies access to it
+      HubUnreachable          the Hub does not answer, or ropetool is offline
+    ServerError               a server does not answer, or its answer breaks its interface
+  ConfigError                 a problem with values
     InvalidRope               a rope value that breaks a rule
-    AmbiguousRope             two readings, or two styles that disagree
-  UnknownName                 a name that is not in a list; says the list
+    AmbiguousRope             a file with two interpretations, or two styles that disagree
+  UnknownName                 a name that is not in a list; the message contains the list
     UnknownFamily, UnknownMethod, UnknownParameter, UnknownRuntime
-  LossyExport                 the file or runtime cannot hold what was asked
-  PlanMismatch                the source is not what the plan was made for
+  LossyExport                 the file or runtime cannot store the requested positions
+  PlanMismatch                the source differs from the plan's source
   VerificationFailed          a measurement ran and failed
-  MissingDependency           an optional package is absent; says how to install it
+  MissingDependency           an optional package is missing; the message shows how to install it
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import re
 from collections.abc import Iterable
 
 _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*[a-z])(?: (original|current|[0-9]+[kKmM]?)(?![\w.]))?")
-# Options that are arguments of the Python functions; every other one belongs to another program, or to commands only.
+# Options that are arguments of Python functions. All other options belong to other programs, or only to commands.
 _SAME = """
 against allow-full-attention allow-inexact allow-nan allow-unverified attention-factor bake-dtype baseline budget cache-type check
 compare-with config-style converter copy copy-if-needed device dtype factor factors force force-factor full-hash imatrix judge
@@ -40,8 +40,8 @@ _ARGUMENTS = {name: name.replace("-", "_") for name in _SAME.split()} | {
     "from": "reading", "for": "for_runtimes", "as": "as_type", "text": "texts", "gain": "gains", "measure": "measures",
     "certificate": "certificate_file",
 }  # fmt: skip
-MAX_QUOTED = 1900  # characters of a sentence, which may quote a name or a value of a file in full
-_COMPARED = 60  # characters of a name; to compare is quadratic in them
+MAX_QUOTED = 1900  # characters of a message, which may quote a whole name or value of a file
+_COMPARED = 60  # characters of a name; the comparison takes quadratic time
 
 
 class RopetoolError(Exception):
@@ -49,11 +49,11 @@ class RopetoolError(Exception):
 
     where: the file, key or option at fault; may be empty.
     try_: a command or step that works; may be empty.
-    notes: notes on other actions or findings before the error.
-    brief: a shorter sentence for a terminal; may be empty.
+    notes: notes on actions or results before the error.
+    brief: a shorter message for a terminal; may be empty.
 
-    Long quotes from a file are cut in `message` and `where`. As text it is the sentence and the step, with the names of
-    Python arguments. The command line prints `sentence` and `try_`, with the names of options.
+    `message` and `where` cut long quotes from a file. `str()` returns the message and the step with the names of Python
+    arguments. The command line prints `sentence` and `try_` with the names of options.
     """
 
     exit_code = 1
@@ -72,20 +72,20 @@ class RopetoolError(Exception):
 
     @property
     def sentence(self) -> str:
-        """The place and the message."""
+        """Return the place and the message."""
         return f"{self.where}: {self.message}" if self.where else self.message
 
     def in_brief(self) -> str:
-        """Return the error with its shorter sentence, if it has one."""
+        """Return the place and the shorter message, or `sentence` if the error has no shorter message."""
         return self.sentence if not self.brief else f"{self.where}: {self.brief}" if self.where else self.brief
 
     def without_folders(self) -> str:
-        """Return the error with only the file name of its place, for texts that leave this machine."""
+        """Return the message with only the file name of its place, for texts that leave this machine."""
         return f"{os.path.basename(self.where)}: {self.message}" if self.where else self.message
 
 
 def sentence_of(error: Exception) -> str:
-    """Return an error as a part of another sentence: without the next step of one of ours."""
+    """Return an error as a phrase within a message, without the next step of a RopetoolError."""
     return error.sentence if isinstance(error, RopetoolError) else str(error)
 
 
@@ -110,11 +110,11 @@ class CheckpointError(RopetoolError):
 
 
 class NotACheckpoint(CheckpointError):
-    """The path holds nothing that ropetool can read."""
+    """The path does not contain a checkpoint."""
 
 
 class MissingFile(CheckpointError):
-    """A file that another file names is absent."""
+    """A file that another file names does not exist."""
 
 
 class CorruptFile(CheckpointError):
@@ -122,7 +122,7 @@ class CorruptFile(CheckpointError):
 
 
 class UnsupportedDtype(CheckpointError):
-    """A tensor has a type that is not handled."""
+    """A tensor has a type that ropetool does not support."""
 
 
 class OutputError(CheckpointError):
@@ -130,15 +130,15 @@ class OutputError(CheckpointError):
 
 
 class HubError(CheckpointError):
-    """A model on the hub does not exist, or is not given."""
+    """A model on the Hub does not exist, or the Hub denies access to it."""
 
 
 class HubUnreachable(HubError):
-    """The hub cannot be asked: offline, no answer, or out of order."""
+    """The Hub does not answer, its answer is invalid, or ropetool is offline."""
 
 
 class ServerError(CheckpointError):
-    """A server does not answer, or answers what its interface rules out."""
+    """A server does not answer, or its answer breaks its interface."""
 
 
 class ConfigError(RopetoolError):
@@ -150,11 +150,11 @@ class InvalidRope(ConfigError):
 
 
 class AmbiguousRope(ConfigError):
-    """The file can be read in two ways and ropetool does not choose."""
+    """The file has two interpretations, and ropetool does not choose one."""
 
 
 class UnknownName(RopetoolError):
-    """A name is not in the list of known ones."""
+    """A name is not in the list of known names."""
 
     exit_code = 2
 
@@ -170,7 +170,7 @@ class UnknownMethod(UnknownName):
 
 
 class UnknownParameter(UnknownName):
-    """The method has no parameter of this name, or the value is of the wrong kind."""
+    """The method has no parameter of this name, or the value has the wrong type."""
 
 
 class UnknownRuntime(UnknownName):
@@ -178,11 +178,11 @@ class UnknownRuntime(UnknownName):
 
 
 class LossyExport(RopetoolError):
-    """No encoding holds what was asked; says which parts, and what would work."""
+    """No encoding can store the requested positions. The message lists the parts and an alternative."""
 
 
 class PlanMismatch(RopetoolError):
-    """The source is not the one that the plan was made for."""
+    """The source differs from the plan's source."""
 
 
 class VerificationFailed(RopetoolError):
@@ -192,11 +192,11 @@ class VerificationFailed(RopetoolError):
 
 
 class MissingDependency(RopetoolError):
-    """An optional package is needed and absent."""
+    """An optional package is required but not installed."""
 
 
 def lacking(packages: Iterable[str]) -> str:
-    """Return which of the packages are not installed, in words for a check that cannot run; empty where all are."""
+    """Return a phrase that lists which of these packages are not installed, or an empty text."""
     from importlib.util import find_spec
 
     absent = [name for name in packages if find_spec(name) is None]
@@ -204,7 +204,7 @@ def lacking(packages: Iterable[str]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return " (did you mean yarn?)", ready to stand behind the name; empty where no known name is near."""
+    """Return " (did you mean yarn?)", to append to a name, or an empty text if no known name is similar."""
     from difflib import get_close_matches
 
     near = get_close_matches(name[:_COMPARED].lower(), list(known), n=2)

@@ -1,4 +1,4 @@
-"""Text as people see it: names and values as one visible line, words of a command line for a shell, results in print().
+"""Text for output: names and values as one visible line, words of a command line, and results in print().
 
 Text from a file, a server or a user is data. A name may contain line ends, colours and quotes.
 """
@@ -15,34 +15,34 @@ from typing import Any
 
 from ropetool.errors import InvalidRope, MissingDependency
 
-# C0 and C1; marks and overrides of the writing direction; line and paragraph separators; bytes that were no UTF-8.
+# C0 and C1; marks and overrides of the writing direction; line and paragraph separators; bytes that are not UTF-8.
 _CONTROL = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _IN_DATA = re.compile(f"[{_CONTROL}]")
 _IN_LINES = re.compile(f"(?!\n)[{_CONTROL}]")
-WHOLE = 1e16  # from here on a float has no digits for the units
+WHOLE = 1e16  # above this, a float cannot represent every whole number
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def escaped(text: object) -> str:
-    """Return data as it may stand in a line: control characters as escapes, line ends too, all else as it is."""
+    """Return data as one visible line, with control characters and line ends as escapes."""
     return _IN_DATA.sub(_escape, str(text))
 
 
 def visible(text: str) -> str:
-    """Return ready-made lines for a terminal: their line ends stay, any other control character is an escape."""
+    """Return lines for a terminal. Line ends stay; all other control characters become escapes."""
     return _IN_LINES.sub(_escape, text)
 
 
-def _escape(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    return _NAMED.get(found[0]) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return _NAMED.get(match[0]) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
 
 
 def word(value: str | os.PathLike[str]) -> str:
-    """Return one word of a command line, which a shell takes for exactly this text, on one visible line.
+    """Return one word of a command line, quoted for a shell, as one visible line.
 
-    Control characters, and bytes that are no UTF-8, are spelled in the $'...' of POSIX 2024, bash, zsh and ksh. A path
-    that begins with a dash gets ./ in front, so that no program takes it for an option.
+    Control characters and bytes that are not UTF-8 become escapes in $'...', which POSIX 2024, bash, zsh and ksh read.
+    A Path that begins with a dash gets the prefix ./, so that no program reads it as an option.
     """
     text = os.fspath(value)
     if isinstance(value, Path) and text.startswith("-"):
@@ -53,33 +53,35 @@ def word(value: str | os.PathLike[str]) -> str:
     return "$'" + _IN_DATA.sub(_spell, spelled) + "'"
 
 
-def _spell(found: re.Match[str]) -> str:
-    # Octal has at most three digits, so that a digit behind it is not taken for a part of it.
+def _spell(match: re.Match[str]) -> str:
+    # Octal has at most three digits, so a digit after the escape does not become a part of it.
     try:
-        spelled = found[0].encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # half of a pair, from JSON: no file can have such a name
-        spelled = found[0].encode("utf-8", "surrogatepass")
-    return _NAMED.get(found[0]) or "".join(f"\\{byte:03o}" for byte in spelled)
+        spelled = match[0].encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half of a surrogate pair, from JSON: no file can have such a name
+        spelled = match[0].encode("utf-8", "surrogatepass")
+    return _NAMED.get(match[0]) or "".join(f"\\{byte:03o}" for byte in spelled)
 
 
 def command(*words: str | os.PathLike[str]) -> str:
-    """Return a command line of these words."""
+    """Return a command line from these words."""
     return " ".join(map(word, words))
 
 
 def install_line(extra: str) -> str:
     """Return the command that installs the packages of an extra for this Python.
 
-    It names the packages and not `ropetool[EXTRA]`: an index may have a different project of that name.
+    The command lists the packages, not `ropetool[EXTRA]`, because an index may have a different project with that name.
     """
     import sys
     from importlib import metadata, util
 
     try:
-        wanted = [line.partition(";") for line in metadata.requires("ropetool") or ()]
-    except metadata.PackageNotFoundError:  # run from its sources
+        requirements = [line.partition(";") for line in metadata.requires("ropetool") or ()]
+    except metadata.PackageNotFoundError:  # ropetool runs from its sources
         return f"install the packages that pyproject.toml lists under the extra {extra}"
-    packages = [package.strip() for package, _, marker in wanted if f'extra == "{extra}"' in marker.replace("'", '"')]
+    packages = [
+        package.strip() for package, _, marker in requirements if f'extra == "{extra}"' in marker.replace("'", '"')
+    ]
     if "pipx" in Path(sys.prefix).parts:
         return command("pipx", "inject", "ropetool", *packages)
     if util.find_spec("pip") is None:  # as in the environments of uv
@@ -88,12 +90,12 @@ def install_line(extra: str) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number as a command line takes it, with all its digits; a whole one without a point."""
+    """Return a number for a command line, with all its digits. A whole number has no decimal point."""
     whole = float(value).is_integer() and abs(value) < WHOLE
     return str(int(value)) if whole else repr(value)
 
 
-# A part of a word: in $'...', in quotes, behind a backslash, or bare.
+# A part of a word: in $'...', in quotes, after a backslash, or bare.
 _PART = r"""\$'(?:[^'\\]|\\.)*'|'[^']*'|"[^"\\]*"|\\.|[^\s'"\\$]|\$(?!')"""
 _WORD = re.compile(rf"\s*((?:{_PART})+)", re.DOTALL)
 _ESCAPE = re.compile(r"([^\\]*)(?:\\(?:([0-7]{1,3})|(.))|$)", re.DOTALL)
@@ -101,18 +103,18 @@ _BYTES = {"n": b"\n", "r": b"\r", "t": b"\t"}
 
 
 def words(line: str) -> list[str]:
-    """Return the words of a command line that `command` made, or of one that is quoted like it.
+    """Return the words of a command line from `command`, or of a line with the same quoting.
 
-    Raises: ValueError for any other.
+    Raises: ValueError if the line has other quoting.
     """
-    found, end, all_of_it = [], 0, len(line.rstrip())
+    result, end, all_of_it = [], 0, len(line.rstrip())
     while end < all_of_it:
         match = _WORD.match(line, end)
         if match is None:
             raise ValueError(f"no word of a shell at letter {end}")
-        found.append("".join(map(_read, re.findall(_PART, match[1], re.DOTALL))))
+        result.append("".join(map(_read, re.findall(_PART, match[1], re.DOTALL))))
         end = match.end()
-    return found
+    return result
 
 
 def _read(part: str) -> str:
@@ -131,14 +133,14 @@ _WHOLE = re.compile(r"[+-]?[0-9]+")
 
 
 def read_number(text: str) -> float:
-    """Return the number that a text like 4, 0.5 or 1e6 spells. Raises: ValueError."""
+    """Return the number in a text such as 4, 0.5 or 1e6. Raises: ValueError."""
     if not _NUMBER.fullmatch(text):
         raise ValueError(f"{text!r} is not a number")
     return float(text)
 
 
 def read_whole(text: str) -> int:
-    """Return the whole number that a text like 32768 spells. Raises: ValueError."""
+    """Return the whole number in a text such as 32768. Raises: ValueError."""
     if not _WHOLE.fullmatch(text):
         raise ValueError(f"{text!r} is not a whole number")
     return int(text)
@@ -149,7 +151,10 @@ _UNITS = {"": 1, "k": 1024, "m": 1024**2}
 
 
 def read_length(length: int | str, where: str = "") -> int:
-    """Return a number of tokens; a text may be 32768, 32k or 1M. Raises: InvalidRope for another text."""
+    """Return a number of tokens from a number, or from a text such as 32768, 32k or 1M.
+
+    Raises: InvalidRope for any other text.
+    """
     from fractions import Fraction
 
     if not isinstance(length, str):
@@ -166,7 +171,7 @@ def read_length(length: int | str, where: str = "") -> int:
 
 
 class Shown:
-    """A result that prints as a sentence, and in a notebook as its command prints it."""
+    """A result that prints as a sentence. In a notebook it shows the output of its command."""
 
     def __str__(self) -> str:
         return str(_report().sentence(self))
@@ -178,14 +183,14 @@ class Shown:
 
 
 class Tabular(Shown):
-    """A result whose figures form a table."""
+    """A result with a table of figures."""
 
     def rows(self) -> Iterable[Mapping[str, Any]]:
-        """Return the rows of the table; the keys are its columns."""
+        """Return the rows of the table, each with its columns as keys."""
         raise NotImplementedError
 
     def to_pandas(self) -> Any:
-        """Return the rows as a pandas DataFrame. Raises: MissingDependency without pandas."""
+        """Return the rows as a pandas DataFrame. Raises: MissingDependency if pandas is not installed."""
         try:
             import pandas
         except ImportError:
@@ -194,5 +199,8 @@ class Tabular(Shown):
 
 
 def _report() -> Any:
-    """Return what words the results. It is loaded when something is printed: results import nothing of reports."""
+    """Return the module that describes results in words.
+
+    It is imported when a result is printed, because results are in a lower layer than reports.
+    """
     return importlib.import_module("ropetool.report.printed")

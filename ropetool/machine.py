@@ -1,6 +1,6 @@
-"""What belongs to this machine and never travels with an output: its cache, and where sources lie on it.
+"""Facts about this machine, which no output contains: the cache folder, the processors, and the paths of sources.
 
-Every other file that ropetool writes may be published, so it names no place of the machine.
+All other files that ropetool writes may be published, so they contain no paths of the machine.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from pathlib import Path
 
 
 def cache() -> Path:
-    """Return the folder of ropetool's cache: ROPETOOL_CACHE, else within XDG_CACHE_HOME, else within ~/.cache."""
+    """Return the folder of ropetool's cache: ROPETOOL_CACHE, else in XDG_CACHE_HOME, else in ~/.cache."""
     try:
         folder = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    except RuntimeError:  # a user without a home, as in some containers: nothing is kept
+    except RuntimeError:  # the user has no home, for instance in some containers: do not save anything
         folder = os.devnull
     return Path(os.environ.get("ROPETOOL_CACHE") or Path(folder) / "ropetool")
 
 
 def processors() -> int:
-    """Return how many processors this process may use: under taskset fewer than the machine has."""
+    """Return the number of processors that this process may use. Under taskset it is smaller than the machine's number."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def remember(fingerprint: str, path: Path) -> None:
-    """Keep where the checkpoint with this fingerprint lies; nothing is kept where the cache cannot be written."""
+    """Save the path of the checkpoint with this fingerprint. Does nothing if the cache is not writable."""
     place = _place(fingerprint)
     with suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -36,12 +36,12 @@ def remember(fingerprint: str, path: Path) -> None:
 
 
 def recall(fingerprint: str) -> Path | None:
-    """Return where the checkpoint with this fingerprint was when an output was made from it, or None."""
+    """Return the saved path of the checkpoint with this fingerprint, or None."""
     with suppress(OSError):
         return Path(os.fsdecode(_place(fingerprint).read_bytes()))
     return None
 
 
 def _place(fingerprint: str) -> Path:
-    # A fingerprint out of a file that somebody edited is any text, and no part of a path.
+    # An edited file can contain any text as fingerprint, so the text must not become a part of the path.
     return cache() / "origins" / hashlib.sha256(fingerprint.encode("utf-8", "surrogateescape")).hexdigest()

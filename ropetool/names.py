@@ -1,6 +1,6 @@
-"""Every external spelling, once: config keys, their aliases, layer types, file names.
+"""The spelling of every external name: config keys, their aliases, layer types and file names.
 
-The rest of the code uses Hugging Face's words; whoever reads or writes a file takes the spelling from here.
+The rest of the code uses Hugging Face's words. Code that reads or writes files takes the spelling from this module.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ TOKENIZER_CONFIG_JSON = "tokenizer_config.json"
 TOKENIZER_JSON = "tokenizer.json"
 SAFETENSORS_INDEX_JSON = "model.safetensors.index.json"
 PROVENANCE_JSON = "ropetool.json"
-CARD = "README.md"  # of a model
-EDITS_JSON = "ropetool-edits.json"  # beside a GGUF file that was edited in place
+CARD = "README.md"  # the model card
+EDITS_JSON = "ropetool-edits.json"  # next to a GGUF file that was edited in place
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PICKLE_INDEX_JSON = "pytorch_model.bin.index.json"
 
-# --- keys of ours in a GGUF file
-GGUF_FILLER = "ropetool.filler"  # zeros that keep room for later edits in place
+# --- ropetool's keys in a GGUF file
+GGUF_FILLER = "ropetool.filler"  # zeros, which reserve room for later edits in place
 
 # --- config.json
 MODEL_TYPE = "model_type"
@@ -31,7 +31,7 @@ ROPE_TYPE = "rope_type"
 LEGACY_TYPE = "type"  # the older spelling of rope_type
 FACTOR = "factor"
 ATTENTION_FACTOR = "attention_factor"
-ATTN_FACTOR = "attn_factor"  # multiplies what engines compute for it
+ATTN_FACTOR = "attn_factor"  # multiplies the attention factor that engines compute
 LLAMA_4_SCALING_BETA = "llama_4_scaling_beta"
 BETA_FAST = "beta_fast"
 BETA_SLOW = "beta_slow"
@@ -58,24 +58,24 @@ HEAD_DIM = "head_dim"
 ROTARY_DIM = "rotary_dim"  # an older key than partial_rotary_factor, in channels
 KV_LORA_RANK = "kv_lora_rank"
 SLIDING_WINDOW_PATTERN = "sliding_window_pattern"
-NO_ROPE_LAYERS = "no_rope_layers"  # a number for each layer, 0 for those that do not rotate
-# Each layer that is a multiple of it, counted from 1, does not rotate.
+NO_ROPE_LAYERS = "no_rope_layers"  # a number for each layer, 0 for layers that do not rotate
+# Each layer whose number, counted from 1, is a multiple of this does not rotate.
 NO_ROPE_LAYER_INTERVAL = "no_rope_layer_interval"
-MROPE_SECTION = "mrope_section"  # how many pairs turn by each of the axes of a picture
+MROPE_SECTION = "mrope_section"  # the number of rotary pairs for each axis of a picture
 
-# Rope types under other names, by the name used here.
+# Other names of rope types, with the name that ropetool uses.
 ROPE_TYPE_ALIASES = {"su": "longrope", "mrope": "default"}
 
 # --- layer types, in transformers' words
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
-LAYER_KINDS = frozenset({
+KNOWN_LAYER_TYPES = frozenset({
     FULL_ATTENTION, SLIDING_ATTENTION, "chunked_attention", "window_attention", "indexed_attention",
     "compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse", "conv", "moe", "hybrid",
     "hybrid_sliding", "reference_sliding_attention", "linear_attention",
 })  # fmt: skip
-# Older words for them, by what transformers 5 makes of each.
-LAYER_KIND_ALIASES = {
+# Older names of layer types, with the name to which transformers 5 maps each.
+LAYER_TYPE_ALIASES = {
     "attention": FULL_ATTENTION, "mamba": "linear_attention", "deepseek_sparse_attention": "indexed_attention",
     "qwen_sparse_attention": "indexed_attention",
 }  # fmt: skip
@@ -83,7 +83,7 @@ LAYER_KIND_ALIASES = {
 # --- config styles
 V4, V5, BOTH = "v4", "v5", "both"
 
-# Every key that a rope type reads. What is not in here survives an edit (mrope_section and the like).
+# Every key that a rope type reads. Other keys, such as mrope_section, survive an edit.
 ROPE_TYPE_KEYS = frozenset({
     ROPE_TYPE, LEGACY_TYPE, FACTOR, ATTENTION_FACTOR, ATTN_FACTOR, BETA_FAST, BETA_SLOW, TRUNCATE, MSCALE,
     MSCALE_ALL_DIM, LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR, SHORT_FACTOR, LONG_FACTOR, SHORT_MSCALE, LONG_MSCALE,

@@ -1,4 +1,7 @@
-"""The functions of `ropetool.lab` that commands and options load, by name. No module outside `lab` imports it."""
+"""The functions of `ropetool.lab` that commands and options load by name.
+
+No module outside `ropetool.lab` imports it.
+"""
 
 from __future__ import annotations
 
@@ -23,5 +26,5 @@ MEASURE_PACKAGES = ("ropetool.verification.measures", "ropetool.lab.measures")
 
 
 def addition(name: str) -> Any:
-    """Import the module of a name in ADDITIONS, and return its attribute of that name."""
+    """Import the module of a name in ADDITIONS, and return its attribute with that name."""
     return getattr(importlib.import_module(ADDITIONS[name]), name)

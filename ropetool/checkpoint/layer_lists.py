@@ -1,4 +1,4 @@
-"""The keys of a config.json that say what each layer is, as a list, a text or a pattern: what they must hold to say it."""
+"""The keys of a config.json that list the type of each layer, as a list, a text or a pattern, and their valid values."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Config = Mapping[str, Any]
 
 
 def check(part: Config, family: Family, where: str) -> None:
-    """Raise InvalidRope unless every key that says what the layers are says it of each, as transformers 5 takes it.
+    """Raise InvalidRope if a key does not give each layer a type that transformers 5 accepts.
 
-    Of a type that only remote code has the words of layer_types are not known.
+    If only remote code knows the model type, the words in layer_types are not checked.
     """
     rules: dict[str, Callable[[Any, Config, Family], str]] = {
-        **({} if family.remote else dict.fromkeys(family.kinds_keys, _kinds)),
+        **({} if family.remote else dict.fromkeys(family.kinds_keys, _layer_types)),
         family.kind_numbers_key: _numbers,
         family.kind_indices_key: _indices,
         family.pattern_offset_key: _offset,
@@ -34,18 +34,20 @@ def check(part: Config, family: Family, where: str) -> None:
             raise InvalidRope(fault, where=f"{where}: {key}", try_=f"copy {key} from the published config.json")
 
 
-def _kinds(value: Any, part: Config, family: Family) -> str:
-    """Return what is wrong with a word for each layer, or a text of letters where the class takes one."""
+def _layer_types(value: Any, part: Config, family: Family) -> str:
+    """Return the fault of a list with a layer type for each layer, or of a text with a letter for each, or an empty
+    text.
+    """
     letters = [name for name in family.kind_names if len(name) == 1 and not name.isdigit()]
-    if letters:  # such a list itself says how many layers there are
+    if letters:  # the length of such a list is the number of layers
         listed = value if isinstance(value, list) else list(value) if isinstance(value, str) else []
-        if listed and all(isinstance(kind, str) and kind in {*letters, *_words(family)} for kind in listed):
+        if listed and all(isinstance(word, str) and word in {*letters, *_words(family)} for word in listed):
             return ""
         return f"{shown(value)} is not a text with one of the letters {' '.join(letters)} for each layer"
     if not isinstance(value, list) or len(value) != part.get(names.NUM_HIDDEN_LAYERS, len(value)):
         return "it is not a list with one layer type for each of the num_hidden_layers layers"
     known = _words(family)
-    strange = next((kind for kind in value if not isinstance(kind, str) or kind not in known), None)
+    strange = next((word for word in value if not isinstance(word, str) or word not in known), None)
     if strange is None:
         return ""
     has = (
@@ -57,10 +59,13 @@ def _kinds(value: Any, part: Config, family: Family) -> str:
 
 
 def _words(family: Family) -> set[str]:
-    """Return the words for kinds of layer: the family's own where each kind has its rope keys, all elsewhere."""
+    """Return the valid words for layer types.
+
+    They are the family's own words if each type has its own rope keys, else all known words.
+    """
     own = {*family.layer_types, *family.kind_names, *family.default_kinds}
-    older = {old for old, kind in names.LAYER_KIND_ALIASES.items() if not family.nested or kind in own}
-    return own | older | (set() if family.nested else names.LAYER_KINDS)
+    older = {old for old, layer_type in names.LAYER_TYPE_ALIASES.items() if not family.nested or layer_type in own}
+    return own | older | (set() if family.nested else names.KNOWN_LAYER_TYPES)
 
 
 def _numbers(value: Any, part: Config, family: Family) -> str:
@@ -92,7 +97,10 @@ def _offset(value: Any, part: Config, family: Family) -> str:
 
 
 def _flags(value: Any, part: Config, family: Family) -> str:
-    """Return what is wrong with a list of 1 for layers that rotate and 0 for others; an empty one says nothing."""
+    """Return the reason why a value is not a list of 1 for layers that rotate and 0 for others, or an empty text.
+
+    An empty list is valid.
+    """
     count = part.get(names.NUM_HIDDEN_LAYERS, 0)
     if isinstance(value, list) and all(map(_is_whole, value)) and (not value or len(value) >= count):
         return ""

@@ -258,7 +258,7 @@ def kinds(part: Mapping[str, Any], family: Family, count: int) -> list[str]:
     """
     stated = next((part[key] for key in family.kinds_keys if part.get(key) is not None), None)
     if stated is not None:  # of a text each letter is a layer
-        words = [names.LAYER_KIND_ALIASES.get(word, word) for word in stated]
+        words = [names.LAYER_TYPE_ALIASES.get(word, word) for word in stated]
         return [family.kind_names.get(word, word) for word in words]
     numbers = part.get(family.kind_numbers_key)
     if numbers is not None:

@@ -172,8 +172,8 @@ def test_what_the_class_takes_names_the_layers_that_it_names(
 def test_names_has_the_words_of_transformers() -> None:
     from transformers import configuration_utils as theirs
 
-    assert set(theirs.ALLOWED_ATTN_LAYER_TYPES) == names.LAYER_KINDS
-    assert names.LAYER_KIND_ALIASES == theirs._LEGACY_LAYER_TYPE_REMAP
+    assert set(theirs.ALLOWED_ATTN_LAYER_TYPES) == names.KNOWN_LAYER_TYPES
+    assert names.LAYER_TYPE_ALIASES == theirs._LEGACY_LAYER_TYPE_REMAP
 
 
 @pytest.mark.parametrize("model_type", ["gpt_oss", "gemma2"])
