@@ -1,6 +1,6 @@
-"""The certificate of a verification: what was found, bound to the bytes that decide what a checkpoint computes.
+"""The certificate of a verification: its result, and a fingerprint of the bytes that affect the computation.
 
-Kept in the provenance file, or in a file of its own for a checkpoint of others. Knows nothing of how one measures.
+It is in the provenance file, or in a separate file if ropetool did not write the checkpoint.
 """
 
 from __future__ import annotations
@@ -27,26 +27,37 @@ from ropetool.rope.tables import MAX_LENGTH
 
 SCHEMA = 1
 PASS, FAIL, PARTIAL, UNDECIDED, NOT_RUN, NOT_ASKED = "pass", "fail", "partial", "undecided", "not run", "-"
-INEXACT = "inexact"  # of a check: its tables are not quite those that it was made of, as it states
+INEXACT = "inexact"  # the verdict of a check: the tables differ slightly from the source's, as the file declares
 NONE, STALE, FAILED, PASSED = "none", "stale", "failed", "passed"
 DEFAULT = "default"  # a verification without a suite
 SUITES = (DEFAULT, "quick", "standard", "full")  # from the narrowest to the widest
 PUBLISHABLE, USABLE, RESEARCH = "publishable", "usable", "research"
-GRADES = (RESEARCH, USABLE, PUBLISHABLE)  # from the weakest; before there were grades, what passed was of the first
-SAME_TABLES = "same tables"  # the check that a comparison with another file of the model begins with
+GRADES = (RESEARCH, USABLE, PUBLISHABLE)  # from the weakest; certificates without a grade count as the weakest
+SAME_TABLES = "same tables"  # the first check of a comparison with a different file of the model
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What a verification found. longest: the longest context that was measured, in tokens.
+    """The result of a verification.
 
-    checks: name, figure, limit, verdict and detail of each. made: UTC, in ISO form. full_hash: the fingerprint is over
-    all bytes and not over samples. lengths: all that were measured, none where an earlier version wrote it. baseline:
-    what the target was compared with, by name; None if with itself. texts: origin, number, manifest and names of the
-    documents, as `verify` states them; None where an earlier version wrote it. text_fingerprint is over their contents.
-    unbound: bytes of the weights that the fingerprint does not read; None where an earlier version wrote it.
-    grade: what was asked of it; an earlier version asked for what is `research` now. cache_type: of llama.cpp's keys and values,
-    where one was asked for; it is then of a run with that cache only.
+    verdict: one of the constants PASS, FAIL, PARTIAL and UNDECIDED.
+    suite: one of SUITES.
+    longest: the longest measured context, in tokens.
+    checks: for each check its name, figure, limit, verdict and detail.
+    text_fingerprint: a digest of the contents of the documents.
+    versions: the versions of ropetool and of the packages that ran the model, by name.
+    command: the command line of the verification.
+    made: the time in UTC, in ISO format.
+    fingerprint: the fingerprint of the checkpoint.
+    full_hash: whether the fingerprint covers all bytes. If False, it covers samples of the weights.
+    lengths: all measured lengths, in tokens; empty in certificates of earlier versions.
+    baseline: the name of the model that the target was compared with; None if `verify` compared the target with itself.
+    texts: origin, number, manifest and names of the documents; None in certificates of earlier versions.
+    unbound: the number of bytes of the weights that the fingerprint does not cover; None in certificates of earlier
+        versions.
+    grade: the requested grade. Certificates of earlier versions have no grade, and count as `research`.
+    cache_type: the type of llama.cpp's cache of keys and values, if the user set it; then the result is only for this
+        cache.
     """
 
     verdict: str
@@ -67,7 +78,7 @@ class Certificate:
     cache_type: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for a JSON file; a figure that is not finite is null."""
+        """Return plain data for a JSON file. A figure that is not finite becomes null."""
         checks = [{key: _finite(value) for key, value in check.items()} for check in self.checks]
         return {**vars(self), "checks": checks, "versions": dict(self.versions), "lengths": list(self.lengths)}
 
@@ -75,9 +86,9 @@ class Certificate:
     def from_json(
         cls, data: Any, where: str, try_: str = "ropetool verify, which writes a new certificate"
     ) -> Certificate:
-        """Return the certificate that this data holds; keys of a later version are ignored.
+        """Return the certificate in this data. Keys of later versions are ignored.
 
-        Raises: CorruptFile if a key is absent, has another type, or contradicts another.
+        Raises: CorruptFile if a key is missing, has a different type, or contradicts another key.
         """
         problem = _problem(data)
         if problem:
@@ -89,7 +100,12 @@ class Certificate:
 
 @dataclass(frozen=True)
 class State:
-    """What a certificate is worth now: none, stale, failed, partial, undecided or passed; and a sentence why."""
+    """The current value of a certificate.
+
+    name: one of NONE, STALE, FAILED, PARTIAL, UNDECIDED and PASSED.
+    why: the reason, as a sentence.
+    certificate: None if no certificate exists.
+    """
 
     name: str
     why: str
@@ -97,12 +113,12 @@ class State:
 
 
 def now() -> str:
-    """Return the time as a certificate states it."""
+    """Return the current time in the format of a certificate."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def reach(certificate: Mapping[str, Any]) -> str:
-    """Return in words what a certificate does not bind, empty where it binds every byte."""
+    """Return a description of the bytes that a certificate does not cover, or an empty text if it covers every byte."""
     missing = certificate.get("unbound")
     if certificate.get("full_hash", True):
         return ""
@@ -116,47 +132,49 @@ def reach(certificate: Mapping[str, Any]) -> str:
 
 
 def read(path: Path, place: Path | None = None) -> Certificate | None:
-    """Return the certificate of a checkpoint, or None; `place` is a file of its own instead of the provenance.
+    """Return the certificate of a checkpoint, or None.
 
-    Raises: CorruptFile if it is none of ours, or was changed to what cannot be.
+    place: a separate file with the certificate; None means the provenance file.
+    Raises: CorruptFile if ropetool did not write it, or if an edit made it invalid.
     """
     again = escaping.command("ropetool", "verify", path, "--suite", "quick")
     if place is None:
-        record = first_file(path)
-        made = provenance.record(record)
-        data = made.certificate if made is not None else None
-        where = f"{provenance.place(record)}: {provenance.CERTIFICATE}"
+        file = first_file(path)
+        record = provenance.record(file)
+        data = record.certificate if record is not None else None
+        where = f"{provenance.place(file)}: {provenance.CERTIFICATE}"
     else:
-        found = read_optional_object(place)
-        data = None if found is None else found[1].get(provenance.CERTIFICATE, ABSENT)
+        parsed = read_optional_object(place)
+        data = None if parsed is None else parsed[1].get(provenance.CERTIFICATE, ABSENT)
         where, again = str(place), "pass another FILE to --certificate"
     return None if data is None else Certificate.from_json(data, where, again)
 
 
 def write(path: Path, certificate: Certificate, place: Path | None = None) -> Path | None:
-    """Put the certificate into the provenance file, whose other keys keep their text, or into `place`.
+    """Write the certificate into the provenance file, or into `place`. The other keys of the file keep their text.
 
-    Returns the file that was written; None, and nothing is written, for a checkpoint of others without a `place`.
-    Raises: what check_place does; OutputError if it cannot be written, or is of other bytes since another command wrote
-    the checkpoint anew.
+    Returns the written file. Without `place`, returns None for a checkpoint that ropetool did not write, and does not
+    write a file.
+    Raises: the errors of `check_place`; OutputError if the file cannot be written, or if another command rewrote the
+        checkpoint during the verification.
     """
     file = place or provenance.place(first_file(path))
-    # The provenance lies inside a directory that ropetool made, so the file to keep apart from is its config.
+    # The provenance file is inside the directory, so the path that the output must not touch is the config.
     source = path / names.CONFIG_JSON if place is None and path.is_dir() else path
     while True:
         if place is not None:
             check_place(path, place)
-        found = read_optional_object(file)
-        if found is None and place is None:
+        content = read_optional_object(file)
+        if content is None and place is None:
             return None
-        text, data = found or (f'{{\n  "schema": {SCHEMA}\n}}\n', {})
+        text, data = content or (f'{{\n  "schema": {SCHEMA}\n}}\n', {})
         edit = Edit((provenance.CERTIFICATE,), data.get(provenance.CERTIFICATE, ABSENT), certificate.to_json())
         try:
-            with staged(file, source, force=True, may_replace=_only(found)) as stage:
+            with staged(file, source, force=True, may_replace=_only(content)) as stage:
                 stage.write_text(apply_edits(text, [edit], str(file)), encoding="utf-8", newline="")
             return file
         except OutputError:
-            if read_optional_object(file) == found:
+            if read_optional_object(file) == content:
                 raise
         if not fingerprints.holds(path, certificate.fingerprint):
             raise OutputError(
@@ -165,64 +183,71 @@ def write(path: Path, certificate: Certificate, place: Path | None = None) -> Pa
             )  # fmt: skip
 
 
-def _only(found: tuple[str, dict[str, Any]] | None) -> Rule:
-    """Return the rule that a file may be replaced as it was read, and not after another command has written it."""
-    return lambda path: "" if read_optional_object(path) == found else "has changed meanwhile"
+def _only(content: tuple[str, dict[str, Any]] | None) -> Rule:
+    """Return a rule that a file may be replaced only if its content is still `content`."""
+    return lambda path: "" if read_optional_object(path) == content else "has changed meanwhile"
 
 
 def kept(path: Path, new: Certificate, place: Path | None = None) -> str:
-    """Return why the certificate on record stays where this one was to be written, as a sentence; empty if it does not.
+    """Return the reason why the recorded certificate is not replaced by the new one, or an empty text if it is.
 
-    Only one of the same bytes stays.
+    A recorded certificate is kept only if it is for the same bytes and covers more.
     """
     try:
-        held = read(path, place)
-    except CorruptFile:  # a new one takes the place of what cannot be
-        held = None
-    if held is None:
+        recorded = read(path, place)
+    except CorruptFile:  # a new certificate replaces an invalid one
+        recorded = None
+    if recorded is None:
         return ""
-    more = wider(held, new) if fingerprints.holds(path, held.fingerprint) else ""
+    more = wider(recorded, new) if fingerprints.holds(path, recorded.fingerprint) else ""
     if not more:
         return ""
-    suite = _higher(SUITES, held.suite, new.suite)
-    words: list[str | Path] = ["ropetool", "verify", path, *_again(suite, _higher(GRADES, held.grade, new.grade))]
-    if held.lengths and suite != DEFAULT:
-        words += ["--lengths", ",".join(map(str, sorted({*held.lengths, *new.lengths})))]
-    if held.baseline is not None and new.baseline is None:
-        words += ["--baseline", held.baseline]
-    return f"the certificate of {held.made[:10]} is kept, because it covers more: {more}; to replace it, run `{escaping.command(*words)}`"
+    suite = _higher(SUITES, recorded.suite, new.suite)
+    words: list[str | Path] = ["ropetool", "verify", path, *_again(suite, _higher(GRADES, recorded.grade, new.grade))]
+    if recorded.lengths and suite != DEFAULT:
+        words += ["--lengths", ",".join(map(str, sorted({*recorded.lengths, *new.lengths})))]
+    if recorded.baseline is not None and new.baseline is None:
+        words += ["--baseline", recorded.baseline]
+    return (
+        f"the certificate of {recorded.made[:10]} is kept, because it covers more: {more}; "
+        f"to replace it, run `{escaping.command(*words)}`"
+    )
 
 
-def wider(held: Certificate, new: Certificate) -> str:
-    """Return in what a certificate covers more than a newer one, in words; empty where the newer takes its place.
+def wider(recorded: Certificate, new: Certificate) -> str:
+    """Return the facts that a recorded certificate covers and a newer one does not, as text.
 
-    A newer one that failed always does, and one that passed in place of one that did not.
+    The text is empty if the newer certificate replaces the recorded one. A newer certificate that failed always
+    replaces it. A pass replaces a partial or undecided result.
     """
-    if new.verdict == FAIL or (held.verdict in (PARTIAL, UNDECIDED) and new.verdict == PASS):
+    if new.verdict == FAIL or (recorded.verdict in (PARTIAL, UNDECIDED) and new.verdict == PASS):
         return ""
     more = []
-    if held.verdict != PARTIAL and new.verdict == PARTIAL:
+    if recorded.verdict != PARTIAL and new.verdict == PARTIAL:
         more.append("all its checks ran")
-    if held.verdict == PASS and new.verdict == UNDECIDED:
-        more.append(f"a pass at grade {held.grade}")
-    if held.verdict == PASS and _rank(GRADES, held.grade) > _rank(GRADES, new.grade):
-        more.append(f"grade {held.grade} instead of {new.grade}")
-    if _rank(SUITES, held.suite) > _rank(SUITES, new.suite):
-        more.append(f"suite {held.suite} instead of {new.suite}")
-    besides = sorted({*held.lengths} - {*new.lengths})
-    if besides and len({*held.lengths}) > len({*new.lengths}):
+    if recorded.verdict == PASS and new.verdict == UNDECIDED:
+        more.append(f"a pass at grade {recorded.grade}")
+    if recorded.verdict == PASS and _rank(GRADES, recorded.grade) > _rank(GRADES, new.grade):
+        more.append(f"grade {recorded.grade} instead of {new.grade}")
+    if _rank(SUITES, recorded.suite) > _rank(SUITES, new.suite):
+        more.append(f"suite {recorded.suite} instead of {new.suite}")
+    besides = sorted({*recorded.lengths} - {*new.lengths})
+    if besides and len({*recorded.lengths}) > len({*new.lengths}):
         more.append(f"also lengths {', '.join(map(str, besides))}")
-    elif held.longest > new.longest:
-        more.append(f"up to {held.longest} tokens instead of {new.longest}")
-    if held.baseline is not None and new.baseline is None:
-        more.append(f"baseline {held.baseline}")
-    if SAME_TABLES in _names(held) - _names(new):
+    elif recorded.longest > new.longest:
+        more.append(f"up to {recorded.longest} tokens instead of {new.longest}")
+    if recorded.baseline is not None and new.baseline is None:
+        more.append(f"baseline {recorded.baseline}")
+    if SAME_TABLES in _names(recorded) - _names(new):
         more.append("a comparison with a different file of the model")
     return ", ".join(more)
 
 
 def _rank(order: Sequence[str], name: str) -> int:
-    """Return the place of a suite or a grade in its order; that of a later version, which is not known, is below all."""
+    """Return the position of a suite or a grade in its order.
+
+    An unknown name, from a later version, is below all others.
+    """
     return order.index(name) if name in order else -1
 
 
@@ -230,15 +255,15 @@ def _higher(order: Sequence[str], *names: str) -> str:
     return max(names, key=lambda name: _rank(order, name))
 
 
-def _names(found: Certificate) -> set[str]:
-    return {check["name"] for check in found.checks}
+def _names(certificate: Certificate) -> set[str]:
+    return {check["name"] for check in certificate.checks}
 
 
 def check_place(path: Path, place: Path) -> None:
-    """Return if the certificate of this checkpoint may be written to a file of its own.
+    """Return if the certificate of this checkpoint may be written to this separate file.
 
-    Raises: OutputError for a place where nothing may be written; CorruptFile for another file; CheckpointError for the
-    certificate of another model.
+    Raises: OutputError if the path is not writable; CorruptFile if it is a different file; CheckpointError if it is the
+        certificate of a different model.
     """
     try:
         check_output(place, path, force=True)
@@ -248,26 +273,29 @@ def check_place(path: Path, place: Path) -> None:
 
 
 def state(path: Path, place: Path | None = None) -> State:
-    """Return what the certificate of a checkpoint says of it as it is now.
+    """Return the current value of a checkpoint's certificate.
 
-    Raises: CorruptFile; CheckpointError if `place` holds the certificate of another model.
+    Raises: CorruptFile; CheckpointError if `place` is the certificate of a different model.
     """
-    found = read(path, place)
-    if found is None:
+    certificate = read(path, place)
+    if certificate is None:
         return State(NONE, "no verification of it is recorded")
-    if not fingerprints.holds(path, found.fingerprint):
+    if not fingerprints.holds(path, certificate.fingerprint):
         if place is not None:
             raise CheckpointError(
                 f"this certificate is for different files than {path} contains now",
                 where=f"--certificate {place}", try_="pass another FILE, or remove this one",
             )  # fmt: skip
         why = "its config, tokenizer, templates or weights have changed since its certificate was written"
-        return State(STALE, why, found)
-    return State(*_judged(found), found)
+        return State(STALE, why, certificate)
+    return State(*_judged(certificate), certificate)
 
 
 def _again(suite: str, grade: str = USABLE) -> list[str]:
-    """Return the options that ask for a suite and a grade. A default verification has neither, and a suite is usable without one."""
+    """Return the options for a suite and a grade.
+
+    The default verification has no options. A suite has grade `usable` without an option.
+    """
     return [] if suite == DEFAULT else ["--suite", suite, *([] if grade == USABLE else ["--grade", grade])]
 
 
@@ -275,45 +303,50 @@ def _named_suite(name: str) -> str:
     return "the default verification" if name == DEFAULT else f"the {name} suite"
 
 
-def _judged(found: Certificate) -> tuple[str, str]:
-    cache = f" with a {found.cache_type} cache" if found.cache_type else ""
-    measured = f"{_named_suite(found.suite)} up to {found.longest} tokens at grade {found.grade}{cache}"
-    if found.verdict == FAIL:
-        return FAILED, f"it failed {measured}: {_named(found, FAIL)}"
-    if found.verdict == PARTIAL:
-        return PARTIAL, f"{measured} ran only in part: {_named(found, NOT_RUN)} did not run"
-    if found.verdict == UNDECIDED:
-        return UNDECIDED, f"{measured} could not decide {_named(found, UNDECIDED)}"
-    if not _named(found, PASS):
+def _judged(certificate: Certificate) -> tuple[str, str]:
+    cache = f" with a {certificate.cache_type} cache" if certificate.cache_type else ""
+    measured = (
+        f"{_named_suite(certificate.suite)} up to {certificate.longest} tokens at grade {certificate.grade}{cache}"
+    )
+    if certificate.verdict == FAIL:
+        return FAILED, f"it failed {measured}: {_named(certificate, FAIL)}"
+    if certificate.verdict == PARTIAL:
+        return PARTIAL, f"{measured} ran only in part: {_named(certificate, NOT_RUN)} did not run"
+    if certificate.verdict == UNDECIDED:
+        return UNDECIDED, f"{measured} could not decide {_named(certificate, UNDECIDED)}"
+    if not _named(certificate, PASS):
         return PARTIAL, f"{measured} checked nothing"
-    inexact = _named(found, INEXACT)
+    inexact = _named(certificate, INEXACT)
     return PASSED, f"it passed {measured}{f', with inexact {inexact}' if inexact else ''}"
 
 
 def remedy(path: Path) -> str:
-    """Return the command that makes a certificate, of the suite on record: a smaller one would not take its place."""
-    found = state(path)
-    held = found.certificate if found.name in (PASSED, FAILED, UNDECIDED) else None
-    suite = held.suite if held is not None and held.suite in SUITES else SUITES[0]
-    again = escaping.command("ropetool", "verify", path, *_again(suite, held.grade if held else USABLE))
-    return f"{again} with more --text" if found.name == UNDECIDED else again
+    """Return the command that writes a certificate, with the recorded suite.
+
+    A smaller suite would not replace the recorded certificate.
+    """
+    current = state(path)
+    recorded = current.certificate if current.name in (PASSED, FAILED, UNDECIDED) else None
+    suite = recorded.suite if recorded is not None and recorded.suite in SUITES else SUITES[0]
+    again = escaping.command("ropetool", "verify", path, *_again(suite, recorded.grade if recorded else USABLE))
+    return f"{again} with more --text" if current.name == UNDECIDED else again
 
 
 def shortfall(path: Path, length: int) -> str:
-    """Return why the checkpoint is not certified up to a context of `length` tokens, empty if it is.
+    """Return the reason why a checkpoint is not certified up to a context of `length` tokens, or an empty text.
 
     Raises: CorruptFile.
     """
-    found = state(path)
-    if found.name != PASSED or found.certificate is None:
-        return found.why
-    reached = found.certificate.longest
-    return "" if reached >= length else f"{found.why}, but its context length is {length}"
+    current = state(path)
+    if current.name != PASSED or current.certificate is None:
+        return current.why
+    reached = current.certificate.longest
+    return "" if reached >= length else f"{current.why}, but its context length is {length}"
 
 
-# --- what may stand in it
+# --- the checks of its data
 
-_KINDS = {
+_TYPES = {
     "verdict": str, "suite": str, "longest": int, "checks": list, "text_fingerprint": str, "versions": dict,
     "command": str, "made": str, "fingerprint": str, "full_hash": bool,
 }  # fmt: skip
@@ -326,11 +359,11 @@ _VERDICTS = (PASS, FAIL, UNDECIDED, INEXACT, NOT_RUN, NOT_ASKED)
 
 
 def _problem(data: Any) -> str:
-    """Return what is wrong with the data of a certificate, empty if nothing is."""
+    """Return the reason why the data of a certificate is invalid, or an empty text."""
     if not isinstance(data, dict):
         return f"it is {shown(data)}"
-    for key, kind in _KINDS.items():
-        if type(data.get(key, ABSENT)) is not kind:
+    for key, type_ in _TYPES.items():
+        if type(data.get(key, ABSENT)) is not type_:
             return f"{key} is {shown(data.get(key, ABSENT))}"
     for key in ("suite", "grade"):
         if not isinstance(data.get(key, RESEARCH), str) or not _WORD.fullmatch(data.get(key, RESEARCH)):
@@ -360,8 +393,10 @@ def _problem(data: Any) -> str:
 
 
 def _contradiction(data: Mapping[str, Any]) -> str:
-    found = {check["verdict"] for check in data["checks"]}
-    verdict = FAIL if FAIL in found else PARTIAL if NOT_RUN in found else UNDECIDED if UNDECIDED in found else PASS
+    verdicts = {check["verdict"] for check in data["checks"]}
+    verdict = (
+        FAIL if FAIL in verdicts else PARTIAL if NOT_RUN in verdicts else UNDECIDED if UNDECIDED in verdicts else PASS
+    )
     if data["verdict"] != verdict:
         return f"verdict is {shown(data['verdict'])}, but its checks result in {verdict}"
     if not 0 <= data["longest"] <= MAX_LENGTH:
@@ -394,5 +429,5 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _named(found: Certificate, verdict: str) -> str:
-    return ", ".join(check["name"] for check in found.checks if check["verdict"] == verdict)
+def _named(certificate: Certificate, verdict: str) -> str:
+    return ", ".join(check["name"] for check in certificate.checks if check["verdict"] == verdict)

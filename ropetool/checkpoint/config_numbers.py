@@ -1,4 +1,4 @@
-"""The numbers of a config.json that decide about rotation: what each may be, as transformers 5 takes it."""
+"""The numbers of a config.json that affect rotation, and the values that transformers 5 accepts for each."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ropetool.families.family import Family
 from ropetool.files.hf.jsontext import shown
 from ropetool.rope.tables import LARGEST, MAX_LENGTH, SMALLEST, is_number
 
-MAX_SIZE = 2**16  # heads, channels: no model has more, and a hostile count would cost memory
-MAX_LAYERS = 2**12  # each is an entry of several lists; the deepest known have 126, llama.cpp reads 512
+MAX_SIZE = 2**16  # heads or channels: no model has more, and a hostile number would use too much memory
+MAX_LAYERS = 2**12  # each layer is an entry of several lists; the deepest known model has 126, llama.cpp reads 512
 PUBLISHED = "set the key to the value in the published config.json"
 _POSITIVE = {
     names.FACTOR, names.ATTENTION_FACTOR, names.ATTN_FACTOR, names.LOW_FREQ_FACTOR, names.HIGH_FREQ_FACTOR,
@@ -20,7 +20,7 @@ _POSITIVE = {
 _NOT_NEGATIVE = {
     names.BETA_FAST, names.BETA_SLOW, names.MSCALE, names.MSCALE_ALL_DIM, names.LLAMA_4_SCALING_BETA,
 }  # fmt: skip
-LARGEST_DIVISOR = 1e30  # of one pair, which then stands still; divisors are not multiplied by each other
+LARGEST_DIVISOR = 1e30  # of one pair, which then does not rotate; divisors are not multiplied by each other
 _LISTS = {names.SHORT_FACTOR, names.LONG_FACTOR}
 
 
@@ -29,7 +29,7 @@ def _refused(message: str, where: str) -> InvalidRope:
 
 
 def base(value: Any, where: str) -> float | None:
-    """Return a stated base, None where there is none. Raises: InvalidRope for what cannot be one."""
+    """Return the RoPE base, or None if the config does not set it. Raises: InvalidRope if the value is not a base."""
     if value is None:
         return None
     if not is_number(value) or value <= 1 or _is_beyond(value, LARGEST):
@@ -38,11 +38,11 @@ def base(value: Any, where: str) -> float | None:
 
 
 def check_sizes(part: Mapping[str, Any], family: Family, context_key: str, where: str) -> None:
-    """Raise InvalidRope unless the lengths and sizes that the object states are whole numbers within bounds."""
+    """Raise InvalidRope if a length or a size in this object is not a whole number within bounds."""
     for key in (context_key, names.ORIGINAL_MAX_POSITION_EMBEDDINGS, family.window_key):
         if key == family.window_key and _is_whole(part.get(key), 0, 0) and _window_is_off(part, family):
             continue
-        # null stands for "none" in the other two; a model without a context there is not.
+        # null means "none" for the other two keys, but every model has a context length.
         if part.get(key) is not None or (key in part and key == context_key):
             _check_length(part[key], f"{where}: {key}")
     sizes = (
@@ -73,13 +73,13 @@ def _check_share(value: Any, where: str) -> None:
 
 
 def _window_is_off(part: Mapping[str, Any], family: Family) -> bool:
-    """Return whether the family's switch is off; transformers 5 itself then saves the window of a qwen2_moe as 0."""
+    """Return whether the family's switch is off. transformers 5 then saves the window of a qwen2_moe as 0."""
     switched = family.sliding_window not in ("never", "always", "alternate")
     return switched and part.get(family.sliding_window) is not True
 
 
 def _is_letters(value: Any) -> bool:
-    """Return whether this is a pattern in letters: L for a local layer, G for a global one, as in LLLG."""
+    """Return whether this is a pattern of letters such as LLLG: L for a local layer, G for a global one."""
     return isinstance(value, str) and bool(value) and set(value) <= {"L", "G"}
 
 
@@ -88,7 +88,7 @@ def _is_whole(value: Any, low: int, high: int) -> bool:
 
 
 def not_a_length(value: object) -> str:
-    """Return the sentence about a value that is not a valid context length."""
+    """Return the message for a value that is not a valid context length."""
     return f"{value} is not a length; it is a whole number of tokens from 2 to {MAX_LENGTH}"
 
 
@@ -98,14 +98,17 @@ def _check_length(value: Any, where: str) -> None:
 
 
 def _is_beyond(value: Any, largest: float) -> bool:
-    """Return whether this is a number above 0 whose square or product would be none."""
+    """Return whether this is a number above 0 that is too small or too large.
+
+    Its square or product would overflow or be 0.
+    """
     return is_number(value) and value > 0 and not SMALLEST <= value <= largest
 
 
 def check_param(key: str, value: Any, where: str) -> None:
-    """Raise InvalidRope unless a rope key may have this value; a key that no rope type reads may have any."""
+    """Raise InvalidRope if a rope key must not have this value. A key that no rope type reads may have any value."""
     if value is None:
-        return  # transformers takes null for "not given", where a key may be left out
+        return  # transformers treats null like a missing key
     if key in _POSITIVE | _NOT_NEGATIVE | _LISTS:
         values, largest = (value, LARGEST_DIVISOR) if isinstance(value, list) else ([value], LARGEST)
         beyond = next((v for v in values if _is_beyond(v, largest)), None)

@@ -1,6 +1,7 @@
-"""The log of edits in place, beside a GGUF file: of each the keys and vectors before and after, so that it can be undone.
+"""The log of in-place edits, next to a GGUF file: the keys and vectors before and after each edit, to revert it.
 
-The record of how positions came to be is `provenance`; this one says what stood in the file, whoever asked for the edit.
+`provenance` records how ropetool scaled the positions. This log records the old values of every edit, regardless of its
+purpose.
 """
 
 from __future__ import annotations
@@ -26,10 +27,15 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class LoggedEdit:
-    """One edit. size: of the file after it, in bytes. keys and tensors: by name, old and new, None where there was none.
+    """One edit.
 
-    The numbers of a vector are its bytes, as stored. record: the text of the record beside the file that the edit replaced,
-    empty where there was none; None where it left the record.
+    command: the command line.
+    way: how the file was edited, as `files.gguf.in_place` names it.
+    size: the size of the file after the edit, in bytes.
+    keys: the old and the new value of each changed key; None if the key was or is missing.
+    tensors: the old and the new bytes of each changed vector; None if the vector was missing.
+    record: the text of the record that the edit replaced, empty if there was no record; None if the edit did not change
+        it.
     """
 
     command: str
@@ -41,7 +47,10 @@ class LoggedEdit:
 
     @classmethod
     def of(cls, headers: Sequence[GgufHeader], patch: Patch, command: str, way: str = "", size: int = 0) -> LoggedEdit:
-        """Return the entry of a patch that is about to be written; what it leaves as it is has no place in it."""
+        """Return the entry for a patch before it is written.
+
+        The entry omits keys and vectors that the patch does not change.
+        """
         values = headers[0].values
         keys = {key: (values.get(key), value) for key, value in patch.set.items() if values.get(key) != value}
         gone: dict[str, tuple[Value | None, Value | None]] = {key: (values[key], None) for key in sorted(patch.remove)}
@@ -63,22 +72,26 @@ class LoggedEdit:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LoggedEdit:
-        """Return the entry. Raises: KeyError, TypeError, ValueError or AttributeError if it is none."""
+        """Return the entry in this data.
+
+        Raises: KeyError, TypeError, ValueError or AttributeError if the data is invalid.
+        """
         keys = {str(key): (_value(both["old"]), _value(both["new"])) for key, both in data["keys"].items()}
         tensors = {}
         for name, both in data["tensors"].items():
             tensors[str(name)] = (_bytes(both["old"]), base64.b64decode(both["new"], validate=True))
-        record = data.get("record")  # absent where the edit left it, and in logs of earlier versions
+        record = data.get("record")  # missing if the edit did not change it, and in logs of earlier versions
         text = None if record is None else str(record)
         return cls(str(data["command"]), str(data["way"]), int(data["size"]), keys, tensors, text)
 
 
 @dataclass(frozen=True)
 class EditLog:
-    """The edits in place of a file.
+    """The in-place edits of a file.
 
-    edits: the last one last. complete: whether the log has every edit since it began; versions before 0.1.0 dropped the
-    first ones of a long log without saying so.
+    edits: the oldest edit first.
+    complete: whether the log has every edit since its start. Versions before 0.1.0 dropped the first edits of a long
+        log without a note.
     """
 
     edits: tuple[LoggedEdit, ...] = ()
@@ -89,12 +102,12 @@ class EditLog:
         return replace(self, edits=(*self.edits, edit))
 
     def without_last(self, count: int) -> EditLog:
-        """Return the log without its last edits."""
+        """Return the log without its last `count` edits."""
         return replace(self, edits=self.edits[: len(self.edits) - count])
 
 
 def place(file: Path) -> Path:
-    """Return where the log of a file stands."""
+    """Return the path of a file's log."""
     return file.with_name(f"{file.name}.{names.EDITS_JSON}")
 
 
@@ -104,11 +117,11 @@ def read(file: Path) -> EditLog:
     Raises: CorruptFile if ropetool did not write it.
     """
     path = place(file)
-    found = read_optional_object(path, LARGE)
-    if found is None:
+    parsed = read_optional_object(path, LARGE)
+    if parsed is None:
         return EditLog()
     try:
-        return EditLog(tuple(map(LoggedEdit.from_json, found[1]["edits"])), found[1].get("complete") is True)
+        return EditLog(tuple(map(LoggedEdit.from_json, parsed[1]["edits"])), parsed[1].get("complete") is True)
     except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
         raise CorruptFile(
             f"not a valid ropetool edit log ({error!r})", where=str(path), try_="move it away, then run again"
@@ -134,9 +147,9 @@ def text(log: EditLog) -> bytes:
 
 
 def check_room(log: EditLog, edit: LoggedEdit, file: Path) -> None:
-    """Return if the log of a file has room for one more edit, before the edit is made.
+    """Return if the log of a file has room for one more edit. Call this before the edit.
 
-    Raises: ConfigError: an edit that the log cannot keep could not be undone, nor could those before it.
+    Raises: ConfigError if the log is full: then neither this edit nor the earlier ones could be reverted.
     """
     longest = replace(edit, way="x" * 20, size=2**63)
     try:
@@ -151,12 +164,12 @@ def check_room(log: EditLog, edit: LoggedEdit, file: Path) -> None:
 
 
 def _value_json(value: Value | None) -> dict[str, Any] | None:
-    """Return a value exactly, as its bytes, with what it says where that is short."""
+    """Return a value as its exact bytes, and also in readable form if it is short."""
     if value is None:
         return None
     plain = plain_value(value)
-    said = {"value": plain["value"]} if plain is not ABSENT and "value" in plain else {}
-    return {"type": value.type.label, **said, "raw": _text(bytes(value.raw))}
+    readable = {"value": plain["value"]} if plain is not ABSENT and "value" in plain else {}
+    return {"type": value.type.label, **readable, "raw": _text(bytes(value.raw))}
 
 
 def _value(data: Mapping[str, Any] | None) -> Value | None:

@@ -1,4 +1,4 @@
-"""A GGUF model: its keys, its tensors, its vectors, in one file or several, with edits that nobody has written."""
+"""A GGUF model: its keys, tensors and vectors, in one file or several, also with edits that are not yet written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ MAX_TEXT_BYTES = 4096
 
 
 def type_problem(key: str, value: Value, type_: ValueType) -> str:
-    """Return why llama.cpp would not read a key as this type, empty where it would; it converts nothing."""
+    """Return the reason why llama.cpp would not read a key as this type, or an empty text.
+
+    llama.cpp does not convert types.
+    """
     if value.type is not type_:
         return f"key {key} has wrong type {value.type.label} but expected type {type_.label}"
     if type_ is ValueType.STR and len(value.raw) > MAX_TEXT_BYTES:
@@ -38,10 +41,13 @@ def type_problem(key: str, value: Value, type_: ValueType) -> str:
 
 @dataclass(frozen=True, eq=False)
 class GgufCheckpoint:
-    """A GGUF model as decoders, searches and writers see it.
+    """A GGUF model for decoders, searches and writers.
 
-    values: the keys, which all stand in the first file. tensors: those of all files. vector: returns the data of a
-    one-dimensional F32 tensor. where: its name in messages. files: the headers, none for a model that lies nowhere.
+    values: the metadata keys, which are all in the first file.
+    tensors: the tensors of all files, by name.
+    vector: returns the data of a one-dimensional F32 tensor by name.
+    where: the name of the model in messages.
+    files: the headers of its files; empty for a model that is not on disk.
     """
 
     values: Mapping[str, Value]
@@ -51,13 +57,13 @@ class GgufCheckpoint:
     files: tuple[GgufHeader, ...] = field(default=(), repr=False)
 
     format: ClassVar[str] = "gguf"
-    runtime: ClassVar[str] = "llama.cpp"  # what the format is made for
-    stated_in: ClassVar[str] = "file"  # in messages: what the runtime reads, and what holds its rope keys
-    keys_in: ClassVar[str] = "the metadata"
+    runtime: ClassVar[str] = "llama.cpp"  # the runtime that the format is made for
+    stated_in: ClassVar[str] = "file"  # in messages, the source of a setting
+    keys_in: ClassVar[str] = "the metadata"  # in messages, the place of the rope keys
 
     @classmethod
     def of(cls, files: tuple[GgufHeader, ...]) -> GgufCheckpoint:
-        """Return the model of these headers; the first has the keys."""
+        """Return the model with these headers. The first header has the keys."""
         owners = {tensor.name: (header, tensor) for header in files for tensor in header.tensors}
         return cls(
             files[0].values,
@@ -69,7 +75,7 @@ class GgufCheckpoint:
 
     @classmethod
     def open(cls, path: Path) -> GgufCheckpoint:
-        """Return the model that this file belongs to.
+        """Return the model that contains this file.
 
         Raises: CheckpointError.
         """
@@ -77,32 +83,35 @@ class GgufCheckpoint:
 
     @cached_property
     def name(self) -> str:
-        """Return the architecture that the model names.
+        """Return the architecture in the file's metadata.
 
-        Raises: InvalidRope if it names none; NotACheckpoint where the file is not a language model.
+        Raises: InvalidRope if the key is missing or has a wrong type; NotACheckpoint if the file is not a language
+            model.
         """
-        kind = self.values.get(parts.GENERAL_TYPE)
-        stated = self.values.get(ARCHITECTURE)
-        problem = "" if stated is None else type_problem(ARCHITECTURE, stated, ValueType.STR)
+        general_type = self.values.get(parts.GENERAL_TYPE)
+        architecture = self.values.get(ARCHITECTURE)
+        problem = "" if architecture is None else type_problem(ARCHITECTURE, architecture, ValueType.STR)
         if problem:
             raise InvalidRope(problem, where=self.where)
-        found = str(stated.decode()) if stated is not None else ""
-        is_text = kind is not None and not type_problem(parts.GENERAL_TYPE, kind, ValueType.STR)
-        parts.check_gguf(str(kind.decode()) if kind is not None and is_text else "", found, Path(self.where))
-        if not found:
+        name = str(architecture.decode()) if architecture is not None else ""
+        is_text = general_type is not None and not type_problem(parts.GENERAL_TYPE, general_type, ValueType.STR)
+        parts.check_gguf(
+            str(general_type.decode()) if general_type is not None and is_text else "", name, Path(self.where)
+        )
+        if not name:
             raise InvalidRope(
                 f"{ARCHITECTURE} is missing, so the keys of the file cannot be interpreted", where=self.where
             )
-        return found
+        return name
 
     @property
     def path(self) -> Path:
-        """Return the first file, which the model is named by and beside which its record stands."""
+        """Return the first file. Messages name the model by it, and the record is next to it."""
         return self.files[0].path
 
     @cached_property
     def record(self) -> Provenance | None:
-        """Return what ropetool wrote of its making, None for a model of others.
+        """Return the record of how ropetool wrote the model, or None if there is no record.
 
         Raises: CorruptFile, ConfigError.
         """
@@ -110,16 +119,16 @@ class GgufCheckpoint:
 
     @cached_property
     def stored(self) -> dict[str, StoredTensor]:
-        """Return all tensors by name, over all files."""
+        """Return the tensors of all files, by name."""
         return {name: tensor for header in self.files for name, tensor in stored_in(header).items()}
 
     @cached_property
     def identity(self) -> Identity:
-        """Return the identity of the model, as of its first use, to detect a later change of its files."""
+        """Return the identity of the model at the first call, to detect later changes of its files."""
         return identity.of_gguf(self.files, self.values, self.name)
 
     def after(self, patch: Patch) -> GgufCheckpoint:
-        """Return the model as it would be with the patch applied."""
+        """Return the model with the patch applied in memory."""
         added = {name: TensorInfo(name, vector.shape, F32, 0, vector.nbytes) for name, vector in patch.tensors.items()}
         return replace(
             self,
@@ -129,20 +138,20 @@ class GgufCheckpoint:
         )
 
     def edited(self, edits: Sequence[FileEdit]) -> GgufCheckpoint:
-        """Return the model with these edits.
+        """Return the model with these edits applied in memory.
 
-        Raises: ConfigError if a value is not of its type, or an edit is of another kind of file.
+        Raises: ConfigError if a value does not match its type, or an edit is for a different format.
         """
         return self.after(patch_of(edits)) if edits else self
 
     def numbers(self, name: str) -> Any:
-        """Return the numbers of a vector as JSON can hold them, ABSENT where there is none."""
+        """Return the numbers of a vector as JSON values, or ABSENT if the model does not have it."""
         return [plain_number(number) for number in self.vector(name).tolist()] if name in self.tensors else ABSENT
 
     def edits_of(self, patch: Patch) -> list[FileEdit]:
         """Return a patch of the model as edits.
 
-        Raises: ConfigError for an array or a long string, which a plan does not hold.
+        Raises: ConfigError for an array or a long text, which a plan cannot store.
         """
         edits = []
         for key, value in patch.set.items():
@@ -155,7 +164,7 @@ class GgufCheckpoint:
         return edits
 
     def check_old_values(self, edits: Sequence[FileEdit]) -> None:
-        """Raise PlanMismatch unless the model still holds every old value."""
+        """Raise PlanMismatch if the model lacks an old value of these edits."""
         for edit in edits:
             name = edit.path[0]
             present = plain_value(self.values.get(name)) if edit.file == METADATA else self.numbers(name)
@@ -164,12 +173,12 @@ class GgufCheckpoint:
 
 
 def stored_in(header: GgufHeader) -> dict[str, StoredTensor]:
-    """Return the tensors of one file by name."""
-    found = {}
+    """Return the tensors of one file, by name."""
+    tensors = {}
     for info in header.tensors:
-        kind = GGML_TYPES[info.ggml_type]
-        found[info.name] = StoredTensor(
-            header.path, header.data_start + info.offset, info.nbytes, kind.name, info.shape[::-1], kind.nbytes,
-            "values" if kind.block == 1 else f"blocks of {kind.block} values",
+        ggml_type = GGML_TYPES[info.ggml_type]
+        tensors[info.name] = StoredTensor(
+            header.path, header.data_start + info.offset, info.nbytes, ggml_type.name, info.shape[::-1], ggml_type.nbytes,
+            "values" if ggml_type.block == 1 else f"blocks of {ggml_type.block} values",
         )  # fmt: skip
-    return found
+    return tensors

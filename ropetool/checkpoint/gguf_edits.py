@@ -1,4 +1,4 @@
-"""Values of a GGUF model as a plan can hold and print them, and its edits as the patch that a writer takes."""
+"""Values of a GGUF model as plain data for plans, and edits of a plan as a patch for writers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARRAY_OF = "arr of "
 
 
 def plain_value(value: Value | None) -> Any:
-    """Return a value in JSON types. Replace an array or a long string by its digest."""
+    """Return a value in JSON types. An array or a long text is replaced by its digest."""
     if value is None:
         return ABSENT
     if value.type is ValueType.ARR or len(value.raw) > MAX_PLAIN_BYTES:
@@ -30,19 +30,22 @@ def plain_value(value: Value | None) -> Any:
 
 
 def plain_array(value: Value) -> dict[str, Any]:
-    """Return a short array, which an edit writes, in JSON types."""
+    """Return a short array for an edit, in JSON types."""
     return {"type": value.label, "value": [plain_number(number) for number in np.asarray(value.decode()).tolist()]}
 
 
 def plain_number(value: Any) -> Any:
-    """Return NaN and the infinities as text, which JSON can hold and which equals itself; the rest as it is."""
+    """Return NaN and the infinities as text, and other values unchanged.
+
+    JSON cannot store these numbers, and NaN does not equal itself.
+    """
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _value(data: Any, key: str) -> Value:
     """Return the typed value of an edit.
 
-    Raises: ConfigError if it is none.
+    Raises: ConfigError if the data is not a typed value.
     """
     try:
         name = str(data["type"])
@@ -68,9 +71,9 @@ def _vector(data: Any, name: str) -> npt.NDArray[np.float32]:
 
 
 def patch_of(edits: Sequence[FileEdit]) -> Patch:
-    """Return the patch that these edits ask for.
+    """Return the patch for these edits.
 
-    Raises: ConfigError if a value is not of its type, or an edit is of another kind of file.
+    Raises: ConfigError if a value does not match its type, or an edit is for a different format.
     """
     foreign = next((e.file for e in edits if e.file not in (METADATA, TENSORS)), None)
     if foreign is not None:

@@ -1,4 +1,7 @@
-"""The keys of ours in a GGUF file: what was done to the model, and how that was verified. Nobody computes by them."""
+"""ropetool's own keys in a GGUF file: how the model was scaled, and the result of its verification.
+
+No runtime reads these keys.
+"""
 
 from __future__ import annotations
 
@@ -16,60 +19,74 @@ from ropetool.rope.deviation import Deviation
 
 PREFIX = "ropetool."
 VERIFIED = f"{PREFIX}verified."
-INEXACT = f"{PREFIX}inexact"  # and, behind it, the figures of a file whose tables are not exactly the checkpoint's
-KL = f"{INEXACT}.kl"  # nats a token
-NOT_MEASURED = -1.0  # of KL, where no model could be run
+INEXACT = (
+    f"{PREFIX}inexact"  # this key, and the prefix of the figures of a file whose tables differ from the checkpoint's
+)
+KL = f"{INEXACT}.kl"  # nats per token
+NOT_MEASURED = -1.0  # the value of KL if no model could run
 _TYPES = {str: ValueType.STR, int: ValueType.U32, float: ValueType.F32}
 
 
 def stamp(
-    made: Provenance | None, baked: Sequence[str] = (), certificate: Mapping[str, Any] | None = None
+    record: Provenance | None, baked: Sequence[str] = (), certificate: Mapping[str, Any] | None = None
 ) -> dict[str, Value]:
-    """Return the keys for the export of a checkpoint that ropetool made, or into whose weights the export put something.
+    """Return the keys for the export of a checkpoint that ropetool wrote, or whose weights the export changed.
 
-    certificate: of that checkpoint as it is now; a stale one says nothing of it.
+    record: the record of the checkpoint; None if ropetool did not write it.
+    baked: names of the bakes by the export.
+    certificate: the certificate of the checkpoint in its current state. Do not pass a stale one.
     """
-    bakes = [*(made.plan.get("bakes", ()) if made is not None else ()), *baked]
-    found = {f"{PREFIX}bakes": Value.array(ValueType.STR, map(str, bakes))} if bakes else {}
-    if made is None:
-        return found
-    plan = made.plan
+    bakes = [*(record.plan.get("bakes", ()) if record is not None else ()), *baked]
+    bake_keys = {f"{PREFIX}bakes": Value.array(ValueType.STR, map(str, bakes))} if bakes else {}
+    if record is None:
+        return bake_keys
+    plan = record.plan
     params = {name: value for name, value in dict(plan.get("params", {})).items() if not isinstance(value, list)}
-    stated: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "version": __version__, "method": plan.get("method"), "factor": plan.get("factor"),
-        "params": json.dumps(params) if params else None, "trained_length": made.trained_length,
-        "source_fingerprint": made.source_fingerprint,
+        "params": json.dumps(params) if params else None, "trained_length": record.trained_length,
+        "source_fingerprint": record.source_fingerprint,
     }  # fmt: skip
     if certificate is not None:
-        stated |= {
+        facts |= {
             f"verified.{key}": certificate[key]
             for key in ("verdict", "suite", "grade", "longest", "made", "fingerprint")
         }
-    return {f"{PREFIX}{key}": Value.of(_TYPES[type(v)], v) for key, v in stated.items() if type(v) in _TYPES} | found
+    return {f"{PREFIX}{key}": Value.of(_TYPES[type(v)], v) for key, v in facts.items() if type(v) in _TYPES} | bake_keys
 
 
-def stamp_inexact(found: Deviation) -> dict[str, Value]:
-    """Return the keys of a file whose tables are not exactly the checkpoint's; KL is not known before the file is there."""
-    stated = {
-        "": str(found), ".pairs": found.pairs, ".ratio": found.ratio, ".attention_factor": found.factor,
-        ".tenth_radian_from": found.tenth, ".radian_from": found.radian, ".rms": found.rms, ".kl": NOT_MEASURED,
+def stamp_inexact(deviation: Deviation) -> dict[str, Value]:
+    """Return the keys of a file whose tables differ from the tables of the checkpoint.
+
+    KL gets the value NOT_MEASURED, because a measurement needs the finished file.
+    """
+    facts = {
+        "": str(deviation), ".pairs": deviation.pairs, ".ratio": deviation.ratio, ".attention_factor": deviation.factor,
+        ".tenth_radian_from": deviation.tenth, ".radian_from": deviation.radian, ".rms": deviation.rms, ".kl": NOT_MEASURED,
     }  # fmt: skip
-    return {f"{INEXACT}{key}": Value.of(_TYPES[type(v)], v) for key, v in stated.items() if v is not None}
+    return {f"{INEXACT}{key}": Value.of(_TYPES[type(v)], v) for key, v in facts.items() if v is not None}
 
 
-def states(view: GgufCheckpoint, found: Deviation) -> bool:
-    """Return whether a file says that its tables are so far from the checkpoint's."""
+def states(view: GgufCheckpoint, deviation: Deviation) -> bool:
+    """Return whether a file declares this deviation of its tables from the checkpoint."""
     return all(
         (INEXACT + key) in view.values and _near(view.values[INEXACT + key].decode(), figure)
-        for key, figure in ((".pairs", found.pairs), (".ratio", found.ratio), (".attention_factor", found.factor))
+        for key, figure in (
+            (".pairs", deviation.pairs),
+            (".ratio", deviation.ratio),
+            (".attention_factor", deviation.factor),
+        )
     )
 
 
-def _near(stated: object, figure: float) -> bool:
-    return isinstance(stated, (int, float)) and (stated == figure or math.isclose(stated, figure, rel_tol=1e-3))
+def _near(stored: object, figure: float) -> bool:
+    return isinstance(stored, (int, float)) and (stored == figure or math.isclose(stored, figure, rel_tol=1e-3))
 
 
 def removal(view: GgufCheckpoint) -> list[FileEdit]:
-    """Return the edits that take our keys out of a file, which is about to be another than the one they speak of."""
+    """Return the edits that remove ropetool's own keys from a file.
+
+    Use this for a file that is about to change, because the keys describe its earlier state.
+    """
     ours = frozenset(key for key in view.values if key.startswith(PREFIX))
     return view.edits_of(Patch(remove=ours))

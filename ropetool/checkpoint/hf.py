@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint: what its config states, the files beside it, and both with edits that nobody has written."""
+"""A Hugging Face checkpoint: its config and the files next to it, also with edits that are not yet written."""
 
 from __future__ import annotations
 
@@ -24,10 +24,13 @@ from ropetool.files.hf import DTYPE_BITS, Directory, Header, apply_edits, header
 
 @dataclass(frozen=True, eq=False)
 class HfCheckpoint:
-    """A Hugging Face checkpoint as decoders, searches and writers see it.
+    """A Hugging Face checkpoint for decoders, searches and writers.
 
-    config: config.json, parsed. given: its family, where another than that of the config is meant. where: the place of the
-    config in messages. files: the directory, None for a config that lies nowhere. text: the config as written.
+    config: the parsed config.json.
+    given: its family, if it differs from the family in the config; else None.
+    where: the path of the config in messages.
+    files: the directory; None for a config that is not on disk.
+    text: the text of config.json.
     """
 
     config: Mapping[str, Any]
@@ -38,9 +41,9 @@ class HfCheckpoint:
     _edited: dict[str, HfCheckpoint] = field(default_factory=dict, repr=False, init=False)
 
     format: ClassVar[str] = "hf"
-    runtime: ClassVar[str] = "transformers"  # what the format is made for
-    stated_in: ClassVar[str] = "config"  # in messages: what the runtime reads, and what holds its rope keys
-    keys_in: ClassVar[str] = names.CONFIG_JSON
+    runtime: ClassVar[str] = "transformers"  # the runtime that the format is made for
+    stated_in: ClassVar[str] = "config"  # in messages, the source of a setting
+    keys_in: ClassVar[str] = names.CONFIG_JSON  # in messages, the place of the rope keys
 
     @classmethod
     def of(cls, files: Directory) -> HfCheckpoint:
@@ -78,7 +81,7 @@ class HfCheckpoint:
 
     @property
     def directory(self) -> Directory:
-        """Return the files; only of a checkpoint that lies in a directory."""
+        """Return the files. Call this only for a checkpoint on disk."""
         assert self.files is not None
         return self.files
 
@@ -88,7 +91,7 @@ class HfCheckpoint:
 
     @property
     def section(self) -> Mapping[str, Any]:
-        """Return the object of the config that holds the rope keys.
+        """Return the object of the config with the rope keys.
 
         Raises: InvalidRope if it is missing.
         """
@@ -96,7 +99,7 @@ class HfCheckpoint:
 
     @cached_property
     def record(self) -> Provenance | None:
-        """Return what ropetool wrote of its making, None for a checkpoint of others.
+        """Return the record of how ropetool wrote the checkpoint, or None if there is no record.
 
         Raises: CorruptFile, ConfigError.
         """
@@ -112,26 +115,27 @@ class HfCheckpoint:
 
     @cached_property
     def stored(self) -> dict[str, StoredTensor]:
-        """Return all tensors by name, over all files.
+        """Return the tensors of all files, by name.
 
-        Raises: CheckpointError if a header cannot be read, or a file ends before its tensors do.
+        Raises: CheckpointError if a header cannot be read, or a file is too short for its tensors.
         """
         return {name: tensor for header in self.headers for name, tensor in stored_in(header).items()}
 
     @cached_property
     def identity(self) -> Identity:
-        """Return the identity of the checkpoint, as of its first use, to detect a later change of its files."""
+        """Return the identity of the checkpoint at the first call, to detect later changes of its files."""
         return identity.of_checkpoint(self.directory)
 
     def edited(self, edits: Sequence[FileEdit]) -> HfCheckpoint:
-        """Return the checkpoint with these edits of its config.json; those of other files change no reading.
+        """Return the checkpoint with these edits of config.json applied in memory.
 
-        Raises: PlanMismatch where an old value is not there; UnknownFamily or InvalidRope where a wrapper needs what an
-        edit removes.
+        Edits of other files are ignored, because they do not affect any decoder.
+        Raises: PlanMismatch if an old value is missing; UnknownFamily or InvalidRope if a wrapper needs a key that an
+            edit removes.
         """
         changes = edits_of_file(edits, names.CONFIG_JSON)
         key = repr(changes)  # 1 and 1.0 are not the same
-        if changes and key not in self._edited:  # made once for all the runtimes that are asked
+        if changes and key not in self._edited:  # cached, because each runtime decodes the same edits
             text = apply_edits(self.text, changes, self.where)
             config = parse_object(text, self.where)
             family = families.of_config(config, self.where)
@@ -140,19 +144,19 @@ class HfCheckpoint:
         return self._edited[key] if changes else self
 
     def edits_as(self, model_type: str) -> list[FileEdit]:
-        """Return the edits that make it a checkpoint of this built-in class, in place of one that remote code knows.
+        """Return the edits that turn a checkpoint with remote code into a checkpoint of this built-in class.
 
         Raises: UnknownFamily, InvalidRope, LossyExport.
         """
         if families.find(model_type) is None and families.wrapper_of(model_type) is None:
-            known_family({names.MODEL_TYPE: model_type}, "--as")  # from the installed transformers, where that has it
+            known_family({names.MODEL_TYPE: model_type}, "--as")  # reads the class from transformers if it is installed
         return likeness.edits_as(self.config, model_type, self._tensor_names(), self.where)
 
     @property
     def likeness(self) -> tuple[str, str]:
-        """Which built-in class would serve a type that only remote code knows, in words, and its model_type.
+        """Return the built-in class that matches a type with remote code, as text, and its model_type.
 
-        Both are empty where no class is told.
+        Both are empty if no class matches.
         """
         model_type = self.config.get(names.MODEL_TYPE)
         if not isinstance(model_type, str) or families.wrapper_of(model_type) or records.reason(model_type):
@@ -169,7 +173,7 @@ def _types(config: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def stored_in(header: Header) -> dict[str, StoredTensor]:
-    """Return the tensors of one weight file by name."""
+    """Return the tensors of one weight file, by name."""
     return {
         info.name: StoredTensor(
             header.path, info.begin, info.end - info.begin, info.dtype, info.shape,
@@ -186,8 +190,8 @@ def known_family(config: Mapping[str, Any], where: str) -> Family:
     """
     model_type = config.get(names.MODEL_TYPE)
     if not isinstance(model_type, str) or not model_type:
-        said = f"model_type is missing, so the family is unknown{likeness.untyped(config)}"
-        raise InvalidRope(said, where=where, try_="ropetool families")
+        problem = f"model_type is missing, so the family is unknown{likeness.untyped(config)}"
+        raise InvalidRope(problem, where=where, try_="ropetool families")
     inner = families.text_type(config)
     if inner in records.unrotated():
         within = "" if inner == model_type else f"the {inner} inside this "
@@ -211,5 +215,5 @@ def known_family(config: Mapping[str, Any], where: str) -> Family:
 
 
 def _has_transformers() -> bool:
-    """Return whether what reads an unknown family from its model is installed; nothing is imported."""
+    """Return whether the packages that read an unknown family from its class are installed. Imports nothing."""
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))

@@ -25,7 +25,7 @@ from ropetool.files.hidden import set_aside
 from ropetool.files.linking import HARD_LINKED, REFLINKED
 from ropetool.files.output import Rule
 
-LEFT_BEHIND = frozenset({".git", ".cache", "__pycache__"})  # of a source, which no output carries along
+LEFT_BEHIND = frozenset({".git", ".cache", "__pycache__"})  # folders of a source that no output gets
 _SHOWN = 5
 NOT_LISTED = "is not listed in a ropetool record"
 _REWRITTEN = {names.PROVENANCE_JSON, names.CARD}  # in a directory: `verify` writes figures into both
@@ -82,7 +82,7 @@ def _entry(file: Path, name: str, placed: str = "") -> dict[str, Any]:
 class _Output:
     """An output on the disk: its record, and its files by the names that the record lists."""
 
-    made: Provenance
+    record: Provenance
     files: Mapping[str, Path]
 
     def change(self, name: str) -> str:
@@ -105,7 +105,7 @@ class _Output:
             return _NO_DIGEST
         inode = (status.st_dev, status.st_ino)
         if (listed.get("device"), listed.get("inode")) == inode and status.st_nlink > self._links[inode]:
-            return ""  # the same bytes have a name elsewhere, and stay
+            return ""  # the same bytes have a name outside the output, so they are not lost
         source = self._sources.get(name)
         if source is not None and digests.of_file(file) == digests.of_file(source):
             return ""
@@ -113,23 +113,23 @@ class _Output:
 
     def changes(self, names_: Iterable[str]) -> dict[str, str]:
         """Return the changed files by name, with the change of each."""
-        found = {name: self.change(name) for name in names_}
-        return {name: reason for name, reason in found.items() if reason}
+        changes = {name: self.change(name) for name in names_}
+        return {name: reason for name, reason in changes.items() if reason}
 
     @cached_property
     def _listed(self) -> dict[str, Mapping[str, Any]]:
-        return {each["name"]: each for each in self.made.files}
+        return {each["name"]: each for each in self.record.files}
 
     @cached_property
     def _links(self) -> Counter[tuple[int, int]]:
         """Return the number of names that a file has within the output, by device and inode."""
-        found = (os.lstat(file) for file in self.files.values() if os.path.lexists(file))
-        return Counter((status.st_dev, status.st_ino) for status in found)
+        statuses = (os.lstat(file) for file in self.files.values() if os.path.lexists(file))
+        return Counter((status.st_dev, status.st_ino) for status in statuses)
 
     @cached_property
     def _sources(self) -> dict[str, Path]:
         """Return the files of the source by the names of their links in the output, unless both are one file."""
-        source = Path(self.made.source)
+        source = Path(self.record.source)
         try:
             if source.is_dir():
                 pairs = {name: source / name for name in self.files}
@@ -137,7 +137,7 @@ class _Output:
                 pairs = dict(zip(self.files, shards(source), strict=False))
             own = {os.path.realpath(file) for file in self.files.values()}
             return {name: file for name, file in pairs.items() if file.is_file() and os.path.realpath(file) not in own}
-        except (OSError, ValueError, RopetoolError):  # a record names what it likes
+        except (OSError, ValueError, RopetoolError):  # an edited record can contain any text as its source
             return {}
 
 
@@ -153,16 +153,16 @@ def _objection(directory: Path, output: Path) -> str:
     """Return why a directory may not be replaced, empty if it may. output: its final path, if it was moved meanwhile."""
     if not (directory / names.PROVENANCE_JSON).is_file():
         return f"is a directory that ropetool did not write (it does not contain {names.PROVENANCE_JSON})"
-    made = _valid(directory, output)
-    if made is None:
+    record = _valid(directory, output)
+    if record is None:
         return f"is a directory that ropetool did not write (a different program wrote its {names.PROVENANCE_JSON})"
-    held = _files(directory)
-    others = sorted(held - {each["name"] for each in made.files})
+    present = _files(directory)
+    others = sorted(present - {each["name"] for each in record.files})
     if others:
         return f"contains files that its record does not list: {_shown(others)}"
-    rewritten = {name for name in held & _REWRITTEN if stat.S_ISREG(os.lstat(directory / name).st_mode)}
-    files = {name: directory / name for name in sorted(held - rewritten)}
-    changed = _Output(made, files).changes(files)
+    rewritten = {name for name in present & _REWRITTEN if stat.S_ISREG(os.lstat(directory / name).st_mode)}
+    files = {name: directory / name for name in sorted(present - rewritten)}
+    changed = _Output(record, files).changes(files)
     return f"contains files that do not match its record: {_reasons(changed)}" if changed else ""
 
 
@@ -181,17 +181,17 @@ def files_rule(files: Sequence[Path]) -> Rule:
     """
 
     def rule(path: Path) -> str:
-        record = provenance.beside(files[0])
-        made = _valid(files[0])
-        if made is None:
-            return NOT_LISTED if path != record or not os.path.lexists(record) else "is not a ropetool record"
-        if path == record:
+        record_file = provenance.beside(files[0])
+        record = _valid(files[0])
+        if record is None:
+            return NOT_LISTED if path != record_file or not os.path.lexists(record_file) else "is not a ropetool record"
+        if path == record_file:
             return ""
-        if path.name not in {each["name"] for each in made.files}:
+        if path.name not in {each["name"] for each in record.files}:
             return NOT_LISTED
         if path not in files and path.name.endswith(names.CARD):
             return ""
-        reason = _Output(made, {file.name: file for file in (*files, path)}).change(path.name)
+        reason = _Output(record, {file.name: file for file in (*files, path)}).change(path.name)
         return f"does not match its record: {reason}" if reason else ""
 
     return rule
@@ -199,12 +199,12 @@ def files_rule(files: Sequence[Path]) -> Rule:
 
 def beside(first: Path) -> dict[Path, str]:
     """Return the sidecars of a GGUF model that its record lists, with the change of each, empty if it is unchanged."""
-    made = _valid(first)
-    listed = [each["name"] for each in made.files] if made is not None else []
+    record = _valid(first)
+    listed = [each["name"] for each in record.files] if record is not None else []
     own = [name for name in listed if name.startswith(f"{first.name}.") and Path(name).name == name]
     files = {name: first.with_name(name) for name in own if os.path.isfile(first.with_name(name))}
     files.pop(provenance.beside(first).name, None)
-    return {} if made is None else {file: _Output(made, files).change(name) for name, file in files.items()}
+    return {} if record is None else {file: _Output(record, files).change(name) for name, file in files.items()}
 
 
 def leftovers(first: Path, written: Collection[Path]) -> list[Path]:
@@ -220,14 +220,15 @@ def _valid(checkpoint: Path, output: Path | None = None) -> Provenance | None:
 
 
 def _files(directory: Path) -> set[str]:
-    """Return all that a directory holds, as paths with slashes; a folder only if nothing is in it."""
+    """Return the relative paths of the files in a directory, with slashes, and of empty folders."""
     return {path.relative_to(directory).as_posix() for path in _walk(directory)}
 
 
 def _walk(directory: Path) -> Iterator[Path]:
+    """Yield the files and empty folders below a directory."""
     for path in directory.iterdir():
         earlier = set_aside(path)
-        if earlier is not None:  # what else the dead have left is rubbish
+        if earlier is not None:  # all other remains of a killed process can go
             yield from earlier
             continue
         if path.is_symlink() or not path.is_dir():

@@ -1,4 +1,4 @@
-"""A checkpoint from its path, whatever its format: the one place that asks which it is."""
+"""Opening a checkpoint from its path. Only this module decides the format of a path."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ Checkpoint: TypeAlias = HfCheckpoint | GgufCheckpoint
 
 
 def open_checkpoint(source: Path | Checkpoint) -> Checkpoint:
-    """Return the checkpoint at this path, a GGUF model by any of its files or a Hugging Face directory; an open one as it is.
+    """Return the checkpoint at this path: a Hugging Face directory, or a GGUF model by any of its files.
 
+    An open checkpoint is returned unchanged.
     Raises: CheckpointError.
     """
     if isinstance(source, (HfCheckpoint, GgufCheckpoint)):
@@ -37,9 +38,10 @@ def open_source(source: str | Path | Checkpoint) -> Checkpoint:
 def opened_as(
     source: Path | Checkpoint, model_type: str | None
 ) -> tuple[Checkpoint, tuple[FileEdit, ...], tuple[str, ...]]:
-    """Return a checkpoint as one of a built-in class, the edits of its config that make it one, and a note on them.
+    """Return a checkpoint as one of a built-in class, the edits of its config for this class, and a note on them.
 
-    Without a model_type it is opened as it is. Raises: CheckpointError, UnknownFamily, InvalidRope, LossyExport.
+    Without a `model_type` there are no edits and no note.
+    Raises: CheckpointError, UnknownFamily, InvalidRope, LossyExport.
     """
     checkpoint = open_checkpoint(source)
     if model_type is None:
@@ -58,7 +60,7 @@ def opened_as(
 
 
 def first_file(path: Path) -> Path:
-    """Return the file that a GGUF model in several files is named by, beside which its record stands; else the path.
+    """Return the first file of a GGUF model, which has its record next to it. Other paths are returned unchanged.
 
     Raises: CheckpointError.
     """
@@ -66,7 +68,7 @@ def first_file(path: Path) -> Path:
 
 
 def _is_gguf(path: Path) -> bool:
-    """Return whether this is a file of the GGUF kind, by its name or its first letters."""
+    """Return whether this is a GGUF file, by its suffix or its first four bytes."""
     if not path.is_file():
         return False
     if path.suffix.lower() == ".gguf":

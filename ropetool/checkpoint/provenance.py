@@ -1,6 +1,6 @@
-"""The provenance file beside an output: which source, which plan, which trained length, and its certificate.
+"""The record (ropetool.json) of an output: its source, its plan, its trained length and its certificate.
 
-Reading is forgiving towards unknown keys and strict towards wrong types: the file may have been edited.
+Unknown keys are ignored, but wrong types are refused, because the file may have been edited.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Provenance:
         return EXTENSION if self.export is None else EXPORT
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of the file. It omits `export` and `certificate` if they are None."""
+        """Return the content of the file, without `export` and `certificate` if they are missing."""
         from ropetool import __version__
 
         more = {EXPORT: self.export, CERTIFICATE: self.certificate, FILES: list(self.files) or None}
@@ -104,7 +104,7 @@ def _directory_fingerprint(directory: Path, config: str | None) -> str:
     text = read_regular(directory / names.CONFIG_JSON, SMALL.chars) if config is None else config.encode()
     digest = hashlib.sha256(text)
     for path in sorted(directory.glob("*.safetensors")):
-        if path.exists():  # a link to nowhere is left behind, and holds nothing
+        if path.exists():  # outputs omit broken links
             status = path.stat()
             digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()
@@ -117,29 +117,29 @@ def read(checkpoint: Path) -> Provenance | None:
 
     Raises: CorruptFile if the record is invalid, or belongs to a different GGUF file.
     """
-    found = record(checkpoint)
-    problem = of_another(checkpoint, found)
+    provenance = record(checkpoint)
+    problem = of_another(checkpoint, provenance)
     if problem:
         raise CorruptFile(problem, where=str(place(checkpoint)), try_=_AWAY)
-    return None if found is None or (found.kind == EXPORT and not found.plan) else found
+    return None if provenance is None or (provenance.kind == EXPORT and not provenance.plan) else provenance
 
 
-def of_another(checkpoint: Path, made: Provenance | None) -> str:
+def of_another(checkpoint: Path, provenance: Provenance | None) -> str:
     """Return the reason why a record belongs to a different GGUF file of the same name, or an empty string."""
-    if made is None or not checkpoint.is_file():
+    if provenance is None or not checkpoint.is_file():
         return ""
-    sizes = {entry["name"]: entry.get("size") for entry in made.files}
+    sizes = {entry["name"]: entry.get("size") for entry in provenance.files}
     listed, size = sizes.get(checkpoint.name), checkpoint.stat().st_size
     if listed in (None, size):
         return ""
     return f"is the record of a different file with this name: it lists {listed:,} bytes, but {checkpoint.name} has {size:,}"
 
 
-def is_of_itself(checkpoint: Path, made: Provenance) -> bool:
+def is_of_itself(checkpoint: Path, provenance: Provenance) -> bool:
     """Return whether a file was edited in place, so that its source is its own earlier state."""
     try:
-        return os.path.realpath(made.source) == os.path.realpath(checkpoint)
-    except ValueError:  # a record names what it likes, and not all of that is a path
+        return os.path.realpath(provenance.source) == os.path.realpath(checkpoint)
+    except ValueError:  # an edited record can contain any text as its source
         return False
 
 
@@ -151,54 +151,54 @@ def record(checkpoint: Path, final: Path | None = None) -> Provenance | None:
     """
     path = place(checkpoint)
     try:
-        found = read_optional_object(path)
+        parsed = read_optional_object(path)
     except CorruptFile as error:
         error.try_ = error.try_ or _AWAY
         raise
-    return None if found is None else _checked(found[1], path if final is None else final / path.name)
+    return None if parsed is None else _checked(parsed[1], path if final is None else final / path.name)
 
 
-def unsuffixed(name: str, made: Provenance) -> str:
+def unsuffixed(name: str, provenance: Provenance) -> str:
     """Return the name of an output without the suffix from its plan, or unchanged if it lacks the suffix."""
-    suffix = made.plan.get("suffix")
+    suffix = provenance.plan.get("suffix")
     before, _, after = name.rpartition(f"-{suffix}")
     return before + after if suffix and before and after[:1] in ("", "-", ".") else name
 
 
-def source_problem(made: Provenance) -> str:
+def source_problem(provenance: Provenance) -> str:
     """Return how the source differs from the record, as the end of a sentence; empty if it is unchanged."""
-    source = Path(made.source)
-    if not (os.path.isfile(source) or os.path.isfile(source / names.CONFIG_JSON)):  # of any text: pathlib's may raise
+    source = Path(provenance.source)
+    if not (os.path.isfile(source) or os.path.isfile(source / names.CONFIG_JSON)):  # pathlib raises for some texts
         return "no longer exists"
     try:
-        return "" if fingerprint(source) == made.source_fingerprint else "has changed"
+        return "" if fingerprint(source) == provenance.source_fingerprint else "has changed"
     except CheckpointError:
         return "cannot be read"
 
 
 def lineage(checkpoint: Path) -> Iterator[Provenance]:
-    """Yield the record of an output, then those of what it was made from, back to the first; a source that a file
-    names twice ends it.
+    """Yield the record of an output, then the record of its source, and so on back to the first.
 
-    Raises: CorruptFile if one is not what ropetool writes.
+    Stops at a source that occurred before.
+    Raises: CorruptFile if a record is invalid.
     """
-    made, seen = record(checkpoint), set[str]()
-    while made is not None and made.source not in seen:
-        seen.add(made.source)
-        yield made
-        made = record(Path(made.source)) if os.path.exists(made.source) else None
+    current, seen = record(checkpoint), set[str]()
+    while current is not None and current.source not in seen:
+        seen.add(current.source)
+        yield current
+        current = record(Path(current.source)) if os.path.exists(current.source) else None
 
 
 def _checked(data: Mapping[str, Any], path: Path) -> Provenance:
-    kinds = {"source": str, "source_fingerprint": str, "trained_length": int, "plan": dict}
-    kinds |= {key: kind for key, kind in {EXPORT: dict, FILES: list}.items() if key in data}
-    for key, kind in kinds.items():
+    types = {"source": str, "source_fingerprint": str, "trained_length": int, "plan": dict}
+    types |= {key: type_ for key, type_ in {EXPORT: dict, FILES: list}.items() if key in data}
+    for key, type_ in types.items():
         unknown_length = key == "trained_length" and EXPORT in data and data.get(key, ABSENT) is None
-        if type(data.get(key)) is not kind and not unknown_length:
+        if type(data.get(key)) is not type_ and not unknown_length:
             raise _foreign(path, f"{key} is {shown(data.get(key, ABSENT))}")
     for entry in data.get(FILES, ()):
         if not isinstance(entry, dict) or "name" not in entry or not all(
-            type(entry.get(key, kind())) is kind for key, kind in _FILE.items()
+            type(entry.get(key, type_())) is type_ for key, type_ in _FILE.items()
         ):  # fmt: skip
             raise _foreign(path, f"{FILES} holds {shown(entry)}")
     length = data["trained_length"]
@@ -214,7 +214,7 @@ def _checked(data: Mapping[str, Any], path: Path) -> Provenance:
     return Provenance(source, digest, length, data["plan"], data.get(EXPORT), data.get(CERTIFICATE), files)
 
 
-# --- what may stand in it
+# --- the checks of its data
 
 
 def is_text(value: Any) -> bool:
@@ -223,22 +223,22 @@ def is_text(value: Any) -> bool:
 
 
 def is_figure(value: Any) -> bool:
-    """Return whether a value of a record is a figure: a finite number, or null where there is none."""
+    """Return whether a value of a record is a finite number, or None, which means that there is no figure."""
     return value is None or is_number(value)
 
 
-# The keys of a check, as verification and export write it.
+# The keys of a check that verification and export write.
 CHECK: Mapping[str, Callable[[Any], bool]] = {
     "name": is_text, "figure": is_figure, "limit": is_figure, "verdict": is_text, "detail": is_text,
 }  # fmt: skip
 
 
 def check_problem(value: Any) -> str:
-    """Return which key of a check is not as it is written, with its value; empty if it is a whole check."""
+    """Return the first invalid key of a check with its value, or an empty text if the check is valid."""
     for key, holds in CHECK.items():
-        found = value.get(key, ABSENT) if isinstance(value, dict) else value
-        if not holds(found):
-            return f"{key} is {shown(found)}"
+        item = value.get(key, ABSENT) if isinstance(value, dict) else value
+        if not holds(item):
+            return f"{key} is {shown(item)}"
     return ""
 
 
@@ -254,11 +254,11 @@ def _is_checks(value: Any) -> bool:
     return isinstance(value, list) and not any(map(check_problem, value))
 
 
-# The keys of a file that is listed: of one that was written mtime_ns and sha256, of one that was linked the others.
+# The keys of a listed file. A written file has mtime_ns and sha256, a linked file has the others.
 _FILE: Mapping[str, type] = {
     "name": str, "size": int, "mtime_ns": int, "sha256": str, "device": int, "inode": int, "reflinked": bool,
 }  # fmt: skip
-# What is read of these parts without making a Plan of them; they may hold more, or less.
+# The keys of these parts that are read without a Plan. All are optional, and there may be others.
 _PLAN: Mapping[str, Callable[[Any], bool]] = {
     "method": is_text, "reading": is_text, "suffix": is_text, "factor": is_number, "params": _is_object, "bakes": _is_texts,
 }  # fmt: skip
@@ -267,27 +267,29 @@ _EXPORT: Mapping[str, Callable[[Any], bool]] = {
 }  # fmt: skip
 
 
-def write(made: Provenance, destination: Path, final: Path | None = None) -> None:
-    """Write the file, in ASCII, so that a path that is not UTF-8 survives too; `final` is its place once it is put there.
+def write(provenance: Provenance, destination: Path, final: Path | None = None) -> None:
+    """Write a record as ASCII, so that a path that is not UTF-8 survives.
 
-    Where its name for the source does not lead back to it, this machine keeps the place, apart from the output.
+    If the name of the source in the record does not lead back to the source, the cache of this machine keeps its path.
+
+    final: the later path of the record, if it is written to a temporary place.
     """
     place = final or destination
-    named = _name_in(place, Path(made.source))
-    if _located(named, place, "") != made.source:
+    named = _name_in(place, Path(provenance.source))
+    if _located(named, place, "") != provenance.source:
         from ropetool import machine
 
-        machine.remember(made.source_fingerprint, Path(made.source))
-    destination.write_text(json.dumps({**made.to_json(), "source": named}, indent=2) + "\n", encoding="ascii")
+        machine.remember(provenance.source_fingerprint, Path(provenance.source))
+    destination.write_text(json.dumps({**provenance.to_json(), "source": named}, indent=2) + "\n", encoding="ascii")
 
 
 # --- the name of the source
 
 
 def _name_in(record: Path, source: Path) -> str:
-    """Return what a record calls a source: its hub id, its path from the record, or its name.
+    """Return the name of a source in a record: its hub id, its path relative to the record, or its file name.
 
-    A path that climbs up to the root of the disk is the absolute one in other words, so that is its name alone.
+    It is the file name if a relative path would lead up to the root of the disk.
     """
     origin = hub.origin(source)
     if origin is not None:
@@ -304,10 +306,11 @@ def _name_in(record: Path, source: Path) -> str:
 
 
 def _located(named: str, record: Path, digest: str) -> str:
-    """Return where the source lies on this machine: by its path from the record, in the hub's cache, or as kept here.
+    """Return the path of the source on this machine.
 
-    Where it is in none of these, the place where it is looked for first, or the hub id. A plain name may also stand
-    beside the output. An absolute path, as in records of earlier versions, is taken as it is.
+    It is relative to the record, in the hub's cache, or saved in this machine's cache. If the source is in none of
+    these places, returns the first of these paths, or the hub id. A plain name can also mean a file next to the output.
+    An absolute path, as in records of earlier versions, is returned unchanged.
     """
     folder = hub.absolute(record.parent)
     expected = Path(os.path.normpath(folder / named))
@@ -315,22 +318,25 @@ def _located(named: str, record: Path, digest: str) -> str:
         expected = folder.parent / named
     if os.path.isabs(named) or os.path.lexists(expected):
         return named if os.path.isabs(named) else str(expected)
-    asked = _hub_id(named)
-    place = hub.on_disk(asked) if asked is not None else None
+    hub_id = _hub_id(named)
+    place = hub.on_disk(hub_id) if hub_id is not None else None
     if not place and digest:
-        from ropetool import machine  # few sources are found by what is kept here
+        from ropetool import machine  # imported here because it is seldom needed
 
         place = machine.recall(digest)
-    return str(place or asked or expected)
+    return str(place or hub_id or expected)
 
 
 def _hub_id(named: str) -> hub.HubId | None:
-    """Return the commit on the hub that a record names; those always have one, relative paths seldom."""
+    """Return the commit on the hub that a record names, or None.
+
+    Hub ids in records always have a commit; relative paths seldom do.
+    """
     try:
-        asked = hub.hub_id(named)
+        hub_id = hub.hub_id(named)
     except NotACheckpoint:
         return None
-    return asked if asked is not None and asked.revision else None
+    return hub_id if hub_id is not None and hub_id.revision else None
 
 
 def _foreign(path: Path, reason: str) -> CorruptFile:

@@ -1,7 +1,7 @@
-"""The two styles in which a config.json states rope keys: reading what the file says, and the edits that change it.
+"""The two styles of rope keys in a config.json: reading the keys, and the edits that change them.
 
-v4 is rope_theta beside rope_scaling (transformers up to 4.57), v5 is rope_parameters, nested by layer type in some
-families. Knows the spelling and its rules, not what a runtime makes of it.
+v4 is rope_theta and rope_scaling (transformers up to 4.57). v5 is rope_parameters, which some families nest by layer
+type.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ from ropetool.rope.tables import is_number
 
 @dataclass(frozen=True)
 class RopeKeys:
-    """The keys of one kind of layer; rope_theta None means that the class's default serves."""
+    """The keys of one layer type.
+
+    rope_type: one of names.KNOWN_ROPE_TYPES.
+    rope_theta: None means the default of the class.
+    params: all other keys of the object.
+    """
 
     rope_type: str = "default"
     rope_theta: float | None = None
@@ -29,69 +34,77 @@ class RopeKeys:
 
 @dataclass(frozen=True)
 class FileRope:
-    """What a config.json says: its style, and the keys of each kind of layer that has a table."""
+    """The rope keys of a config.json.
+
+    style: names.V4, names.V5 or names.BOTH.
+    keys: the keys of each layer type that has a table.
+    """
 
     style: str
     keys: Mapping[str, RopeKeys]
 
 
 def section(config: Mapping[str, Any], family: Family, where: str) -> Mapping[str, Any]:
-    """Return the object that holds the rope keys: config.json itself or its text_config.
+    """Return the object with the rope keys: config.json itself, or its text_config.
 
-    transformers saves of an inner object only what differs from its class, so the sizes that it leaves out are filled in.
-    Raises: InvalidRope if it is missing.
+    Missing sizes of an inner object are filled in, because transformers saves only the sizes that differ from its
+    class.
+    Raises: InvalidRope if the object is missing.
     """
-    found: Any = config
+    part: Any = config
     for name in family.text_path:
-        found = found.get(name)
-        if not isinstance(found, Mapping):
+        part = part.get(name)
+        if not isinstance(part, Mapping):
             raise InvalidRope(
-                f"{name} must be an object, because it contains the rope keys of {family.name}; it is {shown(found)}",
+                f"{name} must be an object, because it contains the rope keys of {family.name}; it is {shown(part)}",
                 where=where,
             )
-    named = {key: found[own] for key, own in family.size_keys.items() if own in found and key not in found}
-    result: Mapping[str, Any] = {**(family.default_sizes if family.text_path else {}), **found, **named}
+    named = {key: part[own] for key, own in family.size_keys.items() if own in part and key not in part}
+    result: Mapping[str, Any] = {**(family.default_sizes if family.text_path else {}), **part, **named}
     return result
 
 
 def scaling_of(part: Mapping[str, Any]) -> Any:
-    """Return rope_scaling, or None for false, 0, "" and []: transformers 5 takes each of them for no scaling."""
+    """Return rope_scaling, or None for false, 0, "" and [], which transformers 5 treats as no scaling."""
     scaling = part.get(names.ROPE_SCALING)
     return scaling if scaling or isinstance(scaling, Mapping) else None
 
 
 def theta_keys(family: Family) -> tuple[str, str]:
-    """Return the keys of the base in the older style: of the full-attention layers, and of sliding ones with their own."""
+    """Return the two v4 keys of the RoPE base: for full-attention layers, and for sliding layers with a separate base."""
     if family.in_v4 or not family.nested:
         return names.ROPE_THETA, names.ROPE_LOCAL_BASE_FREQ
     return family.rope_theta_key or names.ROPE_THETA, family.local_theta_key or names.ROPE_LOCAL_BASE_FREQ
 
 
 def context_key(part: Mapping[str, Any], family: Family) -> str:
-    """Return the key under which a config states its context: the class's own, or the usual one, which it takes too."""
+    """Return the key of the context length in a config.
+
+    It is the class's own key, or the usual key, which the class also accepts.
+    """
     usual = names.MAX_POSITION_EMBEDDINGS
     return usual if usual in part and family.context_key not in part else family.context_key
 
 
 def read(config: Mapping[str, Any], family: Family, where: str) -> FileRope:
-    """Return what the file says.
+    """Return the rope keys of a config.json.
 
-    Raises: InvalidRope for a value that breaks a rule or a nesting that the family does not read; AmbiguousRope if
-    `type` and `rope_type`, or the two styles, disagree.
+    Raises: InvalidRope for a value that breaks a rule, or a nesting that the family does not read; AmbiguousRope if
+        `type` and `rope_type`, or the two styles, disagree.
     """
     part = section(config, family, where)
     config_numbers.check_sizes(part, family, context_key(part, family), where)
     layer_lists.check(part, family, where)
     parameters, scaling = part.get(names.ROPE_PARAMETERS), scaling_of(part)
     if family.default_rope_keys and parameters is None and scaling is None and not part.get(family.rope_theta_key):
-        stated = {family.rope_group(kind): keys for kind, keys in family.default_rope_keys.items()}
-        defaults = stated if family.nested else family.default_rope_keys[names.FULL_ATTENTION]
+        groups = {family.rope_group(kind): keys for kind, keys in family.default_rope_keys.items()}
+        defaults = groups if family.nested else family.default_rope_keys[names.FULL_ATTENTION]
         return FileRope(names.V5, _read_v5(defaults, family, where))
     v4 = _read_v4(part, family, where)
     if parameters is None:
         return FileRope(names.V4, v4)
     v5 = _read_v5(parameters, family, where)
-    # A rope_scaling of null says "unscaled" only where a rope_theta stands beside it.
+    # A rope_scaling of null means "unscaled" only if there is also a rope_theta.
     if scaling is None and (names.ROPE_SCALING not in part or names.ROPE_THETA not in part):
         _refuse_other_theta(part, v5, family, where)
         return FileRope(names.V5, v5)
@@ -140,7 +153,7 @@ def _read_v5(parameters: Any, family: Family, where: str) -> dict[str, RopeKeys]
 
 
 def _keys(data: Any, where: str) -> RopeKeys:
-    """Return the keys of one object, checked."""
+    """Check the rope keys of one object and return them."""
     if not isinstance(data, Mapping):
         raise InvalidRope(f"{shown(data)} is not an object", where=where)
     new, old = data.get(names.ROPE_TYPE), data.get(names.LEGACY_TYPE)
@@ -165,7 +178,10 @@ def _canonical(rope_type: Any) -> Any:
 
 
 def _refuse_other_theta(part: Mapping[str, Any], v5: Mapping[str, RopeKeys], family: Family, where: str) -> None:
-    """Refuse a rope_theta beside rope_parameters that has another value; nested families read it for other things."""
+    """Raise AmbiguousRope if the top level has a different rope_theta than rope_parameters.
+
+    Nested families use the rope_theta at the top for other purposes.
+    """
     outer, inner = part.get(names.ROPE_THETA), v5[names.FULL_ATTENTION].rope_theta
     if not family.nested and outer is not None and inner not in (None, outer):
         raise AmbiguousRope(
@@ -199,23 +215,23 @@ def _shown(keys: RopeKeys, default: float) -> str:
 def edits(
     config: Mapping[str, Any], family: Family, target: Mapping[str, RopeKeys], style: str, where: str
 ) -> list[Edit]:
-    """Return the edits that make the file state `target` in `style`; layer types not in `target` keep their keys.
+    """Return the edits that write `target` into the config in this style. Layer types not in `target` keep their keys.
 
-    An edit touches one key where the object already exists, so that a small change is a small diff.
+    If an object already exists, each edit changes one key, so that a small change is a small diff.
     """
     part = section(config, family, where)
-    found = read(config, family, where)
-    wanted = {**found.keys, **target}
-    extra = {layer_type: _unknown(keys.params) for layer_type, keys in found.keys.items()}
+    current = read(config, family, where)
+    result_keys = {**current.keys, **target}
+    extra = {layer_type: _unknown(keys.params) for layer_type, keys in current.keys.items()}
     result: list[Edit] = []
     if style in (names.V4, names.BOTH):
-        result += _v4_edits(part, family, found.keys, wanted, extra[names.FULL_ATTENTION])
-    elif found.style == names.V5:
-        result += _outer_theta_edit(part, family, wanted[names.FULL_ATTENTION])
+        result += _v4_edits(part, family, current.keys, result_keys, extra[names.FULL_ATTENTION])
+    elif current.style == names.V5:
+        result += _outer_theta_edit(part, family, result_keys[names.FULL_ATTENTION])
     else:
         result += _removals(part, family, (*theta_keys(family), names.ROPE_SCALING))
     if style in (names.V5, names.BOTH):
-        result += _v5_edits(part, family, wanted, extra)
+        result += _v5_edits(part, family, result_keys, extra)
     else:
         result += _removals(part, family, (names.ROPE_PARAMETERS,))
     return result
@@ -226,7 +242,7 @@ def _removals(part: Mapping[str, Any], family: Family, keys: Iterable[str]) -> l
 
 
 def _outer_theta_edit(part: Mapping[str, Any], family: Family, full: RopeKeys) -> list[Edit]:
-    """Return the edit that keeps a rope_theta beside rope_parameters equal to the one inside."""
+    """Return the edit that keeps a rope_theta at the top equal to the one in rope_parameters."""
     outer = part.get(names.ROPE_THETA)
     if outer is None or full.rope_theta is None or family.nested:
         return []
@@ -237,15 +253,15 @@ def _v4_edits(
     part: Mapping[str, Any],
     family: Family,
     current: Mapping[str, RopeKeys],
-    wanted: Mapping[str, RopeKeys],
+    target: Mapping[str, RopeKeys],
     extra: Mapping[str, Any],
 ) -> list[Edit]:
     path = family.text_path
     outer, local_key = theta_keys(family)
-    full = wanted[names.FULL_ATTENTION]
+    full = target[names.FULL_ATTENTION]
     old = part.get(names.ROPE_SCALING, ABSENT)
     theta_inside = isinstance(old, Mapping) and names.ROPE_THETA in old
-    # v4 has one theta for all; where the file is silent the class's own default is already right.
+    # v4 has one theta for all layers; if the file does not set it, the class's default is already right.
     theta = full.rope_theta
     result: list[Edit] = []
     if theta is None and names.ROPE_PARAMETERS in part:
@@ -253,7 +269,7 @@ def _v4_edits(
     silent = current[names.FULL_ATTENTION].rope_theta is None and theta == family.shared_default_theta
     if theta is not None and not silent and not theta_inside:
         result += _value_edit((*path, outer), part.get(outer, ABSENT), theta)
-    sliding = wanted.get(names.SLIDING_ATTENTION)
+    sliding = target.get(names.SLIDING_ATTENTION)
     if family.has_local_base and sliding is not None and sliding.rope_theta is not None:
         result += _value_edit((*path, local_key), part.get(local_key, ABSENT), sliding.rope_theta)
     new = _object(full, old, extra, family.scaling_keys[:1])
@@ -265,37 +281,37 @@ def _v4_edits(
 
 
 def _v5_edits(
-    part: Mapping[str, Any], family: Family, wanted: Mapping[str, RopeKeys], extra: Mapping[str, Mapping[str, Any]]
+    part: Mapping[str, Any], family: Family, target: Mapping[str, RopeKeys], extra: Mapping[str, Mapping[str, Any]]
 ) -> list[Edit]:
     path = (*family.text_path, names.ROPE_PARAMETERS)
     old = part.get(names.ROPE_PARAMETERS, ABSENT)
 
-    def stated(layer_type: str, before: Any) -> dict[str, Any]:
-        keys = wanted[layer_type]
+    def entry(layer_type: str, before: Any) -> dict[str, Any]:
+        keys = target[layer_type]
         theta = keys.rope_theta if keys.rope_theta is not None else family.default_rope_theta[layer_type]
         return {**_object(keys, before, extra[layer_type]), names.ROPE_THETA: theta}
 
     if not family.nested:
-        return _object_edits(path, old, stated(names.FULL_ATTENTION, old))
+        return _object_edits(path, old, entry(names.FULL_ATTENTION, old))
     if not isinstance(old, Mapping):
-        return [Edit(path, old, {family.rope_group(t): stated(t, ABSENT) for t in family.layer_types})]
+        return [Edit(path, old, {family.rope_group(t): entry(t, ABSENT) for t in family.layer_types})]
     result = []
     for layer_type in family.layer_types:
         group = family.rope_group(layer_type)
         before = old.get(group, ABSENT)
-        result += _object_edits((*path, group), before, stated(layer_type, before))
+        result += _object_edits((*path, group), before, entry(layer_type, before))
     return result
 
 
 def _unknown(keys: Any) -> dict[str, Any]:
-    """Return the keys that no rope type reads; they are carried along."""
+    """Return the keys that no rope type reads. Edits keep these keys."""
     if not isinstance(keys, Mapping):
         return {}
     return {k: v for k, v in keys.items() if k not in names.ROPE_TYPE_KEYS and k != names.ROPE_THETA}
 
 
 def _object(keys: RopeKeys, old: Any, extra: Mapping[str, Any], spelling: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the object to write: the type first, in the class's spelling or those that the old object has."""
+    """Return the object to write. Its first key is the type, in the spelling of the class or of the old object."""
     before: Mapping[str, Any] = old if isinstance(old, Mapping) else {}
     present = [key for key in (names.ROPE_TYPE, names.LEGACY_TYPE) if key in before]
     spellings = spelling or present or [names.ROPE_TYPE]
@@ -304,7 +320,7 @@ def _object(keys: RopeKeys, old: Any, extra: Mapping[str, Any], spelling: tuple[
 
 
 def _value_edit(path: tuple[str, ...], old: Any, new: Any) -> list[Edit]:
-    # A number need not be rewritten: 10000 and 10000.0 say the same.
+    # An equal number is not rewritten: 10000 and 10000.0 mean the same.
     stays = old == new and (type(old) is type(new) or (is_number(old) and is_number(new)))
     return [] if stays else [Edit(path, old, new)]
 

@@ -1,7 +1,4 @@
-"""The tensors of two checkpoints of one format, compared byte by byte in bounded memory.
-
-Knows bytes in files, and nothing of what they mean.
-"""
+"""The tensors of two checkpoints of one format, compared byte by byte in bounded memory."""
 
 from __future__ import annotations
 
@@ -18,15 +15,17 @@ import numpy.typing as npt
 from ropetool.errors import CorruptFile
 from ropetool.files.regular import open_regular
 
-BUFFER = 2**20  # bytes of either file held at a time; eight times as many run at half the speed
+BUFFER = 2**20  # bytes of either file in memory at a time; 8 MiB run at half the speed
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor's bytes in a file: file[begin : begin + nbytes].
+    """The position of a tensor's bytes in a file: file[begin : begin + nbytes].
 
-    dtype: its type as the file spells it. shape: as numpy has it, the contiguous length last. unit: bytes of one
-    value, or of one block of values that were quantised together, which `unit_name` says.
+    dtype: its type, as the file spells it.
+    shape: numpy's shape, with the contiguous length last.
+    unit: the size of one value, or of one block of quantised values, in bytes.
+    unit_name: the name of these units in messages, in the plural.
     """
 
     path: Path
@@ -44,13 +43,16 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class CountedDifferences:
-    """How many things were compared, and what is wrong with those that differ."""
+    """The number of compared things, and a message for each that differs."""
 
     total: int
     differences: tuple[str, ...]
 
     def sentence(self, things: str) -> str:
-        """Return the counts and the first difference in words; `things` says what was counted and what they equal."""
+        """Return the counts and the first difference as text.
+
+        `things` names the counted things and the expected result.
+        """
         same, more = self.total - len(self.differences), len(self.differences) - 1
         rest = f"; {more} more differ" if more > 1 else "; 1 more differs" if more == 1 else ""
         return f"{same} of {self.total} {things}" + (f"; {self.differences[0]}{rest}" if self.differences else "")
@@ -59,43 +61,44 @@ class CountedDifferences:
 def compare_tensors(
     target: Mapping[str, StoredTensor], source: Mapping[str, StoredTensor], named: Mapping[str, bytes] | None = None
 ) -> CountedDifferences:
-    """Return which tensors of the target are not the source's; of the differing values, those of the first are counted.
+    """Return the tensors of the target that differ from the source.
 
-    named: what the plan gives other data, and the bytes that each must have.
-    Raises: CorruptFile if a file has become shorter than its header says.
+    Only the first difference counts the differing values.
+    named: the bytes that the plan gives to some tensors, by name.
+    Raises: CorruptFile if a file has become shorter than its header requires.
     """
     named = named or {}
     names = dict.fromkeys([*source, *target, *named])
     differences: list[str] = []
     for name in names:
-        wanted = named.get(name, source.get(name))
-        difference = _difference(target.get(name), wanted, count=not differences)
+        expected = named.get(name, source.get(name))
+        difference = _difference(target.get(name), expected, count=not differences)
         if difference:
             differences.append(f"{name} {difference}")
     return CountedDifferences(len(names), tuple(differences))
 
 
-def _difference(found: StoredTensor | None, wanted: StoredTensor | bytes | None, *, count: bool) -> str:
-    if found is None:
+def _difference(actual: StoredTensor | None, expected: StoredTensor | bytes | None, *, count: bool) -> str:
+    if actual is None:
         return "is missing"
-    if wanted is None:
+    if expected is None:
         return "is additional"
-    if isinstance(wanted, bytes):
-        return "" if read_bytes(found) == wanted else "differs from the plan"
-    if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
-        return f"is {found.dtype} {list(found.shape)} instead of {wanted.dtype} {list(wanted.shape)}"
-    if _same_place(found, wanted) or all(a == b for a, b in _pieces(found, wanted)):
+    if isinstance(expected, bytes):
+        return "" if read_bytes(actual) == expected else "differs from the plan"
+    if (actual.dtype, actual.shape) != (expected.dtype, expected.shape):
+        return f"is {actual.dtype} {list(actual.shape)} instead of {expected.dtype} {list(expected.shape)}"
+    if _same_place(actual, expected) or all(a == b for a, b in _pieces(actual, expected)):
         return ""
-    return _counted(found, wanted) if count else "differs"
+    return _counted(actual, expected) if count else "differs"
 
 
 def _same_place(a: StoredTensor, b: StoredTensor) -> bool:
-    """Return whether both are the same bytes of one file, as where unchanged weights were linked."""
+    """Return whether both are the same bytes of one file, as for linked weights."""
     return a.begin == b.begin and os.path.samefile(a.path, b.path)
 
 
 def _pieces(a: StoredTensor, b: StoredTensor) -> Iterator[tuple[bytes, bytes]]:
-    """Yield both tensors' bytes, whole units at a time. Shapes: of each pair equal."""
+    """Yield the bytes of both tensors in pieces of whole units. Both pieces of a pair have the same size."""
     step = max(1, BUFFER // a.unit) * a.unit
     with open_regular(a.path, buffering=0) as first, open_regular(b.path, buffering=0) as second:
         for start in range(0, a.nbytes, step):
@@ -124,19 +127,19 @@ def _read_at(file: BinaryIO, stored: StoredTensor, start: int, size: int) -> byt
     return b"".join(parts)
 
 
-def _counted(found: StoredTensor, wanted: StoredTensor) -> str:
-    """Return in how many of its units the tensor differs, and where first."""
+def _counted(actual: StoredTensor, expected: StoredTensor) -> str:
+    """Return the number of units in which the tensor differs, and the place of the first, as text."""
     differing, first, passed = 0, -1, 0
-    for a, b in _pieces(found, wanted):
+    for a, b in _pieces(actual, expected):
         if a != b:
-            unequal = np.flatnonzero(_units(a, found.unit) != _units(b, found.unit))
+            unequal = np.flatnonzero(_units(a, actual.unit) != _units(b, actual.unit))
             first = passed + int(unequal[0]) if first < 0 else first
             differing += unequal.size
-        passed += len(a) // found.unit
-    place = f"row {first // found.units_in_row}" if len(found.shape) > 1 else f"place {first}"
-    return f"differs in {differing} of {passed} {found.unit_name}, first in {place}"
+        passed += len(a) // actual.unit
+    place = f"row {first // actual.units_in_row}" if len(actual.shape) > 1 else f"place {first}"
+    return f"differs in {differing} of {passed} {actual.unit_name}, first in {place}"
 
 
 def _units(raw: bytes, unit: int) -> npt.NDArray[np.void]:
-    """Return the bytes as values of `unit` bytes each, which are equal when all their bytes are."""
+    """Return the bytes as values of `unit` bytes each. Two values are equal if all their bytes are equal."""
     return np.frombuffer(raw, np.dtype((np.void, unit)))
