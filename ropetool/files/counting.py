@@ -1,7 +1,7 @@
-"""Bytes counted as they are written, for whoever shows how far a command is.
+"""The number of written bytes, for progress displays, and byte sizes as text.
 
-The writers tell how much they have written, and know nobody who looks: between them and the one who asks lie a dozen
-functions, for every format and every kind of change, that need not carry a callback for it.
+Writers report each write to a context variable. The alternative is a callback through a dozen functions, for every
+format and every kind of change.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ Moved = Callable[[int], None]
 
 
 def nobody(*_: object) -> None:
-    """Be told of progress, and do nothing."""
+    """Ignore a progress report."""
 
 
 _listener: ContextVar[Moved] = ContextVar("listener", default=nobody)
 
 
 def moved(nbytes: int) -> None:
-    """Say that so many bytes of an output have been written."""
+    """Report that this number of bytes of an output was written."""
     _listener.get()(nbytes)
 
 
 @contextmanager
 def counted(listener: Moved) -> Iterator[None]:
-    """Have the listener told of all bytes that are written in the body."""
+    """Report all bytes that are written in the body to the listener."""
     token = _listener.set(listener)
     try:
         yield
@@ -36,7 +36,10 @@ def counted(listener: Moved) -> Iterator[None]:
 
 
 def byte_size(count: float) -> str:
-    """Return a number of bytes in words, in the largest unit that gives 1 or more: 4096.00 GiB are 4.00 TiB."""
+    """Return a number of bytes as text, in the largest unit that gives at least 1.
+
+    For example, 4096 GiB become 4.00 TiB.
+    """
     for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if round(count / size, 2) >= 1:
             return f"{count / size:,.2f} {unit}"

@@ -1,7 +1,4 @@
-"""SHA-256 of files. A new file is hashed during the write, so that its bytes are not read from the disk again.
-
-Knows bytes and paths, but not file formats.
-"""
+"""SHA-256 of files. A new file is hashed during the write, so that its bytes are not read from the disk again."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
 _CHUNK = 1 << 20
-_BATCH = 8 << 20  # bytes between two reads behind the writer, which are still in memory then
+_BATCH = 8 << 20  # bytes between two reads after the writer, small enough to be still in memory
 _PADDING = 64 << 10  # bytes: a longer gap is a hole that the writer fills later
 _SETTLED = 2 * 10**9  # nanoseconds: a change within one tick of the file system's clock would go unseen
 _Key = tuple[int, ...]
@@ -56,7 +53,7 @@ class NewFile(FileIO):
             self._read = self._end
 
     def sha256(self) -> str:
-        """Return the digest of the whole file, which is complete. Raises: OSError."""
+        """Return the digest of the complete file. Raises: OSError."""
         for part in self._parts:
             part.result()
         if self._again:
@@ -84,7 +81,7 @@ class NewFile(FileIO):
 
 @contextmanager
 def taken() -> Iterator[None]:
-    """Take the digests of all new files that are written in the body, for `of_new`."""
+    """Record the digests of all new files that are written in the body, for `of_new`."""
     token = _taken.set({})
     try:
         yield
@@ -110,18 +107,18 @@ def new_file(path: Path) -> Iterator[FileIO]:
 
 
 def wrote(file: FileIO, at: int, nbytes: int) -> None:
-    """Note that bytes of a file were written, if it is one whose digest is taken."""
+    """Note that bytes of a file were written. Does nothing if the digest of the file is not recorded."""
     if isinstance(file, NewFile):
         file.wrote(at, nbytes)
 
 
 def forget(path: Path) -> None:
-    """Forget the digest of a new file, which is about to change."""
+    """Forget the digest of a new file. Call this before a change to the file."""
     (_taken.get() or {}).pop(str(path), None)
 
 
 def of_new(path: Path) -> str:
-    """Return the digest of a file of this process, in hexadecimal: as taken while it was written, or by reading it.
+    """Return the digest of a file of this process, in hexadecimal: from its write, or by reading it.
 
     Raises: CheckpointError.
     """
@@ -136,7 +133,7 @@ def of_file(path: Path) -> str:
     """
     try:
         status = os.stat(path)
-        key = (*_key(path), status.st_ctime_ns)  # a program can set the other time, and not this one
+        key = (*_key(path), status.st_ctime_ns)  # programs can set the modification time, but not this time
         if key in _known:
             return _known[key]
         digest = hashlib.sha256()

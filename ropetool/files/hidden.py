@@ -1,6 +1,6 @@
-"""Hidden folders in which outputs are staged: who holds one, which of them are of dead processes, and clearing those.
+"""Hidden folders for staged outputs: creating them, finding the folders of dead processes, and removing these.
 
-A process holds a lock on its hidden folder while it lives, which the system lets go however it ends.
+A process locks its hidden folder during its whole life. The system releases the lock when the process ends.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ropetool.files.renames import JOURNAL, OLD, Order, earlier_files
 
 _LOCK = "lock"
 _HIDDEN = re.compile(r"\..+\.ropetool-[0-9a-f]{6}")
-_PATIENCE = 60  # seconds to wait for another process that changes names, which takes milliseconds
+_PATIENCE = 60  # seconds to wait for another process that renames files, which takes milliseconds
 
 
 def hidden_start(output: Path) -> Path:
-    """Return how the names of the hidden folders of an output begin; six hexadecimal digits follow."""
+    """Return the start of the names of an output's hidden folders. Six hexadecimal digits follow it."""
     return output.with_name(f".{output.name}.ropetool-")
 
 
 def settle(output: Path) -> list[str]:
-    """Roll back what dead processes began on this output, remove what they left, and return notes of it.
+    """Roll back unfinished changes by dead processes to this output, remove their files, and return notes on this.
 
-    The folder of a living process, of this one too, is left alone, and so is one that cannot be rolled back.
-    Raises: what alone_in does.
+    The folders of living processes, and folders that cannot be rolled back, stay unchanged.
+    Raises: the errors of `alone_in`.
     """
     notes = []
     with alone_in(output.parent):
@@ -54,9 +54,9 @@ def _settled(hidden: Path) -> list[str]:
 
 
 def set_aside(path: Path) -> list[Path] | None:
-    """Return the earlier files in a hidden folder that a dead process left; None for any other path.
+    """Return the earlier files in a hidden folder of a dead process, or None for any other path.
 
-    They may be the only copy, until the output is settled.
+    They may be the only copies until `settle` runs.
     """
     if not _HIDDEN.fullmatch(path.name):
         return None
@@ -65,7 +65,10 @@ def set_aside(path: Path) -> list[Path] | None:
 
 
 def why_kept(hidden: Path, error: OSError | CheckpointError) -> str:
-    """Return why `clear` has left a hidden folder, and whether earlier files are in it, as the end of a sentence."""
+    """Return the reason why `clear` kept a hidden folder, as the end of a sentence.
+
+    It mentions earlier files in the folder.
+    """
     if isinstance(error, FileExistsError):
         return f"was not removed: {hidden / OLD} contains the earlier files, and new files now use their names"
     reason = error.strerror if isinstance(error, OSError) else error.sentence
@@ -81,24 +84,24 @@ def _may_hold_earlier(hidden: Path) -> bool:
 
 
 def clear(hidden: Path) -> list[str]:
-    """Roll back what is not done, remove the folder, and return the names of what has its place again.
+    """Roll back an unfinished order, remove the folder, and return the names of the restored files.
 
-    Raises: OSError or CheckpointError, and all is left that may be the only copy, if that cannot be rolled back.
+    Raises: OSError or CheckpointError if the rollback fails. Then every file that may be the only copy stays.
     """
     order = Order.read(hidden)
     returned = order.roll_back() if order is not None and not order.is_done() else []
     for path in hidden.iterdir():
         if path.name not in (_LOCK, JOURNAL):
             _remove(path)
-    for name in (JOURNAL, _LOCK):  # last: as long as they are there, a next run can tell what this is
+    for name in (JOURNAL, _LOCK):  # last, because the next run recognises the folder by these files
         (hidden / name).unlink(missing_ok=True)
-    with suppress(FileNotFoundError):  # another run took it for an empty one
+    with suppress(FileNotFoundError):  # another run has removed the empty folder
         hidden.rmdir()
     return returned
 
 
 def hidden_name(output: Path) -> Path:
-    """Return a name for a new hidden folder beside the output, which nothing has."""
+    """Return an unused name for a new hidden folder next to the output."""
     while True:
         hidden = Path(f"{hidden_start(output)}{secrets.token_hex(3)}")
         if not os.path.lexists(hidden):
@@ -106,11 +109,15 @@ def hidden_name(output: Path) -> Path:
 
 
 def make_hidden(hidden: Path) -> tuple[bool, int | None]:
-    """Return whether the folder is made and this process's own, and the descriptor of its lock, None without locks."""
+    """Create a hidden folder and lock it.
+
+    Returns whether it exists and belongs to this process, and the descriptor of its lock, or None if the system has no
+    locks.
+    """
     hidden.mkdir()
     try:
         lock = os.open(hidden / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    except FileNotFoundError:  # a process that settles took it for that of a dead one, before it had a lock
+    except FileNotFoundError:  # before the folder had a lock, another process removed it as one of a dead process
         return False, None
     held = system.lock(lock)
     if held and is_open_as(lock, hidden / _LOCK):
@@ -121,7 +128,7 @@ def make_hidden(hidden: Path) -> tuple[bool, int | None]:
 
 @contextmanager
 def hidden_folder(output: Path) -> Iterator[Path]:
-    """Yield a new hidden folder of this process beside an output, which is gone with everything in it afterwards."""
+    """Yield a new hidden folder of this process next to an output. The folder is removed at the end of the body."""
     own, lock = False, None
     while not own:
         hidden = hidden_name(output)
@@ -136,14 +143,14 @@ def hidden_folder(output: Path) -> Iterator[Path]:
 
 @contextmanager
 def _taken_over(hidden: Path) -> Iterator[bool]:
-    """Yield whether the process that made a hidden folder is gone; then it belongs to this one."""
+    """Yield whether the process that made a hidden folder is dead. If so, the folder belongs to this process."""
     if hidden.is_symlink() or not hidden.is_dir():
         yield False
         return
     try:
         lock = os.open(hidden / _LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
     except OSError as error:
-        # Without a lock and empty: it was killed before it had one, or when it had removed all else.
+        # Without a lock and empty: its process was killed before the lock, or after it had removed everything else.
         yield isinstance(error, FileNotFoundError) and _is_empty(hidden)
         return
     try:
@@ -155,24 +162,27 @@ def _taken_over(hidden: Path) -> Iterator[bool]:
 def _is_empty(folder: Path) -> bool:
     try:
         return not any(folder.iterdir())
-    except OSError:  # it is gone
+    except OSError:  # the folder no longer exists
         return False
 
 
 def is_open_as(descriptor: int, path: Path) -> bool:
-    """Return whether a path still is the file of this descriptor: whoever removes a lock may do so before it is taken."""
+    """Return whether a path is still the file of this descriptor.
+
+    A process can remove a lock file before another locks it.
+    """
     return os.path.lexists(path) and os.path.samestat(os.fstat(descriptor), os.lstat(path))
 
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Let no other process of ropetool change names in a folder meanwhile, where the system has locks.
+    """Prevent other ropetool processes from renaming files in a folder during the body, if the system has locks.
 
-    Raises: OutputError if one has not ended after a minute.
+    Raises: OutputError if another process takes longer than a minute.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:  # Windows opens no directory
+    except OSError:  # Windows cannot open a directory
         yield
         return
     try:

@@ -1,6 +1,6 @@
-"""Putting an unchanged file into an output for as little as the file system charges: shared blocks, a link, a copy.
+"""Putting an unchanged file into an output in the cheapest way: shared blocks, else a link, else a copy.
 
-Knows of formats only which files hold weights; never changes the source.
+It never changes the source. Only files with weights are linked.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ WEIGHTS = (".safetensors", ".gguf")
 REFLINKED, HARD_LINKED, COPIED = "reflinked", "hard-linked", "copied"
 _RANGE = 64 << 20
 _BUFFER = 1 << 20
-# The answers that mean "not with this file system or this pair of files"; everything else is an error.
+# The errors that mean "not with this file system or this pair of files". All others are real errors.
 _UNSUPPORTED = frozenset({
     errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.EMLINK,
-    errno.EPERM,  # a hard link to a file of another owner, under fs.protected_hardlinks
+    errno.EPERM,  # a hard link to a file of a different owner, with fs.protected_hardlinks
     errno.EACCES,
 })  # fmt: skip
 
 
 def check_within(path: Path, root: Path) -> None:
-    """Return if a file of a checkpoint lies in its directory, all links followed, or in the same cache of the hub.
+    """Return if a file of a checkpoint is in its directory after following all links, or in the same cache of the hub.
 
-    Raises: CheckpointError for one elsewhere: what a link happens to reach is not the model's, and may be private.
+    Raises: CheckpointError if it is elsewhere, because such a file is not part of the model and may be private.
     """
     real = Path(os.path.realpath(path))
     homes, blobs = [Path(os.path.realpath(root))], hub.blobs(root)
-    if blobs is not None:  # the folder of that name itself: a link in its place could lead anywhere
+    if blobs is not None:  # its name is not resolved, because a link with this name could lead anywhere
         homes.append(Path(os.path.realpath(blobs.parent), blobs.name))
     if not any(home in real.parents for home in homes):
         raise CheckpointError(
@@ -50,9 +50,10 @@ def check_within(path: Path, root: Path) -> None:
 
 
 def check_links(root: Path) -> None:
-    """Return if no file that a program may read of this directory is a link that leads out of it.
+    """Return if no link in this directory leads out of it.
 
-    Raises: CheckpointError, as check_within does.
+    Hidden files and pickles are not checked, because no output has them.
+    Raises: CheckpointError, as `check_within` does.
     """
     for path in sorted(root.rglob("*")):
         hidden = any(part.startswith(".") for part in path.relative_to(root).parts)  # .git and the hub's .cache
@@ -61,19 +62,20 @@ def check_links(root: Path) -> None:
 
 
 def carry(source: Path, destination: Path, *, copy: bool = False) -> str:
-    """Put an unchanged file of a checkpoint into an output, as `place` does; only weights are ever linked.
+    """Put an unchanged file of a checkpoint into an output, as `place` does. Only weights are linked.
 
-    Programs rewrite tokenizers and configs in place, and through a hard link that would change the source.
+    Programs rewrite tokenizers and configs in place. Through a hard link, this would change the source.
     """
     return place(source, destination, copy=copy or source.suffix not in WEIGHTS)
 
 
 def place(source: Path, destination: Path, *, copy: bool = False) -> str:
-    """Put the content of `source` at `destination`; return "reflinked", "hard-linked" or "copied".
+    """Put the content of `source` at `destination`, and return "reflinked", "hard-linked" or "copied".
 
-    Symbolic links are followed first, as in a hub cache. `copy` asks for a copy where a link would do; a hard-linked
-    file keeps its mode and owner.
-    Raises: OutputError if it cannot be written, nothing is left then; CheckpointError if the source cannot be read.
+    Follows symbolic links first, as in a hub cache. A hard-linked file keeps its mode and owner.
+
+    copy: copy the file instead of linking it.
+    Raises: OutputError if the output cannot be written, and removes it; CheckpointError if the source cannot be read.
     """
     with _readable(source) as reader:
         try:
@@ -97,7 +99,7 @@ def _place(reader: BinaryIO, destination: Path, copy: bool) -> str:
 def _readable(source: Path) -> Iterator[BinaryIO]:
     try:
         real = source.resolve(strict=True)
-        if not real.is_file():  # opening a pipe would wait for ever
+        if not real.is_file():  # opening a pipe would block
             raise CheckpointError("is not a regular file, so it cannot be copied", where=str(source))
         file = real.open("rb")
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
@@ -109,7 +111,7 @@ def _readable(source: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _gone_if_it_fails(destination: Path) -> Iterator[None]:
-    """Remove the new file if the body fails, even by a keyboard interrupt. An existing file stays."""
+    """Remove the new file if the body fails, also on a keyboard interrupt. An existing file stays."""
     try:
         yield
     except FileExistsError:
@@ -157,7 +159,7 @@ def _copy(reader: BinaryIO, destination: Path) -> None:
 
 
 def _copy_in_kernel(source: int, writer: FileIO, size: int) -> int:
-    """Return how many bytes copy_file_range carried over; some file systems do none, or stop early."""
+    """Return the number of bytes that copy_file_range copied. Some file systems copy nothing, or stop early."""
     done = 0
     if not hasattr(os, "copy_file_range"):
         return done

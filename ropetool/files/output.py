@@ -1,7 +1,4 @@
-"""What may be written where, and what the system's refusals mean.
-
-Knows paths, not what is written; how an output gets there is transaction's concern.
-"""
+"""Checks of the path of an output, and errors of the system as errors of ropetool."""
 
 from __future__ import annotations
 
@@ -15,13 +12,16 @@ from ropetool.errors import OutputError
 from ropetool.escaping import command
 
 Rule = Callable[[Path], str]
-"""Returns why what stands at a path may not be replaced, as in "exists already and ...", empty if it may be."""
+"""Returns the objection to replacing a file or directory, to follow "exists already and"; empty to allow it."""
 
 _ELSEWHERE = "pass another -o"
 
 
 def anything(_: Path) -> str:
-    """Let all be replaced, of the kind that is written: for a caller that has looked at it, or knows it as its own."""
+    """Allow the replacement of any file or directory of the same type.
+
+    Use this if the caller has checked it, or wrote it itself.
+    """
     return ""
 
 
@@ -30,21 +30,22 @@ def check_output(
 ) -> None:
     """Return if `output` may be written, as a file or as a directory.
 
-    `force` allows the place of a file or directory of the same kind that `may_replace` has nothing against; never of
-    the source.
+    force: allow the replacement of an existing file or directory of the same type if `may_replace` has no objection.
+        The source is never replaced.
     Raises: OutputError.
     """
     check_place(output, source)
     try:
         if os.path.lexists(output):
             _check_replaceable(output, force, directory, may_replace)
-    except OSError as error:  # a directory that may not be looked into
+    except OSError as error:  # a directory without read permission
         raise output_error(error, output) from error
 
 
 def check_place(output: Path, source: Path) -> None:
-    """Return if this is a place for an output, whatever stands there: in a folder, and apart from the source.
+    """Return if an output can have this path: its folder exists, and it is separate from the source.
 
+    An existing file does not matter.
     Raises: OutputError.
     """
     if output.name in ("", ".."):
@@ -80,7 +81,7 @@ def _check_parent(output: Path) -> None:
 
 
 def _check_replaceable(output: Path, force: bool, directory: bool, may_replace: Rule) -> None:
-    refusal = _other_kind(output, directory) or may_replace(output)
+    refusal = _other_type(output, directory) or may_replace(output)
     if refusal:
         only = "; --force does not replace it" if force else ""
         raise OutputError(
@@ -92,7 +93,7 @@ def _check_replaceable(output: Path, force: bool, directory: bool, may_replace: 
         raise OutputError("exists already", where=str(output), try_=f"{_ELSEWHERE}, or --force to replace it")
 
 
-def _other_kind(output: Path, directory: bool) -> str:
+def _other_type(output: Path, directory: bool) -> str:
     if output.is_symlink():
         return "is a symbolic link"
     if output.is_dir():
@@ -103,7 +104,7 @@ def _other_kind(output: Path, directory: bool) -> str:
 
 
 def output_error(error: OSError, path: Path, *, need: int | None = None) -> OutputError:
-    """Return the refusal for what the system said about writing `path`, which takes `need` bytes."""
+    """Return an error of the system about writing `path` as an OutputError. need: the size of the output, in bytes."""
     where = str(path)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         needed = "" if need is None else f"{need:,} bytes are needed, but "

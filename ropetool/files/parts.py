@@ -1,7 +1,4 @@
-"""What is a part of a model, or stands beside one, in place of a checkpoint: what it is, and the command that helps.
-
-Knows their names and the keys by which they are told, not what a checkpoint is.
-"""
+"""Files that are not a checkpoint but belong to one, such as adapters and projectors, and the command to use instead."""
 
 from __future__ import annotations
 
@@ -18,11 +15,11 @@ from ropetool.files.gguf import ValueType, read_header
 
 GENERAL_TYPE = "general.type"
 GENERAL_ARCHITECTURE = "general.architecture"
-ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
+ADAPTER_CONFIG = "adapter_config.json"  # PEFT's name
 ADAPTER_WEIGHTS = {"adapter_model.safetensors", "adapter_model.bin"}
-ADAPTER_BYTES = 1 << 20  # of its config; a list of modules is short
-NAME = 100  # characters of a base model that are shown
-# transformers reads the weights there with torch.load(weights_only=True), which runs nothing that a pickle says.
+ADAPTER_BYTES = 1 << 20  # size limit of its config, which has a short list of modules
+NAME = 100  # the longest name of a base model to show, in characters
+# transformers reads these weights with torch.load(weights_only=True), which does not run code in a pickle.
 _CONVERT = (
     "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; s, o = sys.argv[1:]; "
     'M.from_pretrained(s, dtype="auto").save_pretrained(o); T.from_pretrained(s).save_pretrained(o)'
@@ -31,14 +28,19 @@ _CONVERT = (
 
 @dataclass(frozen=True)
 class ForeignFile:
-    """What a GGUF file of another kind than a model is, and how a command line that helps is made of its path."""
+    """A type of GGUF file that is not a model.
 
-    says: str
-    helps: tuple[str, ...]
-    why: str = ""
+    problem: the message.
+    words: a command to use instead; FILE stands for the path.
+    reason: text after the command.
+    """
+
+    problem: str
+    words: tuple[str, ...]
+    reason: str = ""
 
 
-# By general.type, or by general.architecture in files that are older than that key; FILE is the path.
+# By general.type, or by general.architecture in files that are older than this key.
 PARTS = {
     "mmproj": ForeignFile(
         "is the image or audio projector of a multimodal model, not its language model",
@@ -56,57 +58,57 @@ PARTS = {
 PARTS["clip"] = PARTS["mmproj"]
 
 
-def check_gguf(kind: str | None, architecture: str | None, path: Path) -> None:
-    """Return if a GGUF file is of the kind that a language model is.
+def check_gguf(general_type: str | None, architecture: str | None, path: Path) -> None:
+    """Return if a GGUF file can be a language model, by its general.type and general.architecture.
 
     Raises: NotACheckpoint.
     """
-    part = PARTS.get(kind or "") or PARTS.get(architecture or "")
+    part = PARTS.get(general_type or "") or PARTS.get(architecture or "")
     if part is None:
         return
-    words = [path if found == "FILE" else found for found in part.helps]
+    words = [path if word == "FILE" else word for word in part.words]
     if part is PARTS["mmproj"]:
         words[-1] = _language_model(path) or words[-1]
-    raise NotACheckpoint(part.says, where=str(path), try_=f"{command(*words)}, {part.why}")
+    raise NotACheckpoint(part.problem, where=str(path), try_=f"{command(*words)}, {part.reason}")
 
 
 def _language_model(projector: Path) -> Path | None:
-    """Return the model of the same folder, as projectors lie beside theirs; None unless there is one such file only."""
+    """Return the only model next to a projector, where publishers put it, or None."""
     others = [file for file in projector.parent.glob("*.gguf") if file.name != projector.name]
     candidates = [file for file in others if "mmproj" not in file.name.lower()]
     return candidates[0] if len(candidates) == 1 and _is_model(candidates[0]) else None
 
 
 def _is_model(path: Path) -> bool:
-    """Return whether the header of a GGUF file says that it is a model."""
+    """Return whether a GGUF file is a model, by its header."""
     with suppress(RopetoolError, OSError):
         header = read_header(path)
-        kind, architecture = (header.get(key, ValueType.STR) for key in (GENERAL_TYPE, GENERAL_ARCHITECTURE))
-        return kind in (None, "model") and architecture is not None and architecture not in PARTS
+        general_type, architecture = (header.get(key, ValueType.STR) for key in (GENERAL_TYPE, GENERAL_ARCHITECTURE))
+        return general_type in (None, "model") and architecture is not None and architecture not in PARTS
     return False
 
 
 def check_directory(path: Path, weights: Iterable[Path], *, has_config: bool) -> None:
-    """Return unless the directory holds an adapter and no model.
+    """Return if the directory does not contain an adapter without a model.
 
     Raises: NotACheckpoint.
     """
     if not (path / ADAPTER_CONFIG).is_file():
         return
-    found = {file.name for file in weights}
-    if not has_config or (found and found <= ADAPTER_WEIGHTS):
+    files = {file.name for file in weights}
+    if not has_config or (files and files <= ADAPTER_WEIGHTS):
         raise adapter(str(path), _base(path / ADAPTER_CONFIG))
 
 
 def adapter(where: str, base: str = "") -> NotACheckpoint:
-    """Return the refusal of an adapter without its model."""
+    """Return the error about an adapter without its model."""
     try_ = f"{command('ropetool', 'inspect', base or 'BASE')}, its base model; the adapter also fits an extension of that model"
     of = escaped(base) if base else "a model"
     return NotACheckpoint(f"is a PEFT adapter: changes to {of}, not a model", where=where, try_=try_)
 
 
 def _base(config: Path) -> str:
-    """Return the model that an adapter was trained on, as far as its config says so."""
+    """Return the name of an adapter's base model from its config, or an empty text."""
     data: Any = None
     with suppress(OSError, ValueError, RecursionError):
         if config.stat().st_size <= ADAPTER_BYTES:
@@ -116,13 +118,13 @@ def _base(config: Path) -> str:
 
 
 def pickled(where: str, first: str, source: str = "") -> CheckpointError:
-    """Return the refusal of a checkpoint whose only weights are pickles, `first` one of them."""
+    """Return the error about a checkpoint whose only weights are pickles. `first` is one of the files."""
     return CheckpointError(
         f"the weights are pickles ({first}), which ropetool never loads", where=where, try_=conversion(source or where)
     )
 
 
 def conversion(source: str) -> str:
-    """Return the command that stores the weights of a checkpoint as safetensors: of a path, or a repository of the hub."""
+    """Return the command that converts the weights of a path or hub repository to safetensors."""
     name = source.rstrip("/").rpartition("/")[2]
     return command("python", "-c", _CONVERT, source, f"{name}-safetensors")

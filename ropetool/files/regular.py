@@ -1,7 +1,7 @@
-"""Files opened for reading: only regular ones. A pipe would be waited for without end, and a device has none.
+"""Opening of regular files only, because a pipe would block and a device has no end.
 
-The one door for any path that a user or another file names. It knows no format but the pointers of Git LFS: short texts that
-a clone without Git LFS leaves in place of large files.
+Every path from a user or another file passes through this module. It also recognises Git LFS pointers: short texts that
+a clone without Git LFS has in place of large files.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from typing import BinaryIO
 from ropetool.errors import CheckpointError, CorruptFile, MissingFile
 
 LFS_START = b"version https://git-lfs.github.com/spec/"
-_TOLD_BY = 8  # bytes of the start; no safetensors, GGUF or JSON file begins with them
+_SHORTEST = 8  # bytes of the start that suffice, because no safetensors, GGUF or JSON file begins with them
 _MAX_POINTER = 1023  # of a Git LFS pointer, by the specification of Git LFS
 LFS_TRY = "git lfs pull"
-_KINDS = {
+_FILE_TYPES = {
     stat.S_IFDIR: "directory", stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket", stat.S_IFCHR: "character device",
     stat.S_IFBLK: "block device",
 }  # fmt: skip
-# What stands there can change between the look and the opening: then too the open must not wait.
 _PART = 1 << 20
+# The file can become a pipe between the check and the opening. Then the opening must not block either.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 def open_regular(path: Path, *, buffering: int = -1) -> BinaryIO:
-    """Return the file, open for reading; links are followed.
+    """Return the file, open for reading. Follows links.
 
-    Raises: MissingFile if there is none; CorruptFile if it is another kind of file, by its name; CheckpointError if the
-    system refuses.
+    Raises: MissingFile if it does not exist; CorruptFile if it is not a regular file; CheckpointError if the system
+        does not open it.
     """
     where = str(path)
     try:
-        _check_kind(os.stat(path), where)  # to open a device may do something already
+        _check_regular(os.stat(path), where)  # first, because opening a device can have effects
         file = os.fdopen(os.open(path, _FLAGS), "rb", buffering)
     except FileNotFoundError:
-        what = "is a link to a file that does not exist" if os.path.islink(path) else "does not exist"
-        raise MissingFile(what, where=where) from None
+        problem = "is a link to a file that does not exist" if os.path.islink(path) else "does not exist"
+        raise MissingFile(problem, where=where) from None
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         raise _unreadable(error, where) from error
     try:
-        _check_kind(os.fstat(file.fileno()), where)
+        _check_regular(os.fstat(file.fileno()), where)
     except BaseException:
         file.close()
         raise
@@ -54,15 +54,15 @@ def open_regular(path: Path, *, buffering: int = -1) -> BinaryIO:
 def read_regular(path: Path, most: int) -> bytes:
     """Return the content of a file.
 
-    Raises: CorruptFile if it is longer than `most` bytes; what open_regular raises.
+    Raises: CorruptFile if it is longer than `most` bytes; the errors of `open_regular`.
     """
     where = str(path)
     with open_regular(path) as file:
         try:
             size = os.fstat(file.fileno()).st_size
-            # No more than it says: a read of `most` bytes claims as much memory before the first byte is there.
+            # Not `most` bytes, because a read allocates all its memory before it reads.
             raw = file.read(size + 1) if size <= most else b""
-            if len(raw) > size:  # some of /proc say 0 and hold more
+            if len(raw) > size:  # some files in /proc have size 0 and are longer
                 raw += file.read(most)
         except OSError as error:
             raise _unreadable(error, where) from error
@@ -72,18 +72,18 @@ def read_regular(path: Path, most: int) -> bytes:
 
 
 def too_long(size: int, most: int, where: str) -> CorruptFile:
-    """Return the error about a file that is too long to be read."""
+    """Return the error about a file that is longer than the limit."""
     return CorruptFile(f"is {size:,} bytes long; ropetool reads at most {most:,}", where=where)
 
 
-def _check_kind(status: os.stat_result, where: str) -> None:
+def _check_regular(status: os.stat_result, where: str) -> None:
     if not stat.S_ISREG(status.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "special file")
-        raise CorruptFile(f"is a {kind}, not a regular file", where=where)
+        file_type = _FILE_TYPES.get(stat.S_IFMT(status.st_mode), "special file")
+        raise CorruptFile(f"is a {file_type}, not a regular file", where=where)
 
 
 def _unreadable(error: OSError | ValueError, where: str) -> CheckpointError:
-    if isinstance(error, BlockingIOError):  # a lease, as edits in place hold one
+    if isinstance(error, BlockingIOError):  # a lease, as in-place edits take
         return CheckpointError(
             "another process is editing it and has locked it",
             where=where,
@@ -93,9 +93,9 @@ def _unreadable(error: OSError | ValueError, where: str) -> CheckpointError:
 
 
 def same_content(a: Path, b: Path) -> bool:
-    """Return whether two files hold the same bytes.
+    """Return whether two files have the same bytes.
 
-    Raises: what open_regular raises.
+    Raises: the errors of `open_regular`.
     """
     if os.path.samefile(a, b):
         return True
@@ -110,11 +110,11 @@ def same_content(a: Path, b: Path) -> bool:
 
 def is_lfs_pointer(start: bytes, size: int) -> bool:
     """Return whether a file of this size that starts with these bytes is a Git LFS pointer."""
-    return len(start) >= _TOLD_BY and size <= _MAX_POINTER and start[: len(LFS_START)] == LFS_START[: len(start)]
+    return len(start) >= _SHORTEST and size <= _MAX_POINTER and start[: len(LFS_START)] == LFS_START[: len(start)]
 
 
 def lfs_refusal(where: str, what: str = "weights") -> CorruptFile:
-    """Return the error about a pointer in place of a file."""
+    """Return the error about a Git LFS pointer in place of a file."""
     return CorruptFile(f"is a Git LFS pointer, not the {what}", where=where, try_=LFS_TRY)
 
 

@@ -1,6 +1,6 @@
-"""The names of an output's files, changed in a declared order that is written down first, so that it can be undone.
+"""Renames of an output's files in an order that is first written to a journal, so that they can be reverted.
 
-The only module that gives a file of an output its name, or takes it away. Knows paths, not what is written.
+Only this module gives or removes the name of an output's file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from ropetool.errors import CorruptFile, MissingFile
 from ropetool.files.regular import read_regular
 
-NEW, OLD = "new", "old"  # folders inside a hidden one: what is going to be put, what was taken away
+NEW, OLD = "new", "old"  # subfolders of a hidden folder: of the staged files, and of the earlier files
 JOURNAL = "order.json"
 _MAX_JOURNAL = 4 << 20  # bytes: 20,000 parts, with names of 40 letters
 _AT_FDCWD = -100
@@ -26,12 +26,17 @@ _NOREPLACE, _EXCHANGE = 1, 2  # linux/fs.h: flags of renameat2
 
 
 FileKey = tuple[int, int, int]
-"""What a file keeps when it is renamed: inode, size and time of change in nanoseconds. Of a directory the inode alone."""
+"""Properties that a rename does not change: inode, size and modification time in nanoseconds. A directory has only the inode."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """A journal. put: the key of each staged file by name, in order. earlier: what is taken away before, by name."""
+    """A journal of renames.
+
+    hidden: the hidden folder with the staged files.
+    put: the key of each staged file by name, in order.
+    earlier: the names of the earlier files that are moved away first.
+    """
 
     hidden: Path
     put: Mapping[str, FileKey]
@@ -39,16 +44,17 @@ class Order:
 
     @classmethod
     def read(cls, hidden: Path) -> Order | None:
-        """Return the journal of a hidden folder, or None if no name had changed yet, or all of them had.
+        """Return the journal of a hidden folder, or None if no rename had begun, or all were done.
 
-        Raises: CheckpointError if it cannot be read; CorruptFile if it is none, and there are earlier files to put back.
+        Raises: CheckpointError if it cannot be read; CorruptFile if it is invalid, but there are earlier files to
+            restore.
         """
         try:
             raw = read_regular(hidden / JOURNAL, _MAX_JOURNAL)
         except MissingFile:
             return None
         order = cls._parsed(hidden, raw)
-        if order is None and earlier_files(hidden):  # one that was being written has taken nothing away
+        if order is None and earlier_files(hidden):  # no file is moved before the journal is complete
             raise CorruptFile("is not a ropetool journal", where=str(hidden / JOURNAL))
         return order
 
@@ -63,7 +69,7 @@ class Order:
         return cls(hidden, put, earlier) if put and all(map(_is_name, (*put, *earlier))) else None
 
     def write(self) -> None:
-        """Bring the journal to the disk."""
+        """Write the journal to the disk."""
         path = self.hidden / JOURNAL
         path.write_text(json.dumps({"put": dict(self.put), "earlier": self.earlier}), encoding="ascii")
         sync(path)
@@ -74,15 +80,15 @@ class Order:
         return self.hidden.parent
 
     def is_done(self) -> bool:
-        """Return whether the last file has got its name, which makes the others count.
+        """Return whether the last file has its name. Then the new output counts.
 
-        It is no longer where it was staged then, whatever has become of that name since.
+        This is known from the staging folder, because another program may since have changed the file with this name.
         """
         last = list(self.put)[-1]
         stage = self.hidden / NEW / last
         if not os.path.lexists(stage):
             return True
-        exchanged = file_key(stage)[0] != self.put[last][0]  # the one whose place it has lies there
+        exchanged = file_key(stage)[0] != self.put[last][0]  # the stage has the earlier file
         return exchanged and not earlier_files(self.hidden)
 
     def take_away(self, names: Sequence[str]) -> None:
@@ -95,7 +101,7 @@ class Order:
         sync(self.folder)
 
     def put_all(self) -> None:
-        """Give the staged files their names, the last when all others are on the disk."""
+        """Give the staged files their names. The last one gets its name when all others are on the disk."""
         *others, last = self.put
         for name in others:
             _rename_new(self.hidden / NEW / name, self.folder / name)
@@ -104,9 +110,10 @@ class Order:
         sync(self.folder)
 
     def replace(self) -> Path | None:
-        """Put the only file or directory in the place of an earlier one; return where that is now, None if it is gone.
+        """Put the only file or directory in the place of an earlier one, and return the new path of the earlier one.
 
-        One step, but for a directory where the system has no such step for them.
+        Returns None if the earlier file no longer exists. The replacement is one step, except for a directory on a
+        system without an exchange of names.
         """
         (name,) = self.put
         stage, place = self.hidden / NEW / name, self.folder / name
@@ -115,7 +122,7 @@ class Order:
             return stage
         if place.is_file():
             os.replace(stage, place)
-            with suppress(OSError):  # it has its place, and nothing is left that could be taken back
+            with suppress(OSError):  # the rename is done and cannot be reverted
                 sync(self.folder)
             return None
         self.take_away(self.earlier)
@@ -123,17 +130,19 @@ class Order:
         return self.hidden / OLD / name
 
     def roll_back(self) -> list[str]:
-        """Take back what was put and return the names of the earlier files that are in their places again.
+        """Move the new files back, and return the names of the restored earlier files.
 
-        A file that somebody has changed or written since, under a name of ours, is left alone.
+        A file that another program has since changed or written stays unchanged.
         """
         for name in reversed(list(self.put)):
             stage, place = self.hidden / NEW / name, self.folder / name
             if not os.path.lexists(place) or file_key(place) != self.put[name]:
                 continue
             if os.path.lexists(stage):
-                _exchange(stage, place)  # as it was put
-            elif name not in self.earlier or os.path.lexists(self.hidden / OLD / name):  # else it has replaced a file
+                _exchange(stage, place)  # it was put by an exchange
+            elif name not in self.earlier or os.path.lexists(
+                self.hidden / OLD / name
+            ):  # else it replaced a file, which is gone
                 os.rename(place, stage)
         returned = []
         for name in reversed(self.earlier):
@@ -145,22 +154,22 @@ class Order:
         return returned
 
     def forget(self) -> None:
-        """Remove the journal: there is nothing to roll back."""
+        """Remove the journal, so that there is nothing to roll back."""
         (self.hidden / JOURNAL).unlink(missing_ok=True)
 
 
 def file_key(path: Path) -> FileKey:
-    """Return what tells a file, or a link, under whatever name."""
-    found = os.lstat(path)
-    if stat.S_ISDIR(found.st_mode):  # its size and time are those of the last file that came or went in it
-        return found.st_ino, 0, 0
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    """Return the key of a file or link, which does not depend on its name."""
+    status = os.lstat(path)
+    if stat.S_ISDIR(status.st_mode):  # its size and time change with each file in it
+        return status.st_ino, 0, 0
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def earlier_files(hidden: Path) -> list[Path]:
-    """Return the files in a hidden folder that were taken away from their places.
+    """Return the earlier files that were moved into a hidden folder.
 
-    Raises: OSError if that cannot be seen.
+    Raises: OSError if the folder cannot be read.
     """
     try:
         return sorted((hidden / OLD).iterdir())
@@ -173,7 +182,7 @@ def _is_name(name: object) -> bool:
 
 
 def _rename_new(old: Path, new: Path) -> None:
-    """Rename to a name that is free.
+    """Rename a file to an unused name.
 
     Raises: FileExistsError.
     """
@@ -185,12 +194,15 @@ def _rename_new(old: Path, new: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Let two files or directories have each other's name, in one step; return False where there is no such step."""
+    """Exchange the names of two files or directories in one step. Return False if the system cannot do this."""
     return _renameat2(one, other, _EXCHANGE)
 
 
 def _renameat2(old: Path, new: Path, flag: int) -> bool:
-    """Rename with a flag that plain rename lacks; return False where libc, kernel or file system does not have it."""
+    """Rename with a flag that plain rename lacks.
+
+    Return False if libc, the kernel or the file system does not support it.
+    """
     if sys.platform != "linux":
         return False
     import ctypes
@@ -208,7 +220,7 @@ def _renameat2(old: Path, new: Path, flag: int) -> bool:
 
 
 def flush(folder: Path) -> None:
-    """Bring everything that was written to the disk, so that no rename can overtake its data."""
+    """Write a folder's files to the disk, so that no rename takes effect before the data."""
     for inner, _, files in os.walk(folder):
         for name in files:
             sync(Path(inner, name))
@@ -216,14 +228,14 @@ def flush(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    # A linked file is the source's: flushing it could mean gigabytes that are not ours. Windows syncs no directory.
+    # A linked file belongs to the source, and flushing it could write gigabytes. Windows cannot sync a directory.
     if os.name != "posix" or (path.is_file() and path.stat().st_nlink > 1):
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems sync no directory
+        if error.errno != errno.EINVAL:  # some network file systems cannot sync a directory
             raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         os.close(descriptor)

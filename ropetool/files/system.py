@@ -13,7 +13,7 @@ _FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
 
 
 def lock(descriptor: int) -> bool | None:
-    """Lock a file for this process. Return False if another process holds the lock, None if there are no locks."""
+    """Lock a file for this process. Return False if another process has locked it, None if the system has no locks."""
     if fcntl is None:
         return None
     try:
@@ -28,8 +28,8 @@ def lock(descriptor: int) -> bool | None:
 def lease(descriptor: int) -> str:
     """Take a write lease: until `end_lease`, a process that opens the file waits.
 
-    Return the reason if there can be no lease, else an empty string. Raises: BlockingIOError if another process, or this one
-    by another descriptor, has the file open or mapped.
+    Returns the reason if a lease is not possible, else an empty text.
+    Raises: BlockingIOError if any process has the file open or mapped, also this one with a second descriptor.
     """
     if not hasattr(fcntl, "F_SETLEASE"):
         return "this system has no leases"
@@ -49,14 +49,15 @@ def lease(descriptor: int) -> str:
 
 
 def end_lease(descriptor: int) -> None:
-    """End a lease that `lease` has taken."""
+    """End a lease from `lease`."""
     fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
 
 def clone(source: int, destination: int) -> None:
-    """Make an empty file share the blocks of another, as btrfs, xfs and bcachefs can.
+    """Make an empty file share the blocks of the source file, as btrfs, xfs and bcachefs can.
 
-    source, destination: descriptors. Raises: OSError, EOPNOTSUPP if the system has no clones.
+    source, destination: descriptors.
+    Raises: OSError, with EOPNOTSUPP if the system cannot clone files.
     """
     if fcntl is None or sys.platform != "linux":
         raise OSError(errno.EOPNOTSUPP, "this system cannot clone files")

@@ -1,19 +1,20 @@
-"""Files of an output that take their places together: staged in a hidden folder, renamed in a declared order, or rolled back.
+"""Files of an output that get their names together: staged in a hidden folder, then renamed in order, or rolled back.
 
-Knows paths, not what is written. Names change in `renames` only; `hidden` knows the folders.
+Only `renames` changes names, and `hidden` manages the folders.
 
-What holds at every moment, whoever is killed or refused by the system:
+Guarantees at every moment, also if a process is killed or the system refuses a call:
 
-- Nothing has a name of the output before all of it is written and on the disk, in `.NAME.ropetool-XXXXXX` beside it.
-- The last file of the order makes the others count: it is the one that loaders open, the first shard of a model, or the
-  only one. Under its name stands the whole earlier output, or nothing, or the whole new one: the earlier one is taken away
-  before any other name changes, the new one is put last. So no loader finds a mix, and no file a record of another.
-- An output that is one file or one directory takes the place of an earlier one in a single step where the system has one.
-- Before the first name changes, the order goes to a journal in the hidden folder, with what tells each staged file. An
-  error, or the next run on the output after a kill, reads there what has been put, takes that back, and gives the earlier
-  files their names again; unless the last one was put: then all of it was.
-- A process holds a lock on its hidden folder while it lives, so that only what the dead left is removed, and one on the
-  output's folder while names change in it, so that two processes never do that at a time.
+- No file gets a name of the output before all files are written and on the disk, in `.NAME.ropetool-XXXXXX` next to it.
+- The last file of the order completes the output. It is the file that loaders read, the first shard of a model, or the
+  only one. Its name refers to the whole earlier output, to no file, or to the whole new output. The earlier one is
+  moved away before any other rename, and the new one gets its name last. So a loader never finds a mixture, and a file
+  never has the record of a different output.
+- An output with only one file or directory replaces the earlier one in a single step, if the system can do this.
+- Before the first rename, a journal in the hidden folder gets the order and the key of each staged file. After an
+  error, or in the next run after a kill, ropetool reads the journal, moves the new files back, and restores the earlier
+  files. If the last new file already has its name, the output is complete and stays.
+- A process locks its hidden folder during its whole life, so that only remains of dead processes are removed. It locks
+  the output's folder during renames, so that two processes never rename at the same time.
 """
 
 from __future__ import annotations
@@ -39,43 +40,45 @@ def transaction(
     output: Path, source: Path, *, force: bool = False, directory: bool = False, may_replace: Rule = anything,
     hidden_name: str = "",
 ) -> Iterator[Transaction]:  # fmt: skip
-    """Yield what stages the files of an output; they get their names once the body has ended without an error.
+    """Yield a Transaction that stages the files of an output. They get their names when the body ends without an error.
 
-    On any error, a keyboard interrupt included, nothing of the output has changed. What dead processes left of the same
-    output is settled first. force, may_replace: as `check_output` has them. hidden_name: what the hidden folder is called
-    after, where that is not the output.
-    Raises: OutputError if the output may not or cannot be written.
+    After any error, also a keyboard interrupt, the output is unchanged. Remains of dead processes of the same output
+    are settled first.
+
+    force, may_replace: as in `check_output`.
+    hidden_name: the name in the hidden folder's name; empty means the output's name.
+    Raises: OutputError if the output must not or cannot be written.
     """
     check_place(output, source)
-    made = Transaction(output, source, force, directory, may_replace, hidden_name)
+    files = Transaction(output, source, force, directory, may_replace, hidden_name)
     try:
-        made.open()
+        files.open()
         with digests.taken():
-            yield made
-        made.commit()
+            yield files
+        files.commit()
     except BaseException as error:
-        made.close()
+        files.close()
         if isinstance(error, OSError):
-            refusal = output_error(error, made.final(error.filename))
-            refusal.notes = tuple(made.notes)
+            refusal = output_error(error, files.final(error.filename))
+            refusal.notes = tuple(files.notes)
             raise refusal from error
         if isinstance(error, RopetoolError):
-            error.where = made.renamed(error.where)
-            error.notes = (*error.notes, *made.notes)
+            error.where = files.renamed(error.where)
+            error.notes = (*error.notes, *files.notes)
         raise
-    made.close()
+    files.close()
 
 
 @contextmanager
 def staged(
     output: Path, source: Path, *, force: bool = False, directory: bool = False, may_replace: Rule = anything
 ) -> Iterator[Path]:
-    """Yield a path that takes the place of `output`, which is one file or one directory, as `transaction` has it.
+    """Yield a path for an output with one file or directory, which replaces `output` as in `transaction`.
 
     It is an empty directory, or the name of a file that the body creates.
     """
-    with transaction(output, source, force=force, directory=directory, may_replace=may_replace) as made:
-        stage = made.stage(output)
+    with transaction(output, source, force=force, directory=directory, may_replace=may_replace) as files:
+        stage = files.stage(output)
         if directory:
             stage.mkdir()
         yield stage
@@ -88,7 +91,10 @@ class _Place:
 
 
 class Transaction:
-    """Files that are being written, and what is to happen to names. notes: what was done about those of dead processes."""
+    """The staged files of an output and their planned renames.
+
+    notes: notes on settled remains of dead processes.
+    """
 
     def __init__(
         self, output: Path, source: Path, force: bool, directory: bool, may_replace: Rule, hidden_name: str
@@ -103,21 +109,23 @@ class Transaction:
         self._withdrawn: list[Path] = []
 
     def open(self) -> None:
-        """Settle what dead processes left, and make the hidden folder."""
+        """Settle the remains of dead processes, and create the hidden folder."""
         self.notes += settle(self._called_after)
         if self._directory:
             self._check(_Place(self._output, self._force))
         done = False
         while not done:
-            self._hidden = hidden_name(self._called_after)  # known before it is there, for `close`
+            self._hidden = hidden_name(self._called_after)  # set before the folder exists, so that `close` removes it
             done, self._lock = make_hidden(self._hidden)
         self._inside(NEW).mkdir()
 
     def stage(self, place: Path, *, force: bool | None = None) -> Path:
-        """Return where to write what `place` is going to be, a path of the same name.
+        """Return the path at which to write the new file for `place`. It has the same file name.
 
-        The first that is staged makes the others count, and is put last. force: as that of the transaction, for this file.
-        Raises: OutputError if it may not be written there.
+        The first staged file completes the output, so it gets its name last.
+
+        force: as in `transaction`, for this file; None means the transaction's value.
+        Raises: OutputError if this place must not be written.
         """
         staged = _Place(place, self._force if force is None else force)
         self._check(staged)
@@ -125,21 +133,24 @@ class Transaction:
         return self._inside(NEW) / place.name
 
     def withdraw(self, path: Path) -> None:
-        """Take this file of the earlier output away, which the new one has not."""
+        """Remove this file of the earlier output, which the new output does not have."""
         self._withdrawn.append(path)
 
     def workspace(self) -> Path:
-        """Return a folder for files that are gone with the transaction."""
+        """Return a folder for temporary files, which are removed at the end of the transaction."""
         folder = self._inside(_WORK)
         folder.mkdir(exist_ok=True)
         return folder
 
     def flush(self) -> None:
-        """Bring what is staged to the disk, which may take minutes: so that what is decided after it stays true."""
+        """Write the staged files to the disk, which may take minutes.
+
+        Call this before a check that must stay true until `commit`.
+        """
         flush(self._inside(NEW))
 
     def commit(self) -> None:
-        """Bring all to the disk and give the staged files their names; what fails is rolled back."""
+        """Write everything to the disk and give the staged files their names. Roll back if this fails."""
         self.flush()
         with alone_in(self._output.parent):
             for place in self._places:
@@ -150,15 +161,15 @@ class Transaction:
                 self._rename(order)
                 order.forget()
             except BaseException:
-                with suppress(OSError):  # then `close` tries again, and says what is where
+                with suppress(OSError):  # then `close` tries again, and adds a note
                     order.roll_back()
                 raise
 
     def close(self) -> None:
-        """Remove the hidden folder; a note says where it is if the system does not let it go."""
+        """Remove the hidden folder. If this fails, add a note with its path."""
         try:
             self._clear()
-        except BaseException:  # interrupted: once more
+        except BaseException:  # interrupted: try again
             self._clear()
             raise
         finally:
@@ -167,11 +178,11 @@ class Transaction:
                 self._lock = None
 
     def final(self, name: object) -> Path:
-        """Return the file that an error is about by the name that it was to have."""
+        """Return the final path of the file that an error is about."""
         return Path(self.renamed(name)) if isinstance(name, str) else self._output
 
     def renamed(self, text: str) -> str:
-        """Return a text with the names that the user knows."""
+        """Return a text with final paths in place of paths in the hidden folder."""
         start, folder = hidden_start(self._called_after), str(self._output.with_name("_"))[:-1]
         hidden = re.escape(str(start)) + r"[^/\\]+"
         text = re.sub(hidden + re.escape(f"{os.sep}{NEW}{os.sep}"), lambda _: folder, text)
@@ -182,7 +193,7 @@ class Transaction:
             return
         try:
             clear(self._hidden)
-        except (OSError, CheckpointError) as error:  # that at hand, if there is one, says more
+        except (OSError, CheckpointError) as error:  # only a note, because an earlier error is more important
             self.notes.append(f"{self._hidden} {why_kept(self._hidden, error)}")
 
     def _inside(self, name: str) -> Path:
@@ -208,7 +219,7 @@ class Transaction:
             order.put_all()
             return
         earlier = order.replace()
-        # once more, now that nobody finds it under its name: what came meanwhile is not lost
+        # Checked again, now that it has no public name, so that a concurrent change to it is not lost.
         refusal = self._may_replace(earlier) if earlier is not None else ""
         if refusal:
             raise OutputError(f"exists already and {refusal}", where=str(last))

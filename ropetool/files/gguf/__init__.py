@@ -1,6 +1,6 @@
-"""GGUF files: headers read without their data, copies with keys and vectors changed, models split over files.
+"""GGUF files: reading headers without tensor data, copies with changed keys and vectors, and models split over files.
 
-Knows the container; which keys and tensors matter, and what they mean, is for the runtimes to say.
+The runtimes interpret the keys and tensors.
 """
 
 from ropetool.files.gguf.codec import Value

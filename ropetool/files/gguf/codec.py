@@ -1,7 +1,4 @@
-"""Metadata values as the file stores them, decoded when asked and encoded with their range checked.
-
-Knows one value at a time; where it stands in a file is header.py's concern.
-"""
+"""Metadata values in stored form: decoding them on request, and encoding them with a range check."""
 
 from __future__ import annotations
 
@@ -26,9 +23,12 @@ _INTEGERS = frozenset(ValueType) - {ValueType.BOOL, ValueType.F32, ValueType.F64
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A metadata value: its type, and the bytes after the type exactly as stored.
+    """A metadata value.
 
-    Two values are equal when these are, so an edit that changes nothing can be seen without decoding.
+    type: its type.
+    raw: the stored bytes after the type.
+
+    Two values are equal if both are equal. An edit without effect is therefore visible without decoding.
     """
 
     type: ValueType
@@ -38,15 +38,16 @@ class Value:
     def of(cls, type_: ValueType, value: Any) -> Value:
         """Return the value of a scalar or string type.
 
-        Raises: ConfigError if the value is of another kind or outside the type's range.
+        Raises: ConfigError if the value does not match the type or is outside its range.
         """
         return cls(type_, _encode(type_, value))
 
     @classmethod
     def array(cls, element: ValueType, values: Iterable[Any]) -> Value:
-        """Return an array whose elements all have one type.
+        """Return an array. All its elements have one type.
 
-        Raises: ConfigError if an element is of another kind or outside the range, or the elements are arrays.
+        Raises: ConfigError if an element does not match the type or is outside its range, or if the elements are
+            arrays.
         """
         if element is ValueType.ARR:
             raise ConfigError("the elements of an array cannot be arrays: llama.cpp refuses nested arrays")
@@ -55,23 +56,23 @@ class Value:
 
     @property
     def element(self) -> ValueType | None:
-        """The type of the elements of an array, None for anything else."""
+        """Return the type of an array's elements, or None for other values."""
         return ValueType(ARRAY_HEAD.unpack_from(self.raw)[0]) if self.type is ValueType.ARR else None
 
     @property
     def count(self) -> int:
-        """The number of elements of an array, 1 for anything else."""
+        """Return the number of an array's elements, or 1 for other values."""
         return int(ARRAY_HEAD.unpack_from(self.raw)[1]) if self.type is ValueType.ARR else 1
 
     @property
     def label(self) -> str:
-        """The type in words: u32, str, arr of i32."""
+        """Return the type as text: u32, str, arr of i32."""
         return f"arr of {self.element.label}" if self.element is not None else self.type.label
 
     def decode(self) -> Decoded:
         """Return the value: a number, a str, a list of str, or a read-only array of numbers.
 
-        Bytes of a string that are not UTF-8 come back as lone surrogates, which `of` writes as the same bytes.
+        Bytes of a string that are not UTF-8 become lone surrogates. `of` writes these as the same bytes.
         """
         if self.type is ValueType.STR:
             return _text(self.raw[LENGTH.size :])
@@ -81,9 +82,9 @@ class Value:
 
     @property
     def number(self) -> bool | int | float:
-        """The value of a scalar that is no string."""
-        found: bool | int | float = PACKING[self.type].unpack(self.raw)[0]
-        return found
+        """Return the value of a scalar that is not a string."""
+        value: bool | int | float = PACKING[self.type].unpack(self.raw)[0]
+        return value
 
     def _numbers(self) -> npt.NDArray[Any]:
         assert self.element is not None
@@ -93,17 +94,17 @@ class Value:
         return np.frombuffer(body, PACKING[self.element].format)
 
     def _strings(self) -> list[str]:
-        found = []
+        strings = []
         position = ARRAY_HEAD.size
         for _ in range(self.count):
             start = position + LENGTH.size
             position = start + LENGTH.unpack_from(self.raw, position)[0]
-            found.append(_text(self.raw[start:position]))
-        return found
+            strings.append(_text(self.raw[start:position]))
+        return strings
 
 
 def utf8(text: str) -> bytes:
-    """Return the bytes of a string as read from a file, where bytes that are not UTF-8 are lone surrogates."""
+    """Return the bytes of a string from a file, in which lone surrogates represent bytes that are not UTF-8."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
@@ -111,13 +112,13 @@ def utf8(text: str) -> bytes:
 
 
 def encode_text(text: str) -> bytes:
-    """Return a string as keys, values and tensor names hold it: the number of its bytes, then the bytes."""
+    """Return a string in the form of keys, values and tensor names: the number of its bytes, then the bytes."""
     encoded = utf8(text)
     return LENGTH.pack(len(encoded)) + encoded
 
 
 def shown(text: str) -> str:
-    """Return a key or name quoted for a message, cut where it is longer than anyone would read."""
+    """Return a key or name quoted for a message, cut after 77 letters if it is longer than 80."""
     return repr(text if len(text) <= 80 else text[:77] + "...")
 
 
@@ -136,16 +137,19 @@ def _encode(type_: ValueType, value: Any) -> bytes:
 
 
 def _encode_all(type_: ValueType, values: Sequence[Any]) -> bytes:
-    """Return values one after the other; a vocabulary has hundreds of thousands, mostly plain text and whole numbers."""
-    kinds = set(map(type, values))
-    if type_ is ValueType.STR and kinds == {str}:
+    """Return the encoded values in sequence.
+
+    A vocabulary has hundreds of thousands, mostly plain text and whole numbers.
+    """
+    python_types = set(map(type, values))
+    if type_ is ValueType.STR and python_types == {str}:
         try:
             encoded = [value.encode("utf-8", "surrogateescape") for value in values]
         except UnicodeEncodeError:
-            encoded = [*map(utf8, values)]  # which says of which
+            encoded = [*map(utf8, values)]  # raises an error that names the value
         heads = {length: LENGTH.pack(length) for length in {*map(len, encoded)}}
         return b"".join([heads[len(each)] + each for each in encoded])
-    if type_ in _INTEGERS and kinds == {int}:
+    if type_ in _INTEGERS and python_types == {int}:
         low, high = _range(type_)
         if low <= min(values) and max(values) <= high:
             return np.array(values, PACKING[type_].format).tobytes()

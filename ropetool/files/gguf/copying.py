@@ -1,4 +1,4 @@
-"""Copies byte ranges between open files, inside the kernel where it can. Knows nothing of GGUF."""
+"""Copying of byte ranges between open files, in the kernel if possible."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from ropetool.files.counting import moved
 from ropetool.files.digests import wrote
 
 CHUNK = 1 << 20
-RANGE = 64 << 20  # at a time in the kernel: often enough to be interrupted, and to say how far it is
+RANGE = 64 << 20  # bytes per call of the kernel: small enough for interrupts and progress reports
 
-# What copy_file_range says where it cannot serve: another file system, an old kernel, a special one.
+# The errors of copy_file_range for unsupported files: on two file systems, an old kernel, or a special file system.
 _NOT_HERE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF, errno.ETXTBSY}
 
 
 def copy_range(source: FileIO, target: FileIO, start: int, at: int, nbytes: int) -> None:
     """Copy `nbytes` from `start` in the source to `at` in the target.
 
-    Raises: PlanMismatch if the source ends before that; OSError if the target cannot be written.
+    Raises: PlanMismatch if the source is shorter; OSError if the target cannot be written.
     """
     done = _copy_in_kernel(source, target, start, at, nbytes)
     _copy_in_chunks(source, target, start + done, at + done, nbytes - done)
 
 
 def write_all(target: FileIO, at: int, data: bytes | memoryview) -> None:
-    """Write all of `data` at a position; one call of write may take less."""
+    """Write all of `data` at a position. A single call of `write` may write only a part."""
     target.seek(at)
     rest = memoryview(data)
     while rest:
@@ -39,7 +39,7 @@ def write_all(target: FileIO, at: int, data: bytes | memoryview) -> None:
 
 
 def _copy_in_kernel(source: FileIO, target: FileIO, start: int, at: int, nbytes: int) -> int:
-    """Return how many bytes the kernel copied; fewer than asked where it does not serve these files."""
+    """Return the number of bytes that the kernel copied. It copies fewer bytes if it does not support these files."""
     done = 0
     if not hasattr(os, "copy_file_range"):  # Linux only
         return done

@@ -1,7 +1,4 @@
-"""Steps forward through the mapped start of a file and checks every step against its end.
-
-Knows lengths and numbers; what they mean is header.py's concern.
-"""
+"""Reading of the mapped start of a file in steps. Each step is checked against the end of the file."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ U32 = struct.Struct("<I")
 U64 = struct.Struct("<Q")
 I64 = struct.Struct("<q")
 
-MAX_STRINGS = 1 << 22  # in all lists of a file: each costs a step; the largest tokenizers known have 800,000
+MAX_STRINGS = 1 << 22  # in all lists of a file, because each takes a step; the largest known tokenizers have 800,000
 AGAIN = "download or convert the file again"
 
 
 class HeaderGoesOn(CorruptFile):
-    """The header does not end within the bytes at hand, though the file has more."""
+    """The header does not end within the given bytes, but the file has more."""
 
 
 class Cursor:
@@ -36,12 +33,12 @@ class Cursor:
         self._strings = 0
 
     def enter(self, place: str, at: int) -> None:
-        """Name what is being read, for the errors to come."""
+        """Name the part of the header that is read next, for error messages."""
         self._place = place
         self._place_at = at
 
     def error(self, message: str, *, try_: str = "") -> CorruptFile:
-        """Return the error for what is being read."""
+        """Return the error for the current part of the header."""
         return CorruptFile(f"{self._place} at byte {self._place_at} {message}", where=str(self._path), try_=try_)
 
     def number(self, packing: struct.Struct) -> int:
@@ -50,7 +47,7 @@ class Cursor:
         return number
 
     def skip(self, nbytes: int, what: str = "") -> int:
-        """Step over some bytes and return where they start; `what` says in the error what claims them."""
+        """Skip some bytes and return their start. If they exceed the file, the error message contains `what`."""
         start = self.position
         if nbytes > len(self.view) - start:
             raise self.beyond(start + nbytes, what)
@@ -58,7 +55,7 @@ class Cursor:
         return start
 
     def text(self, longest: int, rule: str) -> str:
-        """Return the next string as a name of at most `longest` bytes; `rule` ends the error for a longer one."""
+        """Return the next string as a name of at most `longest` bytes. `rule` ends the error message for a longer one."""
         length = self.number(U64)
         what = f"has a name of {length} bytes"
         if length > self._file_size:
@@ -69,23 +66,23 @@ class Cursor:
         return str(self.view[start : self.position], "utf-8", "surrogateescape")
 
     def skip_strings(self, count: int) -> None:
-        """Step over strings by their lengths alone; an object for each would cost ten times as much."""
-        self._strings += count if self.position + 8 * count <= len(self.view) else 0  # else the walk soon ends
+        """Skip strings by their lengths. Creating an object for each would take ten times as long."""
+        self._strings += count if self.position + 8 * count <= len(self.view) else 0  # else the loop ends soon
         if self._strings > MAX_STRINGS:
             raise self.error(f"has {count:,} strings; ropetool reads at most {MAX_STRINGS:,} per file")
         length_at, view, position, fitting = U64.unpack_from, self.view, self.position, 0
         try:
-            for fitting in range(count):  # noqa: B007 (tells how far the walk came)
+            for fitting in range(count):  # noqa: B007 (used after the loop)
                 position += 8 + length_at(view, position)[0]
             fitting = count
-        except (struct.error, OverflowError):  # the walk has left the view
+        except (struct.error, OverflowError):  # the position is beyond the view
             position += 8
         if position > len(view):
             raise self.beyond(position, f"has {count} strings, at most {fitting} complete")
         self.position = position
 
     def beyond(self, end: int, what: str = "") -> CorruptFile:
-        """Return the error for bytes that reach to `end`, beyond the view."""
+        """Return the error for bytes that reach to `end`, which is beyond the view."""
         if end <= self._file_size:
             message = f"{self._place} at byte {self._place_at} does not end within {len(self.view)} bytes"
             return HeaderGoesOn(f"{message}, more than any model needs", where=str(self._path))

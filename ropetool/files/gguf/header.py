@@ -1,6 +1,6 @@
 """The header of a GGUF file, checked by llama.cpp's rules for the container.
 
-Reads no tensor data beyond one vector on demand, and knows no key by its meaning.
+The only tensor data that it reads are single vectors on request.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ropetool.files.regular import LFS_START, is_lfs_pointer, lfs_refusal, open_
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)  # one layout; 3 only added big-endian files
 
-# Bounds of our own, so that no file can take much memory or time: the largest headers known have about 60 keys,
-# 2,000 tensors and 50 MB (a vocabulary of 262,144 tokens together with a copy of its tokenizer.json).
+# ropetool's own limits, so that no file can use much memory or time. The largest known headers have about 60 keys,
+# 2,000 tensors and 50 MB (a vocabulary of 262,144 tokens and a copy of its tokenizer.json).
 MAX_HEADER_BYTES = 96 * 2**20
 MAX_KEYS = 2**14
 MAX_TENSORS = 2**16
@@ -40,11 +40,22 @@ MAX_VECTOR = 2**20
 
 @dataclass(frozen=True, eq=False)
 class GgufHeader:
-    """A parsed header; its values are views of the mapped file, so the file must not be cut while this lives.
+    """A parsed header.
 
-    `infos` is the tensor table as stored, up to `header_end`; `data_start` is the next multiple of the alignment, or
-    `header_end` itself in a file without tensors, which needs no padding. `values` lacks the filler, a key of ours that
-    only keeps room for later edits; `filler` is how many bytes of it lie directly in front of the table, 0 without one.
+    path: the file.
+    version: 2 or 3.
+    alignment: the alignment of the data, in bytes.
+    values: the metadata without the filler, a key of ropetool that reserves space for later edits.
+    tensors: the tensor table.
+    infos: the bytes of the tensor table, which ends at `header_end`.
+    header_end: the end of keys and table, in bytes.
+    data_start: the next multiple of the alignment. In a file without tensors, `header_end`, because it needs no
+        padding.
+    file_size: in bytes.
+    mtime_ns: the modification time, in nanoseconds.
+    filler: the number of filler bytes directly before the table; 0 without a filler.
+
+    The values are views of the mapped file. Do not shorten the file while the header is in use.
     """
 
     path: Path
@@ -61,7 +72,10 @@ class GgufHeader:
 
     @property
     def data_end(self) -> int:
-        """Where the data ends with its last padding, which the file may lack; where it would begin without tensors."""
+        """Return the end of the data with its last padding, which the file may lack.
+
+        Without tensors, return the start of the data.
+        """
         last = self.tensors[-1].end if self.tensors else 0
         return self.data_start + padded(last, self.alignment)
 
@@ -70,9 +84,9 @@ class GgufHeader:
         return next((tensor for tensor in self.tensors if tensor.name == name), None)
 
     def get(self, key: str, type_: ValueType) -> Any:
-        """Return the decoded value of a key, or None where the file does not have it.
+        """Return the decoded value of a key, or None if the file does not have the key.
 
-        Raises: CorruptFile if it has another type; llama.cpp refuses to load such a file.
+        Raises: CorruptFile if the value has a different type. llama.cpp does not load such a file.
         """
         value = self.values.get(key)
         if value is None:
@@ -83,10 +97,10 @@ class GgufHeader:
 
 
 def read_header(path: str | Path) -> GgufHeader:
-    """Return the header of a GGUF file of version 2 or 3, little-endian.
+    """Return the header of a little-endian GGUF file of version 2 or 3.
 
-    Raises: NotACheckpoint if there is no such file; CorruptFile if llama.cpp would not load the container; PlanMismatch if
-    an edit of it in place was not finished.
+    Raises: NotACheckpoint if the file does not exist; CorruptFile if llama.cpp would not load the container.
+    Raises: PlanMismatch if an in-place edit of the file is not finished.
     """
     path = Path(path)
     check_settled(path)
@@ -101,9 +115,9 @@ def read_header(path: str | Path) -> GgufHeader:
 
 
 def read_unmapped(path: str | Path) -> GgufHeader:
-    """Return what `read_header` does without keeping the file open or mapped, for a file that is about to be changed.
+    """Return the same as `read_header`, but do not keep the file open or mapped. Use this before an in-place edit.
 
-    A mapping counts as a reader of the file, and would show the bytes of the changed one under the old places.
+    A mapping counts as a reader of the file, and would show the changed bytes at the old positions.
     """
     header = read_header(path)
     with reading(header.path) as file:
@@ -112,9 +126,10 @@ def read_unmapped(path: str | Path) -> GgufHeader:
 
 
 def parse_header(start: memoryview, path: Path, file_size: int, mtime_ns: int = 0) -> GgufHeader:
-    """Return the header of a file of this size from its first bytes, wherever they came from.
+    """Return the header of a file of this size from its first bytes.
 
-    Raises: HeaderGoesOn if it does not end within them; CorruptFile if llama.cpp would not load the container.
+    Raises: HeaderGoesOn if the header is longer than these bytes; CorruptFile if llama.cpp would not load the
+        container.
     """
     header = _parse(Cursor(start, file_size, path), path, file_size, mtime_ns)
     _check_data(header)
@@ -125,7 +140,7 @@ def parse_header(start: memoryview, path: Path, file_size: int, mtime_ns: int = 
 def reading(path: Path) -> Iterator[FileIO]:
     """Open a file for unbuffered reading.
 
-    Raises: NotACheckpoint if there is none, it is not a regular file, or the system refuses.
+    Raises: NotACheckpoint if it does not exist, is not a regular file, or is not readable.
     """
     try:
         file = cast(FileIO, open_regular(path, buffering=0))
@@ -138,7 +153,7 @@ def reading(path: Path) -> Iterator[FileIO]:
 def read_vector(header: GgufHeader, info: TensorInfo) -> npt.NDArray[np.float32]:
     """Return the data of a one-dimensional F32 tensor of the file.
 
-    Raises: UnsupportedDtype if it has another type or shape; CorruptFile if the file became shorter.
+    Raises: UnsupportedDtype if it has a different type or shape; CorruptFile if the file became shorter.
     """
     check_vector(header, info)
     with reading(header.path) as file:
@@ -150,7 +165,7 @@ def read_vector(header: GgufHeader, info: TensorInfo) -> npt.NDArray[np.float32]
 
 
 def check_vector(header: GgufHeader, info: TensorInfo) -> None:
-    """Raise UnsupportedDtype unless the tensor is one-dimensional, F32, and of a size that a vector has."""
+    """Raise UnsupportedDtype if the tensor is not one-dimensional, not F32, or too large for a vector."""
     if info.ggml_type != F32 or len(info.shape) != 1 or info.shape[0] > MAX_VECTOR:
         raise UnsupportedDtype(
             f"{info.name} is {info.type_name} of shape {list(info.shape)}; "
@@ -162,7 +177,7 @@ def check_vector(header: GgufHeader, info: TensorInfo) -> None:
 def _map(file: FileIO, nbytes: int, path: Path) -> memoryview:
     try:
         return memoryview(mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_READ))
-    except (OSError, ValueError) as error:  # a file system without mmap; a file cut since its size was asked
+    except (OSError, ValueError) as error:  # a file system without mmap, or a file shortened since fstat
         raise NotACheckpoint(f"cannot be mapped into memory: {error}", where=str(path)) from None
 
 
@@ -175,7 +190,7 @@ def _parse(cursor: Cursor, path: Path, file_size: int, mtime_ns: int) -> GgufHea
     values = read_values(cursor, n_keys)
     alignment = alignment_of(cursor, values)
     infos_start = cursor.position
-    filler = _taken_out(values)
+    filler = _without_filler(values)
     tensors = read_tensors(cursor, n_tensors, alignment)
     return GgufHeader(
         path=path,
@@ -192,13 +207,13 @@ def _parse(cursor: Cursor, path: Path, file_size: int, mtime_ns: int) -> GgufHea
     )
 
 
-def _taken_out(values: dict[str, Value]) -> int:
-    """Take the filler out of the keys, and return how many bytes of it lie directly in front of the tensor table."""
-    is_last = bool(values) and list(values)[-1] == names.GGUF_FILLER  # another program may have put keys behind it
-    found = values.pop(names.GGUF_FILLER, None)
-    if found is None or not is_last:
+def _without_filler(values: dict[str, Value]) -> int:
+    """Remove the filler from the keys. Return the number of its bytes directly before the tensor table."""
+    is_last = bool(values) and list(values)[-1] == names.GGUF_FILLER  # another program may have added keys after it
+    filler = values.pop(names.GGUF_FILLER, None)
+    if filler is None or not is_last:
         return 0
-    return len(found.raw) - (ARRAY_HEAD.size if found.type is ValueType.ARR else 0)
+    return len(filler.raw) - (ARRAY_HEAD.size if filler.type is ValueType.ARR else 0)
 
 
 def _version(cursor: Cursor) -> int:
@@ -230,7 +245,7 @@ def _count(cursor: Cursor, what: str, most: int) -> int:
 
 
 def _check_data(header: GgufHeader) -> None:
-    """Refuse a file that ends before its last tensor does; bytes after it are allowed."""
+    """Raise CorruptFile if the file ends before its last tensor. Bytes after the last tensor are allowed."""
     if not header.tensors:
         return
     last = header.tensors[-1]

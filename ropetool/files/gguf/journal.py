@@ -1,6 +1,6 @@
-"""The journal of an edit in place: what is going to change in a file, on the disk beside it before the first byte does.
+"""The journal of an in-place edit: all planned changes to a file, written to the disk before the first change.
 
-Knows bytes and places; how an edit is found, carried out and recovered is for `in_place` to say.
+`in_place` plans, executes and recovers edits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ropetool.files.gguf.in_place.disk import Disk
 
 MAGIC = b"ropetool-journal-1\n"
-MARK = b"forward\n"  # behind the digest: from here on the edit is finished, never taken back
+MARK = b"forward\n"  # after the digest: recovery finishes the edit and does not revert it
 _LENGTH = struct.Struct("<Q")
 _DIGEST = 32  # bytes of SHA-256
 _SAMPLES, _SAMPLE = 64, 4 << 10  # blocks, and bytes of each
@@ -29,7 +29,11 @@ _SAMPLES, _SAMPLE = 64, 4 << 10  # blocks, and bytes of each
 
 @dataclass(frozen=True)
 class Write:
-    """Bytes at a place of the file, as they are once room has been made; `old` ends where the file did."""
+    """Bytes at a position of the file, after room was made.
+
+    old: the bytes before the edit, up to the old end of the file.
+    new: the bytes after the edit.
+    """
 
     at: int
     old: bytes
@@ -38,7 +42,11 @@ class Write:
 
 @dataclass(frozen=True)
 class Copy:
-    """Bytes of the file that are copied behind its end, where they are going to be looked for."""
+    """Bytes of the file that are copied to a position after its end.
+
+    start, at: the old and the new position.
+    sha256: the digest of the bytes; empty before `sampled`.
+    """
 
     start: int
     at: int
@@ -48,7 +56,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Insertion:
-    """A range of zeros that is opened in the file; what lies behind `at` moves by `nbytes`."""
+    """A range of zeros that is inserted into the file. All bytes from `at` on move by `nbytes`."""
 
     at: int
     nbytes: int
@@ -56,7 +64,7 @@ class Insertion:
 
 @dataclass(frozen=True)
 class Sample:
-    """A block of the file before the edit, which the edit does not change, by its digest."""
+    """The digest of a block of the file before the edit."""
 
     at: int
     nbytes: int
@@ -65,14 +73,21 @@ class Sample:
 
 @dataclass(frozen=True)
 class EditJournal:
-    """An edit of one file, all of which can be done again or taken back from what stands here.
+    """An edit of one file, with everything that is needed to finish or revert it.
 
-    First room is made: `insertion`, `copies`, and the growth at the end; until that is on the disk and the journal marked,
-    nothing of the old file is overwritten, and the edit is taken back. Then `writes`, which are repeated until all are on
-    the disk, the length of `final_size` and the texts `beside` the file, by name.
+    The edit first makes room: `insertion`, `copies`, and a longer file. Until this is on the disk and the journal is
+        marked, no byte of the old file is overwritten, and recovery reverts the edit. Then it does the `writes`, sets
+        the length to `final_size`, and writes the texts in `beside`. Recovery repeats these steps until all are on the
+        disk.
 
-    size: of the file before, in bytes. holes: its ranges without data, where the file system shows them and a range is
-    inserted: they tell how far an insertion came that was cut.
+    way: the way of the edit, a constant of `in_place.planning`.
+    size, final_size: the size of the file before and after the edit, in bytes.
+    insertion: the inserted range, or None.
+    samples: digests of blocks, to recognise the file.
+    holes: the ranges without data before the edit, if a range is inserted. They show the progress of an interrupted
+        insertion.
+    beside: the texts of files next to the file, by name; an empty text removes the file.
+    marked: whether room was made, so that recovery finishes the edit.
     """
 
     way: str
@@ -88,17 +103,17 @@ class EditJournal:
 
     @property
     def roomy_size(self) -> int:
-        """How long the file is once room has been made."""
+        """Return the size of the file after room was made, in bytes."""
         inserted = self.insertion.nbytes if self.insertion is not None else 0
         return max(self.size + inserted, self.final_size)
 
     @property
     def makes_room(self) -> bool:
-        """Whether anything happens before the writes."""
+        """Return whether the edit makes room before the writes."""
         return self.insertion is not None or self.roomy_size > self.size
 
     def encode(self) -> bytes:
-        """Return the content of the file."""
+        """Return the content of the journal file."""
         blobs = [part for write in self.writes for part in (write.old, write.new)] + list(self.beside.values())
         data: dict[str, Any] = {
             "way": self.way, "size": self.size, "final_size": self.final_size,
@@ -114,7 +129,7 @@ class EditJournal:
 
     @classmethod
     def decode(cls, raw: bytes) -> EditJournal | None:
-        """Return the journal, or None where it was not written to its end: then nothing had changed yet."""
+        """Return the journal, or None if it is incomplete. Then the edit has not changed anything yet."""
         start = len(MAGIC) + _LENGTH.size
         if raw[: len(MAGIC)] != MAGIC or len(raw) < start:
             return None
@@ -129,12 +144,12 @@ class EditJournal:
             return None
 
     def as_marked(self) -> EditJournal:
-        """Return the journal of an edit for which room has been made."""
+        """Return the journal after room was made."""
         return replace(self, marked=True)
 
 
 def _journal(data: Mapping[str, Any], raw: bytes, at: int, marked: bool) -> EditJournal:
-    """Return what the text of a journal says. Raises: KeyError, TypeError or ValueError if it is none."""
+    """Return the journal from its parsed text. Raises: KeyError, TypeError or ValueError if it is invalid."""
     writes = []
     for place, old, new in data["writes"]:
         writes.append(Write(_whole(place), raw[at : at + _whole(old)], raw[at + old : at + old + _whole(new)]))
@@ -164,24 +179,24 @@ def _whole(value: Any) -> int:
 
 
 def journal_of(path: Path) -> Path:
-    """Return where the journal of a file stands: beside the file itself, where the path is a link to it."""
+    """Return the path of a file's journal. It is next to the file itself, even if the path is a link to the file."""
     real = Path(os.path.realpath(path))
     return real.with_name(f".{real.name}.ropetool-journal")
 
 
 def copy_of(path: Path) -> Path:
-    """Return where the copy of a file is written that is going to take its name."""
+    """Return the path of the copy that will replace a file."""
     return path.with_name(f".{path.name}.ropetool-copy")
 
 
 def check_settled(path: Path) -> None:
-    """Return if no edit of the file in place is pending.
+    """Return if the file has no pending in-place edit.
 
-    Raises: PlanMismatch, which names the command that finishes it or takes it back.
+    Raises: PlanMismatch, with the command that finishes or reverts the edit.
     """
     try:
         journal = journal_of(path)
-    except (OSError, ValueError):  # a zero byte, a ring of links: opening says it better
+    except (OSError, ValueError):  # a zero byte or a loop of links: opening gives a better message
         return
     if os.path.lexists(journal):
         raise PlanMismatch(
@@ -191,7 +206,7 @@ def check_settled(path: Path) -> None:
 
 
 def sampled(disk: Disk, journal: EditJournal) -> EditJournal:
-    """Return a journal that can recognise the file later, by samples, by digests of the copies, and by its holes."""
+    """Return the journal with samples, digests of the copies, and holes, which recognise the file later."""
     places = {journal.size * number // _SAMPLES // _SAMPLE * _SAMPLE for number in range(_SAMPLES)}
     places |= {max(journal.size - _SAMPLE, 0), *((journal.insertion.at,) if journal.insertion is not None else ())}
     samples = [_sample(disk, at) for at in sorted(places)]

@@ -1,4 +1,4 @@
-"""The numbers of the GGUF container: its value types, and the block sizes of ggml's tensor types. Opens no file."""
+"""The numbers of the GGUF container: its value types, and the block sizes of ggml's tensor types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class ValueType(IntEnum):
-    """The type of a metadata value, as the file numbers it."""
+    """The type of a metadata value, with its number in the file."""
 
     U8 = 0
     I8 = 1
@@ -26,11 +26,11 @@ class ValueType(IntEnum):
 
     @property
     def label(self) -> str:
-        """The short name that llama.cpp prints: u32, f32, str, arr."""
+        """Return the short name that llama.cpp prints: u32, f32, str, arr."""
         return self.name.lower()
 
 
-# One value of each fixed width; strings and arrays carry their own length.
+# The types of fixed width. Strings and arrays store their length.
 PACKING = {
     ValueType.U8: struct.Struct("<B"),
     ValueType.I8: struct.Struct("<b"),
@@ -47,7 +47,7 @@ PACKING = {
 
 
 class GgmlType(NamedTuple):
-    """A tensor type: `block` neighbouring elements of a row are stored in `nbytes` bytes."""
+    """A tensor type, which stores `block` adjacent elements of a row in `nbytes` bytes."""
 
     name: str
     block: int
@@ -94,7 +94,7 @@ GGML_TYPES = {
     41: GgmlType("Q1_0", 128, 18),
     42: GgmlType("Q2_0", 64, 18),
 }
-_NUMBERS = {kind.name: number for number, kind in GGML_TYPES.items()}
+_NUMBERS = {type_.name: number for number, type_ in GGML_TYPES.items()}
 
 
 def ggml_type(dtype: str) -> int:

@@ -1,6 +1,6 @@
-"""The metadata section of a header: keys and values in the order of the file, each value a view of its bytes.
+"""The metadata section of a header: keys and values in the order of the file, each value as a view of its bytes.
 
-Knows the container's rules and the one key that shapes the container, general.alignment.
+Only general.alignment is interpreted, because it affects the container.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ MAX_KEY_BYTES = 65_535  # the GGUF specification's limit; llama.cpp has none
 
 
 def read_values(cursor: Cursor, count: int) -> dict[str, Value]:
-    """Return the next `count` keys with their values, undecoded.
+    """Return the next `count` keys with their values, not decoded.
 
-    Raises: CorruptFile for a key that is empty, too long or repeated, and a value that does not fit the file.
+    Raises: CorruptFile if a key is empty, too long or repeated, or if a value exceeds the file.
     """
     values: dict[str, Value] = {}
     for index in range(count):
@@ -36,7 +36,7 @@ def read_values(cursor: Cursor, count: int) -> dict[str, Value]:
 
 
 def alignment_of(cursor: Cursor, values: Mapping[str, Value]) -> int:
-    """Return the alignment of the data: the file's own, or 32.
+    """Return the alignment of the data in bytes, from the file or 32.
 
     Raises: CorruptFile if it is not a u32 or not a power of two.
     """

@@ -1,4 +1,4 @@
-"""The numbers of any tensor, as floats; quantised ones by the tables of the gguf package. Knows no key by its meaning."""
+"""The numbers of any tensor as floats. The gguf package decodes quantised tensors."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def decoded_blocks(raw: npt.NDArray[np.uint8], ggml_type: int, where: str = "") 
     import gguf
 
     try:
-        found = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(ggml_type))
+        decoded = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(ggml_type))
     except (NotImplementedError, ValueError):
         name = GGML_TYPES[ggml_type].name
         raise UnsupportedDtype(f"has type {name}, which the gguf package does not decode", where=where) from None
-    return np.asarray(found, np.float32)
+    return np.asarray(decoded, np.float32)

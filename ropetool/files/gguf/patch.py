@@ -1,4 +1,4 @@
-"""Changes to a GGUF file as data, and what they make of its keys and tensors. Writes nothing."""
+"""Changes to a GGUF file as data, and the keys and tensors after these changes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ Vector = npt.NDArray[np.float32]
 class Patch:
     """Changes to one file.
 
-    A key of `set` replaces the value in its place, or comes last if it is new. A vector of `tensors` overwrites the
-    F32 tensor of that name and length, or is appended as a new one. The tensors of `drop` are taken out, the last ones of a
-    file that is edited in place: it is how one that was appended goes again.
+    set: new values by key. An existing key keeps its position, and a new key is added at the end.
+    remove: keys to remove.
+    tensors: vectors by name. A vector overwrites the F32 tensor with the same name and length, or is appended.
+    drop: tensors to remove. This works only in place and only for the last tensors, and reverts an appended tensor.
     """
 
     set: Mapping[str, Value] = field(default_factory=dict)
@@ -34,15 +35,15 @@ class Patch:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the file stays as it is."""
+        """Return whether the patch does not change the file."""
         return not (self.set or self.remove or self.tensors or self.drop)
 
 
 def patched_values(header: GgufHeader, patch: Patch) -> dict[str, Value]:
     """Return all keys and values after the patch, in the order of the file.
 
-    Raises: ConfigError for a key that cannot be written, or an alignment that would not fit the data; PlanMismatch
-    where a key to remove is not in the file.
+    Raises: ConfigError for an invalid key or a different alignment; PlanMismatch if the file does not have a key to
+        remove.
     """
     for key in patch.set:
         if not 0 < len(utf8(key)) <= MAX_KEY_BYTES:
@@ -61,12 +62,12 @@ def patched_values(header: GgufHeader, patch: Patch) -> dict[str, Value]:
 
 
 def overwritten(header: GgufHeader, patch: Patch) -> list[tuple[TensorInfo, bytes]]:
-    """Return the tensors of the file that the patch gives new data, and the data.
+    """Return the existing tensors with new data in the patch, each with its data.
 
-    Raises: UnsupportedDtype if one is not F32; PlanMismatch if its shape is another; ConfigError if the new data is
-    not a float32 vector.
+    Raises: UnsupportedDtype if a tensor is not F32; PlanMismatch if its shape differs; ConfigError if the new data is
+        not a float32 vector.
     """
-    found = []
+    changed = []
     for name, vector in patch.tensors.items():
         info = header.tensor(name)
         if info is None:
@@ -78,16 +79,16 @@ def overwritten(header: GgufHeader, patch: Patch) -> list[tuple[TensorInfo, byte
             raise PlanMismatch(
                 f"tensor {name} has shape {list(info.shape)}, the new data {list(vector.shape)}", where=str(header.path)
             )
-        found.append((info, data))
-    return found
+        changed.append((info, data))
+    return changed
 
 
 def appended(header: GgufHeader, patch: Patch) -> list[tuple[TensorInfo, bytes]]:
-    """Return the tensors that the patch adds, behind all that the file has, and their data.
+    """Return the new tensors of the patch, after all tensors of the file, each with its data.
 
     Raises: ConfigError if a name is too long, or the data is not a float32 vector.
     """
-    found = []
+    added = []
     end = header.tensors[-1].end if header.tensors else 0
     for name, vector in patch.tensors.items():
         if header.tensor(name) is not None:
@@ -96,9 +97,9 @@ def appended(header: GgufHeader, patch: Patch) -> list[tuple[TensorInfo, bytes]]
             raise ConfigError(f"{shown(name)} is not a valid tensor name: a name has 1 to {MAX_NAME_BYTES} bytes")
         data = _data(name, vector)
         info = TensorInfo(name, vector.shape, F32, padded(end, header.alignment), len(data))
-        found.append((info, data))
+        added.append((info, data))
         end = info.end
-    return found
+    return added
 
 
 def _data(name: str, vector: Vector) -> bytes:

@@ -1,6 +1,6 @@
-"""Models split over several GGUF files: which files belong together, how they are named, which file a change goes to.
+"""Models split over several GGUF files: which files belong together, their names, and the file that a change affects.
 
-Knows the three split.* keys; all other metadata stands in the first file, the only one whose header ever changes.
+All metadata except the split.* keys is in the first file. Only the header of this file ever changes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _TOGETHER = "put all files of the model into one folder, with their original nam
 
 
 def shard_paths(output: Path, count: int) -> list[Path]:
-    """Return the paths of a model of `count` files: the path itself for one, else the names that llama.cpp demands.
+    """Return the paths of a model with `count` files.
 
-    The path may be NAME.gguf or that of any shard.
+    For one file, this is the path itself; otherwise llama.cpp defines the names.
+    output: NAME.gguf, or the path of any shard.
     """
     if count == 1:
         return [output]
@@ -34,18 +35,19 @@ def shard_paths(output: Path, count: int) -> list[Path]:
 
 
 def shards(path: str | Path) -> list[Path]:
-    """Return the files of the model that this file belongs to, as `read_shards` finds them."""
+    """Return the files of the model that contains this file, in order."""
     return [header.path for header in read_shards(path)]
 
 
 def read_shards(path: str | Path, read: Callable[[Path], GgufHeader] | None = None) -> tuple[GgufHeader, ...]:
-    """Return the headers of all files of a model, from the path of any one; the first has the metadata.
+    """Return the headers of all files of a model, from the path of any of them. The first header has the metadata.
 
-    A file that does not say it is split is a model by itself, whatever its name, as for llama.cpp. `read` gets the
-    header of one file, where that is not on this disk.
+    A file without a shard count is a complete model, regardless of its name, as in llama.cpp.
 
-    Raises: MissingFile if a shard is absent; CorruptFile if one has another name than its keys ask for, metadata of
-    its own, or the tensors are not those that the first announces.
+    read: returns the header of a file that is not on this disk.
+    Raises: MissingFile if a shard is missing.
+    Raises: CorruptFile if the name of a shard does not match its keys, if it has metadata, or if the number of tensors
+        differs from the number in the first file.
     """
     given = read_header(path) if read is None else read(Path(path))
     count = given.get(SPLIT_COUNT, ValueType.U16) or 1
@@ -62,11 +64,11 @@ def read_shards(path: str | Path, read: Callable[[Path], GgufHeader] | None = No
 
 
 def split_patch(headers: tuple[GgufHeader, ...], patch: Patch) -> tuple[Patch, ...]:
-    """Return what the patch asks of each file of a model; an empty part leaves its file as it is.
+    """Return the patch for each file of a model. An empty patch leaves its file unchanged.
 
-    Keys and new tensors go to the first file, which then announces more tensors; new data goes where its tensor is.
-
-    Raises: ConfigError if the patch touches the keys that tie the files together.
+    Keys and new tensors go to the first file, whose count of tensors then increases. New data goes to the file of its
+    tensor.
+    Raises: ConfigError if the patch changes the split.* keys.
     """
     for key in (SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS):
         if key in patch.set or key in patch.remove:
@@ -86,14 +88,17 @@ def split_patch(headers: tuple[GgufHeader, ...], patch: Patch) -> tuple[Patch, .
 
 
 def model_name(path: Path) -> str:
-    """Return the name of the model that a file belongs to: without the suffix, and without the numbers of a shard."""
+    """Return the name of the model that contains a file, without the suffix and without the numbers of a shard."""
     return _SHARD_SUFFIX.sub("", path.name).removesuffix(".gguf")
 
 
 def first_name(name: str) -> str:
-    """Return the name of the first file of the model, beside which its record stands, by the name of any of its files."""
-    found = _SHARD_SUFFIX.search(name)
-    return name if found is None or found[1] is None else _shard_name(name, 0, int(found[1].rpartition("-")[2]))
+    """Return the name of the model's first file from the name of any of its files.
+
+    The record is next to the first file.
+    """
+    match = _SHARD_SUFFIX.search(name)
+    return name if match is None or match[1] is None else _shard_name(name, 0, int(match[1].rpartition("-")[2]))
 
 
 def _shard_name(name: str, index: int, count: int) -> str:
@@ -113,7 +118,9 @@ def _read_neighbour(path: Path, given: GgufHeader, read: Callable[[Path], GgufHe
 
 
 def _check_name(header: GgufHeader) -> None:
-    """Refuse a shard whose name does not say what its keys say; llama.cpp finds shards by name and checks the keys."""
+    """Raise CorruptFile if the name of a shard does not match its keys. llama.cpp finds shards by name and checks the
+    keys.
+    """
     count = header.get(SPLIT_COUNT, ValueType.U16)
     number = header.get(SPLIT_NO, ValueType.U16)
     if count is None or number is None:
@@ -133,7 +140,7 @@ def _check_name(header: GgufHeader) -> None:
 
 
 def _check_no_metadata(header: GgufHeader) -> None:
-    """Refuse keys that look as if they had an effect; llama.cpp reads the metadata of the first shard alone."""
+    """Raise CorruptFile for keys that seem to have an effect. llama.cpp reads only the metadata of the first shard."""
     for key in header.values:
         if not key.startswith(("split.", "general.")):
             raise CorruptFile(
@@ -155,17 +162,17 @@ def _check_tensors(headers: tuple[GgufHeader, ...]) -> None:
                     try_=_TOGETHER,
                 )
             home[tensor.name] = header.path
-    # The other shards announce a number as well, which is only true until a tensor is added: llama.cpp ignores it.
+    # The other shards also have a count, which is wrong after a tensor is added. llama.cpp ignores it.
     announced = first.get(SPLIT_TENSORS, ValueType.I32)
     if announced != len(home):
-        said = "is missing" if announced is None else f"is {announced}"
+        problem = "is missing" if announced is None else f"is {announced}"
         strange = [header for header in headers[1:] if header.get(SPLIT_TENSORS, ValueType.I32) != announced]
         names = ", ".join(header.path.name for header in strange)
         of_others = (
             f"; by its own count, {names} belongs to a different model" if len(strange) == 1 < len(headers) - 1 else ""
         )
         raise CorruptFile(
-            f"{SPLIT_TENSORS} {said}, but its {len(headers)} shards have {len(home)}{of_others}",
+            f"{SPLIT_TENSORS} {problem}, but its {len(headers)} shards have {len(home)}{of_others}",
             where=str(first.path),
             try_=_TOGETHER,
         )

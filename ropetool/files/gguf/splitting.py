@@ -1,7 +1,6 @@
-"""Models split over files and merged again as gguf-split does: which tensors share a file, its keys, and the file itself.
+"""Splitting and merging of models like gguf-split: the tensors of each file, its keys, and the file itself.
 
-Knows headers and bytes; where files go and when they become visible is the caller's concern. Source:
-tools/gguf-split/gguf-split.cpp of llama.cpp.
+Source: tools/gguf-split/gguf-split.cpp of llama.cpp.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from ropetool.files.gguf.shards import SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS
 from ropetool.files.gguf.tensors import TensorInfo, padded
 from ropetool.files.gguf.writer import check_unchanged, creating, encode_head, encode_info
 
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}  # decimal, as gguf-split and the stock converter have them
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}  # decimal, as in gguf-split and the stock converter
 MAX_SHARDS = 2**16 - 1  # split.count has 16 bits
 _SIZE = re.compile(r"([0-9]+)([KMG]?)")
-Placed = tuple[GgufHeader, TensorInfo]  # a tensor, and the header of the file that it lies in
+Placed = tuple[GgufHeader, TensorInfo]  # a tensor, and the header of its file
 
 
 @dataclass(frozen=True)
 class SplitLimits:
-    """What one file may hold: bytes of tensors, and tensors; 0 for no limit."""
+    """The limits of one file: bytes of tensors, and number of tensors. 0 stands for unlimited."""
 
     nbytes: int = 0
     tensors: int = 0
 
 
 def limits_of(max_size: str | None, max_tensors: int | None, prefix: str = "--split-") -> SplitLimits:
-    """Return the limits that the options state, whose names begin with `prefix`.
+    """Return the limits from two options. `prefix` is the start of their names, for messages.
 
-    Raises: ConfigError for a size or a count that is none.
+    Raises: ConfigError for an invalid size or count.
     """
     nbytes = 0
     if max_size is not None:
@@ -60,35 +59,38 @@ def limits_of(max_size: str | None, max_tensors: int | None, prefix: str = "--sp
 
 
 def grouped(sizes: Sequence[int], limits: SplitLimits, prefix: str = "--split-") -> list[range]:
-    """Return which tensors, of these sizes in bytes, share a file; one that is larger than the limit has one to itself.
+    """Return ranges of tensors that share a file, from their sizes in bytes.
 
-    Raises: ConfigError if there would be more files than the format counts.
+    A tensor above the limit gets its own file.
+    Raises: ConfigError if there are more files than the format can count.
     """
-    found = list(_grouped(sizes, limits))
-    if len(found) > MAX_SHARDS:
+    groups = list(_grouped(sizes, limits))
+    if len(groups) > MAX_SHARDS:
         raise ConfigError(
-            f"would write {len(found)} files; a model can have at most {MAX_SHARDS}",
+            f"would write {len(groups)} files; a model can have at most {MAX_SHARDS}",
             where=f"{prefix}max-size, {prefix}max-tensors",
         )
-    return found
+    return groups
 
 
 def _grouped(sizes: Sequence[int], limits: SplitLimits) -> Iterator[range]:
-    start, held = 0, 0
+    start, size_so_far = 0, 0
     for number, size in enumerate(sizes):
-        room = padded(size, DEFAULT_ALIGNMENT)  # whatever the file's own alignment, as in gguf-split
-        full = held + room > (limits.nbytes or math.inf) or number - start >= (limits.tensors or math.inf)
+        room = padded(size, DEFAULT_ALIGNMENT)  # regardless of the file's alignment, as in gguf-split
+        full = size_so_far + room > (limits.nbytes or math.inf) or number - start >= (limits.tensors or math.inf)
         if full and number > start:
             yield range(start, number)
-            start, held = number, 0
-        held += room
+            start, size_so_far = number, 0
+        size_so_far += room
     yield range(start, len(sizes))
 
 
 def part_values(values: Mapping[str, Value], number: int, count: int, total: int) -> dict[str, Value]:
-    """Return the keys of one file of `count`, of a model of `total` tensors: all in the first, and those of the split.
+    """Return the keys of file `number` of `count`, for a model with `total` tensors.
 
-    They come last and in gguf-split's order, so that the files are byte for byte its own.
+    Only the first file has the model's keys.
+
+    The split.* keys come last and in gguf-split's order, so that the files have the same bytes as its files.
     """
     ties = {
         SPLIT_NO: Value.of(ValueType.U16, number), SPLIT_TENSORS: Value.of(ValueType.I32, total),
@@ -98,24 +100,25 @@ def part_values(values: Mapping[str, Value], number: int, count: int, total: int
 
 
 def merged_values(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the keys of the merged file: those of the first, with no files announced, as gguf-split leaves them."""
+    """Return the keys of the merged file: the keys of the first file, with a split count of 0 as from gguf-split."""
     return {
         **{key: value for key, value in values.items() if key != SPLIT_COUNT}, SPLIT_COUNT: Value.of(ValueType.U16, 0)
     }  # fmt: skip
 
 
 def tensors_of(headers: Sequence[GgufHeader]) -> list[Placed]:
-    """Return the tensors of a model in their order, with the file that each lies in."""
+    """Return the tensors of a model in order, each with the header of its file."""
     return [(header, tensor) for header in headers for tensor in header.tensors]
 
 
 def write_file(destination: Path, values: Mapping[str, Value], tensors: Sequence[Placed]) -> None:
-    """Write a new file with these keys and tensors, whose data is copied inside the kernel where possible.
+    """Write a new file with these keys and tensors. The data is copied in the kernel if possible.
 
-    Raises: OutputError if it exists or cannot be written; PlanMismatch if a source has changed since its header was read.
+    Raises: OutputError if the file exists or cannot be written; PlanMismatch if a source has changed since its header
+        was read.
     """
-    stated = values.get(ALIGNMENT_KEY)
-    alignment = int(stated.number) if stated is not None else DEFAULT_ALIGNMENT
+    alignment_value = values.get(ALIGNMENT_KEY)
+    alignment = int(alignment_value.number) if alignment_value is not None else DEFAULT_ALIGNMENT
     infos: list[TensorInfo] = []
     for _, tensor in tensors:
         infos.append(replace(tensor, offset=padded(infos[-1].end, alignment) if infos else 0))

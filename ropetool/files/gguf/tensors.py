@@ -1,4 +1,4 @@
-"""The tensor table of a header: names, shapes, types and where the data lies. Reads no data."""
+"""The tensor table of a header: names, shapes, types and positions of the data."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ MAX_DIMS = 4
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor as the header announces it.
+    """A tensor in the header.
 
-    Shapes: the lengths as stored, the contiguous one first, which numpy has last. Units: `offset` and `nbytes` in
-    bytes, the offset from the start of the data.
+    shape: the stored order, with the contiguous length first. numpy has it last.
+    ggml_type: a key of GGML_TYPES.
+    offset: from the start of the data, in bytes.
+    nbytes: the size without padding, in bytes.
     """
 
     name: str
@@ -29,12 +31,12 @@ class TensorInfo:
 
     @property
     def end(self) -> int:
-        """Where the data ends, from the start of the data, without padding."""
+        """Return the end of the tensor without padding, from the start of the data, in bytes."""
         return self.offset + self.nbytes
 
     @property
     def type_name(self) -> str:
-        """The tensor type in ggml's words: F32, Q4_K."""
+        """Return ggml's name of the type: F32, Q4_K."""
         return GGML_TYPES[self.ggml_type].name
 
 
@@ -46,8 +48,8 @@ def padded(size: int, alignment: int) -> int:
 def read_tensors(cursor: Cursor, count: int, alignment: int) -> tuple[TensorInfo, ...]:
     """Return the next `count` tensors of the table.
 
-    Raises: CorruptFile for anything that llama.cpp would not load: names, shapes, types, and any offset that is not
-    the sum of the padded sizes before it.
+    Raises: CorruptFile if llama.cpp would not load a name, shape or type, or if an offset is not the sum of the padded
+        sizes before it.
     """
     tensors: dict[str, TensorInfo] = {}
     expected = 0
@@ -81,10 +83,10 @@ def _nbytes(cursor: Cursor, shape: tuple[int, ...], number: int) -> int:
     elements = prod(shape)
     if min(shape, default=0) < 0 or elements >= 2**63:
         raise cursor.error(f"has shape {list(shape)}; each dimension must be at least 0, and the product below 2^63")
-    known = GGML_TYPES.get(number)
-    if known is None:
+    ggml_type = GGML_TYPES.get(number)
+    if ggml_type is None:
         raise cursor.error(f"has the unknown tensor type {number}")
     row = shape[0] if shape else 1
-    if row % known.block:
-        raise cursor.error(f"has rows of {row} elements; {known.name} stores blocks of {known.block}")
-    return elements // known.block * known.nbytes
+    if row % ggml_type.block:
+        raise cursor.error(f"has rows of {row} elements; {ggml_type.name} stores blocks of {ggml_type.block}")
+    return elements // ggml_type.block * ggml_type.nbytes

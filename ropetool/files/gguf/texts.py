@@ -1,7 +1,4 @@
-"""Metadata values from the text that a user types, and the first elements of long arrays for whoever shows them.
-
-Knows types, not keys: which type a key must have is for the runtimes to say.
-"""
+"""Metadata values from text on a command line, and the first elements of long arrays for display."""
 
 from __future__ import annotations
 
@@ -14,15 +11,15 @@ from ropetool.files.gguf.codec import ARRAY_HEAD, LENGTH, Value, shown
 from ropetool.files.gguf.kinds import ValueType
 
 SCALARS = {type_.label: type_ for type_ in ValueType if type_ is not ValueType.ARR}
-MAX_VALUE_BYTES = 32 << 20  # of a text that states a value: the largest vocabularies known take 10 MB as JSON
-_OF, _COLON = "arr of ", "arr:"  # as messages and JSON have it; as one word of a command line
+MAX_VALUE_BYTES = 32 << 20  # of a text with a value; the largest known vocabularies have 10 MB as JSON
+_OF, _COLON = "arr of ", "arr:"  # in messages and JSON; as one word of a command line
 _WORDS = {"true": True, "false": False}
 
 
 def type_label(text: str) -> str:
-    """Return the label of the type that a user names: u32, str, and arr:i32 or "arr of i32" for an array.
+    """Return the label of a type on a command line: u32, str, and arr:i32 or "arr of i32" for an array.
 
-    Raises: ConfigError if there is no such type.
+    Raises: ConfigError if the type does not exist.
     """
     label = text.strip().lower().replace(_COLON, _OF, 1)
     if label.removeprefix(_OF) not in SCALARS:
@@ -40,9 +37,9 @@ def is_type(text: str) -> bool:
 
 
 def value_of(label: str, text: str) -> Value:
-    """Return the value that a text states: arrays as JSON, bools as true or false, integers also as 0x10 and 32k.
+    """Return the value in a text. Arrays are JSON, bools are true or false, and integers may be 0x10 or 32k.
 
-    Raises: ConfigError if it is none of this type, or outside of its range.
+    Raises: ConfigError if it does not match the type, or is outside its range.
     """
     if label.startswith(_OF):
         return _array(SCALARS[label.removeprefix(_OF)], text)
@@ -51,14 +48,14 @@ def value_of(label: str, text: str) -> Value:
 
 
 def first(value: Value, count: int) -> list[Any]:
-    """Return the first elements of an array, decoded without those behind them."""
+    """Return the first elements of an array without decoding the others."""
     assert value.element is not None
     fitting = min(count, value.count)
     if value.element is not ValueType.STR:
         width = (len(value.raw) - ARRAY_HEAD.size) // max(1, value.count)
         start = value.raw[: ARRAY_HEAD.size + fitting * width]
-        found: Any = Value(ValueType.ARR, start).decode()
-        return list(found.tolist())
+        numbers: Any = Value(ValueType.ARR, start).decode()
+        return list(numbers.tolist())
     position = ARRAY_HEAD.size
     for _ in range(fitting):
         position += LENGTH.size + LENGTH.unpack_from(value.raw, position)[0]
@@ -80,10 +77,10 @@ def _array(element: ValueType, text: str) -> Value:
 
 
 def _number(type_: ValueType, text: str) -> Any:
-    """Return the number that a text states, or the text itself, which the type then refuses by its own sentence."""
+    """Return the number in a text, or the text itself if it is not a number. The encoder then raises the error."""
     if type_ is ValueType.BOOL:
         return _WORDS.get(text.lower(), text)
-    if "_" in text or not text.isascii() or text != text.strip():  # which Python takes, and nobody else
+    if "_" in text or not text.isascii() or text != text.strip():  # spellings that only Python accepts
         return text
     try:
         return float(text) if type_ in (ValueType.F32, ValueType.F64) else int(text, 0)

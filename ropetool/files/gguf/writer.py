@@ -1,7 +1,4 @@
-"""Writes a patched copy of a GGUF file; every byte that the patch does not name stays what it was.
-
-Where the copy goes and when it becomes visible is the caller's concern.
-"""
+"""Writing of a patched copy of a GGUF file. All bytes that the patch does not name stay unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from ropetool.files.output import output_error
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes of the source, copied as they are."""
+    """Bytes of the source that are copied unchanged."""
 
     start: int
     end: int
@@ -36,9 +33,11 @@ class Span:
 
 @dataclass(frozen=True)
 class FileLayout:
-    """The copy before it is written: its pieces and their places, in the order of the file, with zeros between them.
+    """The planned content of the copy.
 
-    The name of a tensor stands for its new data.
+    size: in bytes.
+    pieces: positions and contents, in the order of the file, with zeros between them. A text is the name of a tensor
+        with new data.
     """
 
     size: int
@@ -47,7 +46,11 @@ class FileLayout:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """New data of a tensor: its type, as ggml numbers them, and the bytes in their order."""
+    """New data of a tensor.
+
+    ggml_type: a key of GGML_TYPES.
+    chunks: the bytes, in order.
+    """
 
     ggml_type: int
     chunks: Iterable[Buffer]
@@ -56,13 +59,13 @@ class Rewritten:
 def write_patched(
     header: GgufHeader, patch: Patch, destination: Path, rewritten: Mapping[str, Rewritten] | None = None
 ) -> None:
-    """Write the patched copy of the header's file to a new path; the caller makes it visible when it is whole.
+    """Write the patched copy of the header's file to a new path. The caller gives the complete copy its final name.
 
-    The memory used does not depend on the size of the file: its data is copied inside the kernel where possible.
-    rewritten: tensors that get other data, by name.
+    The memory use does not depend on the size of the file, because data is copied in the kernel if possible.
 
+    rewritten: tensors with new data, by name.
     Raises: ConfigError, PlanMismatch or UnsupportedDtype if the patch does not fit the file; PlanMismatch if the file
-    has changed since its header was read; OutputError if the path exists or cannot be written.
+        has changed since its header was read; OutputError if the path exists or cannot be written.
     """
     new = rewritten or {}
     layout = lay_out(header, patch, {name: tensor.ggml_type for name, tensor in new.items()})
@@ -85,9 +88,9 @@ def _write_chunks(target: FileIO, at: int, chunks: Iterable[Buffer]) -> None:
 
 
 def lay_out(header: GgufHeader, patch: Patch, rewritten: Mapping[str, int] | None = None) -> FileLayout:
-    """Return the layout of the patched copy; nothing is written.
+    """Return the layout of the patched copy without writing it.
 
-    rewritten: the types of tensors that get other data, by name.
+    rewritten: the types of tensors with new data, by name.
     Raises: ConfigError, PlanMismatch or UnsupportedDtype if the patch does not fit the file.
     """
     if patch.drop:
@@ -103,7 +106,7 @@ def lay_out(header: GgufHeader, patch: Patch, rewritten: Mapping[str, int] | Non
     data_start = padded(head_end, header.alignment) if header.tensors or new else head_end
     pieces: list[tuple[int, Buffer | Span | str]] = list(zip(starts, head, strict=True))
     if (head_end, data_start) == (header.header_end, header.data_start):
-        pieces.append((head_end, Span(head_end, data_start)))  # the padding as found, which may not be zeros
+        pieces.append((head_end, Span(head_end, data_start)))  # the padding of the source, which may not be zero
     body, tail = _body_and_tail(header, grows=bool(new or retyped))
     changed: dict[str, Buffer | str] = {name: name for name in types}
     changed |= {info.name: data for info, data in overwritten(after, patch)}
@@ -117,21 +120,20 @@ def lay_out(header: GgufHeader, patch: Patch, rewritten: Mapping[str, int] | Non
 
 
 def _moved(header: GgufHeader, retyped: Mapping[str, int]) -> GgufHeader:
-    """Return the header with these types; the offsets after them follow from the new sizes."""
+    """Return the header with new types of some tensors, and with the offsets for the new sizes."""
     tensors: list[TensorInfo] = []
     for info in header.tensors:
-        kind = GGML_TYPES[retyped.get(info.name, info.ggml_type)]
-        nbytes = prod(info.shape) // kind.block * kind.nbytes
+        number = retyped.get(info.name, info.ggml_type)
+        nbytes = prod(info.shape) // GGML_TYPES[number].block * GGML_TYPES[number].nbytes
         offset = padded(tensors[-1].end, header.alignment) if tensors else 0
-        ggml_type = retyped.get(info.name, info.ggml_type)
-        tensors.append(replace(info, ggml_type=ggml_type, offset=offset, nbytes=nbytes))
+        tensors.append(replace(info, ggml_type=number, offset=offset, nbytes=nbytes))
     return replace(header, tensors=tuple(tensors), infos=b"".join(map(encode_info, tensors)))
 
 
 def _one_by_one(
     header: GgufHeader, after: GgufHeader, data_start: int, changed: Mapping[str, Buffer | str]
 ) -> Iterator[tuple[int, Buffer | Span | str]]:
-    """Yield the data of each tensor with its place in the copy."""
+    """Yield the data of each tensor with its position in the copy."""
     for old, new in zip(header.tensors, after.tensors, strict=True):
         kept = Span(header.data_start + old.offset, header.data_start + old.end)
         yield data_start + new.offset, changed.get(old.name, kept)
@@ -140,7 +142,7 @@ def _one_by_one(
 def _body(
     header: GgufHeader, body: Span, data_start: int, changed: Mapping[str, Buffer | str]
 ) -> Iterator[tuple[int, Buffer | Span | str]]:
-    """Yield the data section with its padding: spans of the source, cut only at changed tensors, with their places."""
+    """Yield the data section with its padding and positions: spans of the source, cut only at changed tensors."""
     at, shift = body.start, data_start - header.data_start
     for info in sorted(header.tensors, key=lambda info: info.offset):
         if info.name in changed:
@@ -152,13 +154,13 @@ def _body(
 
 
 def _head(header: GgufHeader, values: Mapping[str, Value], new: list[TensorInfo]) -> list[Buffer]:
-    """Return everything before the padding: counts, keys and values, tensor table."""
+    """Return the bytes before the padding: counts, keys and values, tensor table."""
     head = encode_head(values, len(header.tensors) + len(new), header.version)
     return [*head, header.infos, b"".join(map(encode_info, new))]
 
 
 def encode_head(values: Mapping[str, Value], tensors: int, version: int = max(VERSIONS)) -> list[Buffer]:
-    """Return what stands in front of the table of so many tensors: counts, keys and values."""
+    """Return the bytes before a table of this number of tensors: counts, keys and values."""
     head: list[Buffer] = [MAGIC + U32.pack(version) + I64.pack(tensors) + I64.pack(len(values))]
     for key, value in values.items():
         head += (encode_text(key) + I32.pack(value.type), value.raw)
@@ -166,7 +168,7 @@ def encode_head(values: Mapping[str, Value], tensors: int, version: int = max(VE
 
 
 def overwrite_value(path: Path, key: str, value: Value) -> None:
-    """Put another number in place of that of a key, in a file that nobody has been shown yet.
+    """Overwrite the number of a key in a new file, before the file gets its final name.
 
     Raises: OutputError if it cannot be written.
     """
@@ -185,15 +187,15 @@ def overwrite_value(path: Path, key: str, value: Value) -> None:
 
 
 def encode_info(info: TensorInfo) -> bytes:
-    """Return a tensor's line of the table: name, shape, type and offset."""
+    """Return an entry of the tensor table: name, shape, type and offset."""
     shape = b"".join(map(I64.pack, info.shape))
     return encode_text(info.name) + U32.pack(len(info.shape)) + shape + I32.pack(info.ggml_type) + U64.pack(info.offset)
 
 
 def _body_and_tail(header: GgufHeader, *, grows: bool) -> tuple[Span, Span]:
-    """Return the data with its padding, and what lies behind it, which moves when tensors are appended.
+    """Return the data with its padding, and the bytes after it, which move if tensors are appended.
 
-    The last padding may be missing, and a file without tensors may have some where data would start.
+    The last padding may be missing. A file without tensors may have padding before the start of data.
     """
     end = header.file_size
     if not grows:
@@ -206,7 +208,7 @@ def _body_and_tail(header: GgufHeader, *, grows: bool) -> tuple[Span, Span]:
 
 
 def check_unchanged(header: GgufHeader, source: FileIO) -> None:
-    """Raise PlanMismatch if the file is not as it was when its header was read, by size and time."""
+    """Raise PlanMismatch if the size or time of the file has changed since its header was read."""
     status = os.fstat(source.fileno())
     if (status.st_size, status.st_mtime_ns) != (header.file_size, header.mtime_ns):
         raise PlanMismatch("the file has changed since its header was read", where=str(header.path))
@@ -214,7 +216,7 @@ def check_unchanged(header: GgufHeader, source: FileIO) -> None:
 
 @contextmanager
 def creating(destination: Path, size: int) -> Iterator[FileIO]:
-    """Yield a new file of this size, all zero: the padding between tensors is what stays so."""
+    """Yield a new file of this size, filled with zeros. The padding between tensors stays zero."""
     try:
         with new_file(destination) as target:
             target.truncate(size)

@@ -1,4 +1,4 @@
-"""Hugging Face directories: config.json as text that is edited in place, safetensors headers, shards."""
+"""Hugging Face directories: edits of config.json as text, headers of safetensors files, and shards."""
 
 from ropetool.files.hf.directory import (
     Directory,

@@ -1,7 +1,4 @@
-"""A Hugging Face directory as found: its config, its weight files, its shard index. Loads no weights, no pickles.
-
-Knows which files belong together, not what a key of the config means.
-"""
+"""A Hugging Face directory: its config, its weight files and its shard index. It does not load weights."""
 
 from __future__ import annotations
 
@@ -24,12 +21,21 @@ from ropetool.files.regular import is_lfs_pointer, lfs_refusal, open_regular, re
 SUFFIX = ".safetensors"
 SINGLE_FILE = "model.safetensors"
 _SAME_FOLDER = re.compile(r"^(?:\./)+(?=[^/\\]+$)")
-MAX_INDEX = MAX_HEADER  # bytes; it has a line of the same length for each tensor
+MAX_INDEX = MAX_HEADER  # bytes; for each tensor it has a line of about the same length as a header
 
 
 @dataclass(frozen=True)
 class Directory:
-    """The files of a directory. `weights` are what a loader reads; `index` maps tensor names to shard names."""
+    """The files of a directory.
+
+    path: the directory.
+    config: the parsed config.json.
+    config_text: its text.
+    tokenizer_config: the parsed tokenizer_config.json, or None.
+    weights: the weight files that a loader reads.
+    index: the names of shards by tensor name; None without a shard index.
+    pickles: weight files that are pickles, which are never loaded.
+    """
 
     path: Path
     config: Mapping[str, Any]
@@ -41,7 +47,7 @@ class Directory:
 
     @property
     def config_only(self) -> bool:
-        """Return whether there are no weights of any kind."""
+        """Return whether the directory has no weights of any type."""
         return not self.weights and not self.pickles
 
     @property
@@ -51,9 +57,9 @@ class Directory:
 
 
 def open_directory(path: Path) -> Directory:
-    """Return what the directory holds; the files that its shard index names are there.
+    """Return the files of a directory. All shards in its index exist.
 
-    Raises: NotACheckpoint, MissingFile, CorruptFile, or CheckpointError where a file cannot be read.
+    Raises: NotACheckpoint, MissingFile, CorruptFile, or CheckpointError if a file cannot be read.
     """
     path = Path(path)
     _check_directory(path)
@@ -71,8 +77,8 @@ def open_directory(path: Path) -> Directory:
     )  # fmt: skip
 
 
-_WANTED, _A_GGUF = f"a directory with a {names.CONFIG_JSON}", "the path of a GGUF file"
-_SHOWN, _COMPARED = 4, 200  # models that are listed, and names that are compared with a mistyped one
+_A_DIRECTORY, _A_GGUF = f"a directory with a {names.CONFIG_JSON}", "the path of a GGUF file"
+_SHOWN, _COMPARED = 4, 200  # the number of models to list, and of names to compare with a mistyped one
 
 
 def _check_directory(path: Path) -> None:
@@ -86,7 +92,7 @@ def _check_directory(path: Path) -> None:
         )  # fmt: skip
     if not os.path.isdir(path):
         if os.path.lexists(path):
-            raise NotACheckpoint("is neither a directory nor a file", where=where, try_=f"pass {_WANTED}")
+            raise NotACheckpoint("is neither a directory nor a file", where=where, try_=f"pass {_A_DIRECTORY}")
         raise NotACheckpoint("does not exist", where=where, try_=_neighbour(path))
     config = path / names.CONFIG_JSON
     if not os.path.lexists(config):
@@ -100,15 +106,18 @@ _LATER_SHARD = re.compile(r"-(?!00001-)\d{5}-of-\d{5}\.gguf$")
 
 
 def _nearby(path: Path, files: Sequence[Path]) -> str:
-    """Return the step for a directory without a config: its GGUF files, or the snapshot of a folder of the Hub's cache."""
+    """Return the next step for a directory without a config.
+
+    It is one of its GGUF files, or the snapshot of a folder in the hub's cache.
+    """
     snapshots = [config.parent for config in sorted(path.glob(f"snapshots/*/{names.CONFIG_JSON}"))][:1]
     known = [word(place) for place in files[:_SHOWN] or snapshots]
     more = f" or one of the {len(files) - _SHOWN} others" if len(files) > _SHOWN else ""
-    return f"pass {' or '.join(known)}{more}" if known else f"pass {_WANTED}"
+    return f"pass {' or '.join(known)}{more}" if known else f"pass {_A_DIRECTORY}"
 
 
 def _neighbour(path: Path) -> str:
-    """Return the step for a path that does not exist: the model beside it with a similar name, if there is one."""
+    """Return the next step for a path that does not exist: a model with a similar name next to it, if one exists."""
     from difflib import get_close_matches
 
     try:
@@ -116,9 +125,11 @@ def _neighbour(path: Path) -> str:
     except OSError:
         models = []
     similar = get_close_matches(_stem(path), map(_stem, models), n=1)
-    beside = [place for place in models if [_stem(place)] == similar]
-    beside.sort(key=lambda place: _is_gguf(place) != _is_gguf(path))  # a file for a file, a folder for a folder
-    return f"pass {word(beside[0]) if beside else _A_GGUF if _is_gguf(path) else _WANTED}"
+    similar_models = [place for place in models if [_stem(place)] == similar]
+    similar_models.sort(
+        key=lambda place: _is_gguf(place) != _is_gguf(path)
+    )  # prefer a file for a file, and a folder for a folder
+    return f"pass {word(similar_models[0]) if similar_models else _A_GGUF if _is_gguf(path) else _A_DIRECTORY}"
 
 
 def _is_gguf(path: Path) -> bool:
@@ -130,15 +141,15 @@ def _stem(path: Path) -> str:
 
 
 def limits_of(name: str) -> JsonLimits:
-    """Return how much of a file of this name is read as text: a shard index may be longer than a config."""
+    """Return the limits of a JSON file with this name. A shard index may be larger than a config."""
     return LARGE if name == names.SAFETENSORS_INDEX_JSON else SMALL
 
 
 def read_object(path: Path, limits: JsonLimits | None = None) -> tuple[str, dict[str, Any]]:
-    """Return the text of a JSON file, line ends as they are, and the object that it holds.
+    """Return the text of a JSON file with its original line ends, and the object in it.
 
-    limits: by default limits_of its name.
-    Raises: MissingFile, CorruptFile, or CheckpointError where it cannot be read.
+    limits: by default from `limits_of`.
+    Raises: MissingFile, CorruptFile, or CheckpointError if it cannot be read.
     """
     where = str(path)
     limits = limits or limits_of(path.name)
@@ -155,22 +166,22 @@ def read_object(path: Path, limits: JsonLimits | None = None) -> tuple[str, dict
 
 
 def read_optional_object(path: Path, limits: JsonLimits | None = None) -> tuple[str, dict[str, Any]] | None:
-    """Return what read_object does, or None where there is no such file."""
+    """Return the result of `read_object`, or None if the file does not exist."""
     return read_object(path, limits) if os.path.lexists(path) else None
 
 
 def _pickles(path: Path) -> Iterator[Path]:
-    """Yield the pickles at any depth: Meta's repositories keep theirs in original/."""
+    """Yield the pickles at any depth, because Meta's repositories have them in original/."""
     for folder, inner, files in os.walk(path):
         inner[:] = [name for name in inner if not name.startswith(".")]  # .git and the hub's .cache
         yield from (Path(folder, name) for name in files if name.endswith(names.PICKLE_SUFFIXES))
 
 
 def _weights(path: Path, index: Mapping[str, str] | None) -> tuple[Path, ...]:
-    """Return the files that loaders read: model.safetensors and the shards of the index, else all there are."""
-    found = sorted(path.glob(f"*{SUFFIX}"))
+    """Return the files that loaders read: model.safetensors and the shards in the index, or else all weight files."""
+    files = sorted(path.glob(f"*{SUFFIX}"))
     loaded = {SINGLE_FILE, *(index or {}).values()}
-    return tuple([file for file in found if file.name in loaded] or found)
+    return tuple([file for file in files if file.name in loaded] or files)
 
 
 # --- the shard index
@@ -193,23 +204,23 @@ def _weight_map(file: BinaryIO, where: str) -> dict[str, str]:
     if size > MAX_INDEX:
         raise too_long(size, MAX_INDEX, where)
     no_map = CorruptFile("has no weight_map of tensor names to file names", where=where)
-    found: dict[str, str] = {}
-    shards: dict[str, str] = {}  # by its name in the index: the file's own, one object for all tensors of a shard
+    index: dict[str, str] = {}
+    shards: dict[str, str] = {}  # file names by names in the index, so that all tensors of a shard share one string
     text = Members(file, size, where, "")
     for tensor, shard in text.members_of("weight_map"):
         if not isinstance(shard, str):
             raise no_map
-        if tensor in found:
+        if tensor in index:
             raise twice(tensor, where)
-        if len(found) == MAX_TENSORS:
+        if len(index) == MAX_TENSORS:
             raise CorruptFile(f"lists more than {MAX_TENSORS:,} tensors, the limit", where=where)
         if shard not in shards:
             shards[shard] = _SAME_FOLDER.sub("", shard)
-        found[tensor] = shards[shard]
+        index[tensor] = shards[shard]
     text.end()
-    if not found:
+    if not index:
         raise no_map
-    return found
+    return index
 
 
 def _check_shard(path: Path, shard: str, tensor: str, where: str) -> None:
@@ -225,7 +236,7 @@ def _check_shard(path: Path, shard: str, tensor: str, where: str) -> None:
 
 
 def _directory_of(file: Path) -> str:
-    """Return what to give instead of a file; a config under another name belongs into a directory of its own."""
+    """Return the path to use instead of a file. A config with a different name needs its own directory."""
     if file.suffix == ".json" and not (file.parent / names.CONFIG_JSON).is_file():
         folder = file.with_suffix("")
         return f"mkdir {word(folder)} && cp {word(file)} {word(folder / names.CONFIG_JSON)}, then pass {word(folder)}"
@@ -233,17 +244,17 @@ def _directory_of(file: Path) -> str:
 
 
 def headers(checkpoint: Directory) -> list[Header]:
-    """Return the checked headers of all weight files, no tensor twice and each where the index says.
+    """Return the checked headers of all weight files. Each tensor occurs only once, in the file that the index names.
 
     Raises: CorruptFile.
     """
-    found: list[Header] = []
+    result: list[Header] = []
     left = MAX_TENSORS
     for path in checkpoint.weights:
-        found.append(read_header(path, left))
-        left -= len(found[-1].tensors)
+        result.append(read_header(path, left))
+        left -= len(result[-1].tensors)
     holder: dict[str, str] = {}
-    for header in found:
+    for header in result:
         for name in header.tensors:
             if name in holder:
                 raise CorruptFile(
@@ -257,4 +268,4 @@ def headers(checkpoint: Directory) -> list[Header]:
                 f"lists tensor {name!r} in {shard}, but it is in {holder.get(name, 'no weight file')}",
                 where=str(checkpoint.path / names.SAFETENSORS_INDEX_JSON),
             )
-    return found
+    return result

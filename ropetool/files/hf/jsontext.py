@@ -1,7 +1,4 @@
-"""JSON text edited in place: whatever an edit does not name keeps its characters.
-
-Knows JSON and nothing else: no files, and not what a key means.
-"""
+"""Edits of JSON as text. All characters outside an edit stay unchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ _DECODER = json.JSONDecoder()
 
 
 class _Absent(Enum):
-    """One member, so that copies and pickles of it stay the same object."""
+    """The type of ABSENT. As an Enum with one member, copies and pickles of it stay the same object."""
 
     ABSENT = "ABSENT"
 
@@ -42,23 +39,30 @@ ABSENT: Final = _Absent.ABSENT
 
 @dataclass(frozen=True)
 class JsonLimits:
-    """How much is read at most, which bounds what a hostile file can cost."""
+    """The limits of a JSON file, so that a hostile file cannot use much memory or time.
+
+    chars: the number of characters.
+    values: the number of values.
+    """
 
     chars: int
     values: int
 
 
-# A config has a few kilobytes; this much of the worst is refused within 200 MB of memory and 2 seconds.
+# A config has a few kilobytes. Refusing the worst text of this size takes at most 200 MB of memory and 2 seconds.
 SMALL = JsonLimits(8 << 20, 200_000)
-# The index of 250,000 tensors, as many as are read, has 27 MB where its text is edited.
+# The index of 250,000 tensors, the limit, has 27 MB. Only edits of an index read it as text.
 LARGE = JsonLimits(48_000_000, 600_000)
 
 
 @dataclass(frozen=True)
 class Edit:
-    """One key that changes from `old` to `new`; ABSENT as `old` adds the key, as `new` removes it.
+    """A change of one key.
 
-    `after` names the key of the same object behind which an added key goes; the last one by default.
+    path: the keys that lead to the value.
+    old: the value before; ABSENT adds the key.
+    new: the value after; ABSENT removes the key.
+    after: the existing key to insert a new key after; None means the last one.
     """
 
     path: tuple[str, ...]
@@ -68,9 +72,9 @@ class Edit:
 
 
 def parse_object(text: str, where: str, limits: JsonLimits = SMALL) -> dict[str, Any]:
-    """Return the object that `text` holds; a byte order mark in front is allowed.
+    """Return the object in a JSON text. A byte order mark at its start is allowed.
 
-    Raises: CorruptFile if it is malformed, names a key twice, is not an object or breaks a limit.
+    Raises: CorruptFile if the text is malformed, has a key twice, is not an object or exceeds a limit.
     """
     openers = check_size(text, where, limits)
     try:
@@ -90,10 +94,10 @@ def parse_object(text: str, where: str, limits: JsonLimits = SMALL) -> dict[str,
 
 
 def check_size(text: str, where: str, limits: JsonLimits) -> int:
-    """Return the number of brackets in a text that is not too large to be read. Raises: CorruptFile for a larger one."""
+    """Return the number of opening brackets in a text. Raises: CorruptFile if the text exceeds the limits."""
     if len(text) > limits.chars:
         raise CorruptFile(f"has {len(text):,} characters; ropetool reads at most {limits.chars:,}", where=where)
-    # Each comma and bracket starts at most one value; those inside strings count too, which the limit has room for.
+    # Each comma and bracket starts at most one value. Commas in strings also count, but the limit is generous.
     openers = text.count("{") + text.count("[")
     if openers + text.count(",") > limits.values:
         raise CorruptFile(f"contains more than {limits.values:,} values", where=where)
@@ -102,7 +106,10 @@ def check_size(text: str, where: str, limits: JsonLimits) -> int:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Keep the garbage collector from looking through a million small objects again and again: a third of the time."""
+    """Disable the garbage collector in the body.
+
+    It would scan a million small objects repeatedly, which takes a third of the time.
+    """
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -115,16 +122,16 @@ def uncollected() -> Iterator[None]:
 def unique(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
     """Return the pairs as a dict.
 
-    Raises: CorruptFile if two have the same key: readers differ in which they take.
+    Raises: CorruptFile if a key occurs twice, because readers differ in the value that they use.
     """
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         raise twice(next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1), where)
-    return found
+    return members
 
 
 def twice(key: str, where: str) -> CorruptFile:
-    """Return the error about a key that one object contains twice."""
+    """Return the error about a key that occurs twice in one object."""
     return CorruptFile(f"contains the key {key!r} twice in one object", where=where)
 
 
@@ -132,7 +139,7 @@ def _too_deep(where: str) -> CorruptFile:
     return CorruptFile(f"is nested more than {MAX_DEPTH} levels deep", where=where)
 
 
-_NESTED = frozenset({dict, list})  # the only types of what json reads that hold others
+_NESTED = frozenset({dict, list})  # the types of parsed JSON that contain other values
 
 
 def _deeper_than(value: Any, limit: int) -> bool:
@@ -146,7 +153,7 @@ def _deeper_than(value: Any, limit: int) -> bool:
 
 
 def apply_edits(text: str, edits: Iterable[Edit], where: str, limits: JsonLimits = SMALL) -> str:
-    """Return `text` with the edits made one after the other.
+    """Return the text after the edits, in this order.
 
     Raises: PlanMismatch if a value is not the `old` of its edit; CorruptFile if the text is not a JSON object.
     """
@@ -178,7 +185,7 @@ def _apply(text: str, edit: Edit, where: str) -> str:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Return whether two parsed values are the same JSON: 1, 1.0 and true differ, the order of keys does not count."""
+    """Return whether two parsed values are the same JSON. 1, 1.0 and true differ; the order of keys does not matter."""
     if type(left) is not type(right):
         return False
     if isinstance(left, dict):
@@ -186,7 +193,7 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, list):
         return len(left) == len(right) and all(map(same, left, right))
     if isinstance(left, float):
-        return repr(left) == repr(right)  # so that NaN is itself and -0.0 is not 0.0
+        return repr(left) == repr(right)  # so that NaN equals NaN, and -0.0 differs from 0.0
     return bool(left == right)
 
 
@@ -195,12 +202,15 @@ def _mismatch(message: str, place: str) -> PlanMismatch:
 
 
 def is_text(value: Any) -> bool:
-    """Return whether this is text that a file can hold: JSON can escape half of a surrogate pair, which none can."""
+    """Return whether this is text that a file can store.
+
+    JSON can escape half of a surrogate pair, which a file cannot store.
+    """
     return isinstance(value, str) and (value.isascii() or _SURROGATE.search(value) is None)
 
 
 def shown(value: Any) -> str:
-    """Return a value as at most 80 characters for a message."""
+    """Return a value as text for a message, with at most 80 characters."""
     if value is ABSENT:
         return "absent"
     if _deeper_than(value, 4):
@@ -209,7 +219,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-# --- where things are
+# --- positions in the text
 
 
 @dataclass(frozen=True)
@@ -233,13 +243,13 @@ class _Object:
 
 
 def _behind(pattern: re.Pattern[str], text: str, at: int) -> int:
-    found = pattern.match(text, at)
-    assert found is not None
-    return found.end()
+    match = pattern.match(text, at)
+    assert match is not None
+    return match.end()
 
 
 def _scan(text: str, begin: int) -> _Object:
-    """Return the members of the object that starts at `begin`, in text that is known to be valid."""
+    """Return the members of the object that starts at `begin`. The text must be valid JSON."""
     members = []
     at = _behind(_SPACE, text, begin + 1)
     while text[at] != "}":
@@ -256,22 +266,28 @@ def _root(text: str) -> _Object:
 
 
 def _locate(text: str, root: _Object, path: tuple[str, ...], place: str) -> _Object:
-    found = root
+    holder = root
     for depth, key in enumerate(path, 1):
-        member = found.get(key)
+        member = holder.get(key)
         value = ABSENT if member is None else member.value
         if member is None or not isinstance(value, dict):
             raise _mismatch(f"{'.'.join(path[:depth])} is {shown(value)}, but the plan was made for an object", place)
-        found = _scan(text, member.begin)
-    return found
+        holder = _scan(text, member.begin)
+    return holder
 
 
-# --- how things are written
+# --- writing
 
 
 @dataclass(frozen=True)
 class _Style:
-    """What the outermost object says about how the file is written; its inner objects may differ."""
+    """The format of the file, from its outermost object. Inner objects may differ.
+
+    newline: the line end.
+    unit: one step of indentation; None for a file on one line.
+    colon: the text between a key and its value.
+    ascii_only: whether other characters are escaped.
+    """
 
     newline: str
     unit: str | None  # one step of indentation; None where the file is on one line
@@ -290,18 +306,18 @@ class _Style:
         )
 
     def render(self, value: Any, indent: str, *, one_line: bool) -> str:
-        """Return `value` as text for a line that is indented by `indent`."""
+        """Return `value` as text for a line with this indentation."""
         # A lone surrogate has no UTF-8 form; it can only be written as an escape.
         ascii_only = self.ascii_only or _SURROGATE.search(json.dumps(value, ensure_ascii=False)) is not None
         if one_line:
             return json.dumps(value, ensure_ascii=ascii_only, separators=("," + self.gap, self.colon))
         unit = "  " if self.unit is None else self.unit
         lines = json.dumps(value, ensure_ascii=ascii_only, indent=unit, separators=(",", self.colon))
-        return lines.replace("\n", self.newline + indent)  # in JSON a line end never stands inside a string
+        return lines.replace("\n", self.newline + indent)  # a JSON string never contains a line end
 
     @property
     def gap(self) -> str:
-        """What follows a comma on one line."""
+        """Return the text after a comma within a line."""
         return " " if self.colon.endswith(" ") else ""
 
 
@@ -317,7 +333,7 @@ def _indent_at(text: str, at: int) -> str:
 
 def _replaced(text: str, holder: _Object, member: _Member, new: Any, style: _Style) -> str:
     old = text[member.begin : member.end]
-    # A list or object keeps its own form; anything else takes the form of the object around it.
+    # A list or object keeps its own form. Other values get the form of the object around them.
     around = (
         old if isinstance(member.value, dict | list) and member.value else text[holder.begin : holder.members[0].start]
     )
@@ -340,7 +356,7 @@ def _inserted(text: str, holder: _Object, edit: Edit, style: _Style, place: str)
 
 
 def _anchor(holder: _Object, after: str | None, place: str) -> _Member | None:
-    """Return the member behind which a new key goes, None in an empty object."""
+    """Return the member to insert a new key after, or None for an empty object."""
     if after is None:
         return holder.members[-1] if holder.members else None
     anchor = holder.get(after)
@@ -350,18 +366,18 @@ def _anchor(holder: _Object, after: str | None, place: str) -> _Member | None:
 
 
 def _filled(text: str, holder: _Object, members: dict[str, Any], style: _Style) -> str:
-    """Return `text` with `members` in an object that was empty."""
+    """Return `text` with `members` in an empty object."""
     rendered = style.render(members, _indent_at(text, holder.begin), one_line=style.unit is None)
     return text[: holder.begin] + rendered + text[holder.end :]
 
 
 def _gap_after(text: str, holder: _Object, anchor: _Member, style: _Style) -> str:
-    """Return the space between the comma behind `anchor` and a new key."""
+    """Return the space between the comma after `anchor` and a new key."""
     position = holder.members.index(anchor)
-    # The space before a first key belongs to the brace: "{ " may well stand before "a": 1,"b": 2.
+    # The space before a first key belongs to the brace, as in { "a": 1,"b": 2}.
     model = holder.members[1] if position == 0 and len(holder.members) > 1 else anchor
     gap = _gap_before(text, model)
-    if "\n" in gap:  # one line end, however many blank lines stand there
+    if "\n" in gap:  # one line end, also if there are blank lines
         return ("\r\n" if "\r\n" in gap else "\n") + gap.rpartition("\n")[2]
     return style.gap if model is holder.members[0] else gap
 

@@ -1,6 +1,6 @@
-"""A JSON object of a file read one member at a time: the memory that it costs is that of one member.
+"""Reading of a JSON object in a file one member at a time, so that only one member is in memory.
 
-For the two files that may be large, the header of a safetensors file and a shard index. Knows not what members mean.
+This is for the two files that may be large: the header of a safetensors file, and a shard index.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, BinaryIO
 from ropetool.errors import CorruptFile
 from ropetool.files.hf.jsontext import unique
 
-MAX_MEMBER = 2 << 20  # characters; the longest known is a __metadata__ with a tenth
-MAX_BESIDE = 64  # members of an object of which one is wanted; an index has two in all
-MAX_NAME = 1 << 10  # characters; the longest tensor names known have a tenth
+MAX_MEMBER = 2 << 20  # characters; the longest known member, a __metadata__, has a tenth of this
+MAX_BESIDE = 64  # members besides the requested one; an index has two in total
+MAX_NAME = 1 << 10  # characters; the longest known tensor names have a tenth of this
 _CHUNK = 1 << 16
 _SPACE = re.compile(r"[ \t\n\r]*")
 _SPACES = " \t\n\r"
@@ -24,9 +24,12 @@ _NAME = re.compile(r'"([^"\\\x00-\x1f]*)":')
 
 
 class Members:
-    """The next `length` bytes of a file as JSON text, read as they are needed.
+    """The next `length` bytes of a file as JSON text, read on demand.
 
-    what: how errors call it. Where it ends is for the caller to ask with `end`.
+    where: the file, for messages.
+    what: the start of messages.
+
+    Call `end` to check the end of the text.
     """
 
     def __init__(self, file: BinaryIO, length: int, where: str, what: str) -> None:
@@ -42,11 +45,11 @@ class Members:
         self._passed = 0  # characters dropped before _text
 
     def begins_with(self, char: str) -> bool:
-        """Return whether this is the first character of all."""
+        """Return whether the text begins with this character."""
         return (bool(self._text) or self._more()) and self._text.startswith(char)
 
     def members(self) -> Iterator[tuple[str, Any]]:
-        """Yield the names and values of the object that begins here; that a name comes once is for the caller to see.
+        """Yield the names and values of the object at this position. The caller checks for duplicate names.
 
         Raises: CorruptFile.
         """
@@ -58,8 +61,8 @@ class Members:
                     raise self.error(f"has a name of {len(name):,} characters; ropetool reads at most {MAX_NAME:,}")
                 yield name, value
 
-    def members_of(self, wanted: str) -> Iterator[tuple[str, Any]]:
-        """Yield the names and values of one member of the object that begins here, itself an object.
+    def members_of(self, member: str) -> Iterator[tuple[str, Any]]:
+        """Yield the names and values of one member, which is an object, of the object at this position.
 
         Raises: CorruptFile.
         """
@@ -71,25 +74,25 @@ class Members:
                 if name in seen:
                     raise self.error(f"names {name!r} twice")
                 if len(seen) == MAX_BESIDE:
-                    raise self.error(f"has more than {MAX_BESIDE} members besides {wanted!r}")
+                    raise self.error(f"has more than {MAX_BESIDE} members besides {member!r}")
                 seen.add(name)
-                if name == wanted and self._peek() == "{":
+                if name == member and self._peek() == "{":
                     yield from self.members()
                 else:
                     self._value()
                 more = self._ends_with_more()
 
     def end(self) -> None:
-        """Raise CorruptFile if more than spaces follow."""
+        """Raise CorruptFile if anything other than spaces follows."""
         if self._peek():
             raise self.error(f"has {self._peek()!r} after its object; only spaces may follow")
 
     def error(self, message: str) -> CorruptFile:
-        """Return the error for the place that was read last."""
+        """Return the error for the last position."""
         return CorruptFile(f"{self._what}{message}, at character {self._passed + self._at}", where=self._where)
 
     def _opened(self) -> Iterator[None]:
-        """Step into an object, and yield once if it has members."""
+        """Step into an object. Yield once if it has members."""
         self._take("{")
         if self._peek() == "}":
             self._take("}")
@@ -97,12 +100,12 @@ class Members:
             yield
 
     def _member(self) -> tuple[str, Any, bool]:
-        """Return the next name and value, and whether more follow."""
+        """Return the next name and value, and True if more members follow."""
         name = self._name()
         return name, self._value(), self._ends_with_more()
 
     def _plain_member(self) -> tuple[str, Any, bool] | None:
-        """Return what _member does in half the time, or None where the text at hand is not plain or not enough."""
+        """Return the same as `_member` in half the time, or None if the loaded text is not plain or not long enough."""
         head = _NAME.match(self._text, self._at)
         if head is None:
             return None
@@ -129,7 +132,7 @@ class Members:
         return more
 
     def _peek(self) -> str:
-        """Return the next character that is not a space, "" at the end."""
+        """Return the next character that is not a space, or an empty text at the end."""
         while True:
             char = self._text[self._at : self._at + 1]
             if char in _SPACES:  # also at the end, where it is empty
@@ -138,21 +141,21 @@ class Members:
             if char or not self._more():
                 return char
 
-    def _take(self, wanted: str) -> None:
-        found = self._peek()
-        if found not in wanted or not found:
-            raise self.error(f"has {found!r} where {' or '.join(map(repr, wanted))} belongs")
+    def _take(self, allowed: str) -> None:
+        char = self._peek()
+        if char not in allowed or not char:
+            raise self.error(f"has {char!r} where {' or '.join(map(repr, allowed))} belongs")
         self._at += 1
 
     def _value(self) -> Any:
-        """Return the JSON value that begins here."""
+        """Return the JSON value at this position."""
         self._peek()
         while True:
             try:
                 value, at = self._scan(self._text, self._at)
                 if at < len(self._text) or not isinstance(value, (int, float)) or not self._more():
                     self._at = at
-                    return value  # a number at the end of the text at hand may go on
+                    return value  # otherwise a number at the end of the loaded text may continue
             except RecursionError:
                 raise self.error("is nested too deeply") from None
             except (ValueError, StopIteration) as error:
@@ -165,7 +168,7 @@ class Members:
         if not self._left:
             return False
         waiting = len(self._text) - self._at
-        # Doubling, so that a long entry is tried log n times.
+        # The size doubles, so that a long entry is parsed only log n times.
         piece = self._file.read(min(self._left, max(_CHUNK, min(waiting, MAX_MEMBER - waiting))))
         self._left = self._left - len(piece) if piece else 0
         try:

@@ -1,6 +1,6 @@
-"""The header of a safetensors file: names, types, shapes and places of its tensors, read within bounds.
+"""The header of a safetensors file: names, types, shapes and positions of its tensors, within limits.
 
-Reads no tensor data, and believes nothing that the file says about itself before it is checked.
+It reads only the header, and checks all declared sizes before use.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ropetool.files.hf.jsontext import shown, uncollected
 from ropetool.files.hf.members import Members
 from ropetool.files.regular import is_lfs_pointer, lfs_refusal, open_regular
 
-# Of one file, and of all files of a checkpoint. The most known are the 208,000 of Kimi K2 Thinking, over 62 files: 60 layers
-# of 384 experts with nine tensors each. A file has had a few thousand. A tensor costs 5 us and 400 bytes here, so that more
-# would not be read in two seconds.
+# The limit of one file, and of all files of a checkpoint. The largest known number is 208,000 in 62 files, in Kimi K2
+# Thinking: 60 layers of 384 experts with nine tensors each. A single file has a few thousand. A tensor takes 5 us and 400
+# bytes here, so reading more would take over two seconds.
 MAX_TENSORS = 250_000
-MAX_HEADER = 48_000_000  # bytes; 190 for each of so many tensors, which take 120. The format allows 100,000,000
+MAX_HEADER = 48_000_000  # bytes: 190 for each of 250,000 tensors, which need 120. The format allows 100,000,000
 METADATA = "__metadata__"
 _INCOMPLETE = "download the file again: it is incomplete"
 _PREFIX = 8
-_ALIGNMENT = 8  # of the data, which the format's own writer pads to
+_ALIGNMENT = 8  # of the data; the writer of the safetensors package pads to it
 
 # Bits of one element, by the spelling in the file (safetensors 0.8).
 DTYPE_BITS: Mapping[str, int] = {
@@ -40,7 +40,11 @@ DTYPE_BITS: Mapping[str, int] = {
 
 
 def header_bytes(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
-    """Return the bytes before the data: of tensors in their order, each a name, a type, a shape and how many bytes it has."""
+    """Return the bytes before the data for tensors in this order.
+
+    tensors: for each a name, a type, a shape and a size in bytes.
+    metadata: the content of __metadata__; omitted if empty.
+    """
     entries: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     at = 0
     for name, dtype, shape, nbytes in tensors:
@@ -51,8 +55,8 @@ def header_bytes(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadat
     return len(text).to_bytes(_PREFIX, "little") + text
 
 
-class SafetensorsInfo(NamedTuple):  # made in a third of the time of a frozen dataclass
-    """One tensor; its bytes are file[begin:end]."""
+class SafetensorsInfo(NamedTuple):  # takes a third of the time of a frozen dataclass
+    """A tensor with the bytes file[begin:end]."""
 
     name: str
     dtype: str
@@ -63,7 +67,12 @@ class SafetensorsInfo(NamedTuple):  # made in a third of the time of a frozen da
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says about its tensors, in the order of the header; `data_start` is where the first one may begin."""
+    """The header of a file.
+
+    tensors: the tensors by name, in the order of the header.
+    metadata: the content of __metadata__.
+    data_start: the start of the data, in bytes.
+    """
 
     path: Path
     tensors: Mapping[str, SafetensorsInfo]
@@ -72,9 +81,9 @@ class Header:
 
 
 def read_header(path: Path, most: int = MAX_TENSORS) -> Header:
-    """Return the checked header of a file: every byte of its data belongs to exactly one tensor.
+    """Return the checked header of a file. Every byte of the data belongs to exactly one tensor.
 
-    most: how many tensors it may have.
+    most: the largest allowed number of tensors.
     Raises: CorruptFile if it breaks a rule of the format; CheckpointError if it cannot be read.
     Source: github.com/huggingface/safetensors README.md "Format" and, for the dtypes, the 0.8.0 package.
     """
@@ -87,9 +96,9 @@ def read_header(path: Path, most: int = MAX_TENSORS) -> Header:
 
 
 def data_start(path: Path) -> int:
-    """Return where the data of a file begins, by its first bytes alone.
+    """Return the start of the data in a file, from its first eight bytes.
 
-    Raises: CorruptFile if they cannot be; CheckpointError if it cannot be read.
+    Raises: CorruptFile if they are invalid; CheckpointError if the file cannot be read.
     """
     try:
         with open_regular(path) as file:
@@ -145,14 +154,14 @@ def _header_length(prefix: bytes, size: int, where: str) -> int:
 
 
 def _entries(text: Members) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values of the header's object, which must be all that the header holds."""
+    """Yield the names and values of the object in the header. Nothing else may be in the header."""
     if not text.begins_with("{"):
         raise text.error("does not begin with '{'")
     yield from text.members()
     text.end()
 
 
-# --- what the entries must say
+# --- checks of the entries
 
 
 def _metadata(value: Any, where: str) -> dict[str, str]:
@@ -205,7 +214,7 @@ def _check_bytes(name: str, dtype: str, shape: list[int], nbytes: int, where: st
     bits = DTYPE_BITS[dtype]
     for count in shape:
         bits *= count
-        # Here and not at the end: the product of a long hostile shape would take minutes.
+        # In the loop, because the whole product of a long hostile shape would take minutes.
         if bits >= 2**64:
             raise CorruptFile(f"tensor {name!r} has shape {shown(shape)}, which is too large for a file", where=where)
     if bits % 8:
@@ -219,7 +228,7 @@ def _check_bytes(name: str, dtype: str, shape: list[int], nbytes: int, where: st
 
 
 def _check_cover(tensors: Mapping[str, SafetensorsInfo], data_start: int, size: int, where: str) -> None:
-    """Raise CorruptFile unless the tensors, in the order of their places, cover the data without hole or overlap."""
+    """Raise CorruptFile if the tensors, in the order of their positions, do not cover the data, or overlap."""
     reached = data_start
     for tensor in sorted(tensors.values(), key=attrgetter("begin", "end")):
         if tensor.begin != reached:

@@ -1,7 +1,4 @@
-"""Models on the Hugging Face hub: what names one, its files as a local copy, its headers without the rest.
-
-Knows huggingface_hub and which files belong to a model; what stands in them is for others to read.
-"""
+"""Models on the Hugging Face hub: their names, local copies of their files, and headers without the rest."""
 
 from ropetool.files.hub.ids import HubId, absolute, beside, blobs, hub_id, name_of, origin
 from ropetool.files.hub.peeking import Peeked, config_folder, peek_checkpoint, peek_gguf

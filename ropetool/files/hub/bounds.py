@@ -1,6 +1,6 @@
-"""Bounds on what a hub may answer: how much, how slowly, from where, and which names; before huggingface_hub reads it.
+"""Limits on the answers of a hub: size, speed, redirects and file names, checked before huggingface_hub reads them.
 
-Works through hooks of its HTTP client, httpx or by release requests. What an answer means is not known here.
+They use hooks of the HTTP client, which is httpx or requests, depending on the release of huggingface_hub.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from urllib.parse import urljoin, urlsplit
 
 from ropetool.errors import HubError
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
-SECONDS = 60.0  # for one question, with all that huggingface_hub repeats
-GRACE = 60.0  # seconds of a download before its pace counts
-SLOWEST = 1000  # bytes a second, of a download that takes longer
-ANSWER = 6 << 20  # bytes of a list of files: some 25,000 of them
-VALUES = 300_000  # in it, since an object of Python takes 30 times the bytes of an empty list
-LEAST = 64 << 10  # bytes of any other body, such as the page of a refusal
+SECONDS = 60.0  # for one request, with all repetitions by huggingface_hub
+GRACE = 60.0  # seconds of a download before its speed counts
+SLOWEST = 1000  # bytes per second, the minimum speed of a longer download
+ANSWER = 6 << 20  # bytes of a list of files, about 25,000 files
+VALUES = 300_000  # in a list of files, because a Python object takes 30 times the bytes of an empty JSON list
+LEAST = 64 << 10  # bytes of any other body, such as an error page
 MAX_SIZE = 2**63 - 1
 # A drive, a backslash, a zero byte, and a part of the path that is empty, "." or "..".
 _OUTSIDE = re.compile(r"[\\\0]|^[A-Za-z]:|(?:^|/)\.{0,2}(?:/|\Z)")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_ETAG = re.compile(r'(W/)?"?[A-Za-z0-9_+=:.-]*[A-Za-z0-9_+=:-]"?')  # it becomes the name of a file
+_ETAG = re.compile(r'(W/)?"?[A-Za-z0-9_+=:.-]*[A-Za-z0-9_+=:-]"?')  # becomes the name of a file
 
 
-def within(most: int, work: Callable[[], Found]) -> Found:
-    """Return what `work` returns, which asks the hub and takes at most so many bytes of a file.
+def within(most: int, work: Callable[[], Result]) -> Result:
+    """Return the result of `work`, which makes requests to the hub. It receives at most `most` bytes of a file.
 
-    Raises: HubError if it takes longer than `SECONDS`, or if an answer breaks a bound; what `work` raises.
+    Raises: HubError if it takes longer than `SECONDS`, or if an answer breaks a limit; the errors of `work`.
     """
-    done: list[Found] = []
+    done: list[Result] = []
     failed: list[BaseException] = []
     over = threading.Event()
 
@@ -46,10 +46,10 @@ def within(most: int, work: Callable[[], Found]) -> Found:
         try:
             with guarded(most, threading.get_ident(), over):
                 done.append(work())
-        except BaseException as error:  # noqa: BLE001  it is raised where it was asked
+        except BaseException as error:  # noqa: BLE001  raised in the calling thread
             failed.append(error)
 
-    # A thread, because a header that never ends and a wait that the hub asks for happen inside the HTTP library.
+    # A thread, because endless headers and waits that the hub requests happen inside the HTTP library.
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(SECONDS)
@@ -65,12 +65,12 @@ def within(most: int, work: Callable[[], Found]) -> Found:
 
 @contextmanager
 def guarded(most: int, thread: int | None = None, over: threading.Event | None = None) -> Iterator[None]:
-    """Apply the bounds to every answer within the body, or only to one thread.
+    """Apply the limits to every answer within the body, or only to one thread.
 
     most: the size limit of a file, in bytes.
     thread: the thread that requests small files. They come by HTTP, because transfers by hf_xet skip the hook.
     over: set when the time limit of all answers together is over. Without it, answers are downloads with a minimum
-      speed.
+        speed.
     """
     from huggingface_hub import constants
 
@@ -89,10 +89,13 @@ def guarded(most: int, thread: int | None = None, over: threading.Event | None =
 
 @contextmanager
 def _hooked(check: Callable[..., None]) -> Iterator[None]:
-    """Have huggingface_hub show every answer to `check`, and ask for none that is packed: what is packed has no size."""
+    """Call `check` for every answer to huggingface_hub, and disable compression.
+
+    A compressed answer has no known size.
+    """
     from huggingface_hub import utils
 
-    if hasattr(utils, "configure_http_backend"):  # before 1.0: a session of requests for each thread, by this factory
+    if hasattr(utils, "configure_http_backend"):  # before 1.0: this factory makes a session of requests for each thread
         http: Any = import_module("huggingface_hub.utils._http")
         factory = http._GLOBAL_BACKEND_FACTORY
 
@@ -123,7 +126,7 @@ def _hooked(check: Callable[..., None]) -> Iterator[None]:
 
 
 def _check(response: Any, most: int, over: threading.Event | None) -> None:
-    """Raise HubError for an answer that a hub does not give; from here on its body is bounded."""
+    """Raise HubError for an invalid answer. Also limit the size of its body."""
     headers = response.headers
     url, place = str(response.url), headers.get("location")
     if place is not None:
@@ -170,7 +173,7 @@ def _bound(response: Any, most: int, over: threading.Event | None) -> None:
     inner = response.stream
 
     class Bounded(base):  # type: ignore[misc]
-        """The body, as far as it is within the bounds."""
+        """The body up to the limit."""
 
         def __iter__(self) -> Iterator[bytes]:
             yield from _bounded(inner, most, over)
@@ -190,7 +193,7 @@ def _bounded(chunks: Iterable[bytes], most: int, over: threading.Event | None = 
         if over is None:
             _check_pace(got, time.monotonic() - start)
         elif over.is_set():
-            raise HubError("the time for this answer is up")  # ends the thread; `within` has refused already
+            raise HubError("the time for this answer is up")  # ends the thread; `within` has already raised an error
         yield chunk
 
 
@@ -203,7 +206,7 @@ def _check_pace(got: int, took: float) -> None:
 
 
 def _problem(body: bytes) -> str:
-    """Return what is wrong with an answer of the API: a description of a model, or a list of files; empty if nothing is."""
+    """Return the fault of an API answer that describes a model or lists files, or an empty text."""
     if sum(map(body.count, (b",", b"[", b"{"))) > VALUES:
         return f"answers with more than {VALUES:,} values"
     try:
@@ -237,5 +240,5 @@ def _problem_of_file(entry: Any) -> str:
 
 
 def _is_inside(name: str) -> bool:
-    """Return whether a name of a file in a repository stays inside a folder, on any system."""
+    """Return whether the name of a file in a repository stays inside a folder, on any system."""
     return _OUTSIDE.search(name) is None

@@ -1,6 +1,7 @@
-"""What can be known of a model on the hub without its weights: a checkpoint's config, the headers of GGUF files by range.
+"""Facts about a model on the hub without its weights: the config of a checkpoint, and headers of GGUF files.
 
-Configs and records come through huggingface_hub's cache; a header of megabytes is a part of a file and is not kept.
+Configs and records come from huggingface_hub's cache. The header of a GGUF file is read by range and not cached,
+because it has megabytes.
 """
 
 from __future__ import annotations
@@ -42,13 +43,19 @@ from ropetool.files.hub.snapshots import (
 )
 from ropetool.files.regular import too_long
 
-FIRST_BYTES = 256 << 10  # a header without a vocabulary has some ten thousand; then it doubles
+FIRST_BYTES = 256 << 10  # of the first try; a header without a vocabulary has about ten thousand
 FROM_CACHE = "the hub cannot be reached: this comes from its local cache and may be out of date"
 
 
 @dataclass(frozen=True, eq=False)
 class Peeked:
-    """The headers of a GGUF model, its vectors on demand, and the path beside which its record would lie."""
+    """A GGUF model on the hub.
+
+    headers: the headers of its files.
+    vector: returns a vector by name, and downloads it.
+    path: a path that has the record next to it, if there is one.
+    notes: notes for the user.
+    """
 
     headers: tuple[GgufHeader, ...]
     vector: Callable[[str], npt.NDArray[np.float32]]
@@ -56,65 +63,66 @@ class Peeked:
     notes: tuple[str, ...] = ()
 
 
-def peek_checkpoint(asked: HubId) -> tuple[Directory, tuple[str, ...]]:
-    """Return a checkpoint whose weight files are known by name alone, and notes.
+def peek_checkpoint(model_id: HubId) -> tuple[Directory, tuple[str, ...]]:
+    """Return a checkpoint with only the names of its weight files, and notes.
 
-    Its path is the folder of the cache that holds its config. Index, tokenizer and weights are not read.
+    Its path is the folder of the cache with its config. Index, tokenizer and weights are not read.
     Raises: HubError, NotACheckpoint, CorruptFile.
     """
     try:
-        held = listing(asked)
+        repository = listing(model_id)
     except HubUnreachable as error:
-        return open_directory(cached(asked, error, weights=False)), (FROM_CACHE,)
-    check_checkpoint(asked, held)
-    folder = _small_file(asked, held, names.CONFIG_JSON).parent
-    if names.PROVENANCE_JSON in held.sizes:
-        _small_file(asked, held, names.PROVENANCE_JSON)
+        return open_directory(cached(model_id, error, weights=False)), (FROM_CACHE,)
+    check_checkpoint(model_id, repository)
+    folder = _small_file(model_id, repository, names.CONFIG_JSON).parent
+    if names.PROVENANCE_JSON in repository.sizes:
+        _small_file(model_id, repository, names.PROVENANCE_JSON)
     text, config = read_object(folder / names.CONFIG_JSON)
-    weights, pickled = weight_files(held.sizes), pickles(held.sizes)
+    weights, pickled = weight_files(repository.sizes), pickles(repository.sizes)
     return Directory(
         folder, config, text, None, tuple(folder / name for name in weights), None, tuple(folder / p for p in pickled)
     ), ()
 
 
-def config_folder(asked: HubId) -> Path | None:
-    """Return the folder of the cache with the config files of a checkpoint, which are fetched, and no weights.
+def config_folder(model_id: HubId) -> Path | None:
+    """Return the cache folder with the config files of a checkpoint, after downloading them, but without weights.
 
-    None for a GGUF file, for what has no safetensors, where the hub cannot be asked, and where weights are in the cache.
+    Returns None for a GGUF file, for a model without safetensors, if the hub does not answer, or if the folder has
+    weights.
     Raises: HubError, CorruptFile.
     """
     try:
-        held = listing(asked)
+        repository = listing(model_id)
     except HubUnreachable:
         return None
-    if asked.file or names.CONFIG_JSON not in held.sizes or not weight_files(held.sizes):
+    if model_id.file or names.CONFIG_JSON not in repository.sizes or not weight_files(repository.sizes):
         return None
-    folder = _small_file(asked, held, names.CONFIG_JSON).parent
+    folder = _small_file(model_id, repository, names.CONFIG_JSON).parent
     for name in (names.TOKENIZER_CONFIG_JSON, names.PROVENANCE_JSON):
-        if name in held.sizes:
-            _small_file(asked, held, name)
+        if name in repository.sizes:
+            _small_file(model_id, repository, name)
     return None if any(folder.glob(f"*{SUFFIX}*")) else folder
 
 
-def peek_gguf(asked: HubId) -> Peeked:
-    """Return the headers of all files of a GGUF model; where the cache holds them whole, from there.
+def peek_gguf(model_id: HubId) -> Peeked:
+    """Return the headers of all files of a GGUF model, from the cache if it has the complete files.
 
     Raises: HubError, MissingFile, CorruptFile.
     """
     try:
-        held = listing(asked)
+        repository = listing(model_id)
     except HubUnreachable as error:
-        return _on_disk(cached(asked, error), (FROM_CACHE,))
-    whole = _whole(asked, held)
+        return _on_disk(cached(model_id, error), (FROM_CACHE,))
+    whole = _whole(model_id, repository)
     if whole is not None:
         return _on_disk(whole, ())
-    remote = _Remote(asked, held)
-    headers = read_shards(str(asked), remote.header)
+    remote = _Remote(model_id, repository)
+    headers = read_shards(str(model_id), remote.header)
     owners = {tensor.name: (header, tensor) for header in headers for tensor in header.tensors}
-    record = files_of(asked)[-1]
+    record = files_of(model_id)[-1]
     path = headers[0].path
-    if record in held.sizes:
-        file = _small_file(asked, held, record)
+    if record in repository.sizes:
+        file = _small_file(model_id, repository, record)
         path = file.with_name(file.name.removesuffix(f".{names.PROVENANCE_JSON}"))
     return Peeked(headers, lambda name: remote.vector(*owners[name]), path)
 
@@ -125,53 +133,55 @@ def _on_disk(path: Path, notes: tuple[str, ...]) -> Peeked:
     return Peeked(headers, lambda name: read_vector(*owners[name]), headers[0].path, notes)
 
 
-def _whole(asked: HubId, held: Listing) -> Path | None:
-    """Return where the cache holds all files of the model at that commit, or None."""
+def _whole(model_id: HubId, repository: Listing) -> Path | None:
+    """Return the path in the cache if it has all files of the model at this commit, or None."""
     from huggingface_hub import try_to_load_from_cache
 
-    needed = [name for name in files_of(asked) if name in held.sizes]
-    found = [try_to_load_from_cache(asked.repo, name, revision=held.commit) for name in needed]
-    if not all(isinstance(path, str) for path in found):
+    needed = [name for name in files_of(model_id) if name in repository.sizes]
+    paths = [try_to_load_from_cache(model_id.repo, name, revision=repository.commit) for name in needed]
+    if not all(isinstance(path, str) for path in paths):
         return None
-    return Path(str(found[needed.index(asked.file)]))
+    return Path(str(paths[needed.index(model_id.file)]))
 
 
-def _small_file(asked: HubId, held: Listing, name: str) -> Path:
-    """Return where the cache has a JSON file, which is fetched unless it is too long to be read."""
+def _small_file(model_id: HubId, repository: Listing, name: str) -> Path:
+    """Return the path of a JSON file in the cache, after downloading it. A file above the size limit is refused."""
     from huggingface_hub import hf_hub_download
 
     from ropetool.files.hub.bounds import within
 
-    size = held.sizes[name]
+    size = repository.sizes[name]
     if size is not None and size > SMALL.chars:
-        raise too_long(size, SMALL.chars, f"{asked}: {name}")
-    with asking(asked), quiet():
-        return Path(within(SMALL.chars, lambda: hf_hub_download(asked.repo, name, revision=asked.revision or None)))
+        raise too_long(size, SMALL.chars, f"{model_id}: {name}")
+    with asking(model_id), quiet():
+        return Path(
+            within(SMALL.chars, lambda: hf_hub_download(model_id.repo, name, revision=model_id.revision or None))
+        )
 
 
 class _Remote:
-    """The files of a repository at one commit, read by range; a path is the hub id with another file."""
+    """The files of a repository at one commit, read by range. Their paths are hub ids with different files."""
 
-    def __init__(self, asked: HubId, held: Listing) -> None:
-        self._asked, self._held = asked, held
+    def __init__(self, model_id: HubId, repository: Listing) -> None:
+        self._model_id, self._repository = model_id, repository
         self._files: dict[str, Any] = {}
 
     def header(self, path: Path) -> GgufHeader:
-        """Return the header of a file from as few bytes as it takes, doubled until it ends within them."""
+        """Return the header of a file from its first bytes. Their number doubles until the header is complete."""
         name = str(path).partition(":")[2]
-        size = self._held.sizes.get(name)
+        size = self._repository.sizes.get(name)
         if size is None:
             raise MissingFile(f"the repository does not contain {name}", where=str(path))
-        start, wanted = b"", FIRST_BYTES
+        start, end = b"", FIRST_BYTES
         while True:
-            wanted = min(wanted, size, MAX_HEADER_BYTES)
-            start += self._range(name, len(start), wanted)
+            end = min(end, size, MAX_HEADER_BYTES)
+            start += self._range(name, len(start), end)
             try:
                 return parse_header(memoryview(start), path, size)
             except HeaderGoesOn:
-                if wanted == min(size, MAX_HEADER_BYTES):
+                if end == min(size, MAX_HEADER_BYTES):
                     raise
-            wanted *= 2
+            end *= 2
 
     def vector(self, header: GgufHeader, info: TensorInfo) -> npt.NDArray[np.float32]:
         """Return the data of a one-dimensional F32 tensor."""
@@ -183,25 +193,25 @@ class _Remote:
     def _range(self, name: str, begin: int, end: int) -> bytes:
         from ropetool.files.hub.bounds import within
 
-        with asking(self._asked):
-            found = within(end - begin, lambda: self._read(name, begin, end))
-        if len(found) != end - begin:
+        with asking(self._model_id):
+            data = within(end - begin, lambda: self._read(name, begin, end))
+        if len(data) != end - begin:
             raise HubError(
-                f"the hub sent {len(found):,} of {end - begin:,} requested bytes of {name}", where=str(self._asked)
+                f"the hub sent {len(data):,} of {end - begin:,} requested bytes of {name}", where=str(self._model_id)
             )
-        return found
+        return data
 
     def _read(self, name: str, begin: int, end: int) -> bytes:
         if name not in self._files:
             self._files[name] = self._opened(name)
         file = self._files[name]
         file.seek(begin)
-        found: bytes = file.read(end - begin)
-        return found
+        data: bytes = file.read(end - begin)
+        return data
 
     def _opened(self, name: str) -> Any:
         from huggingface_hub import HfFileSystem
 
-        files = HfFileSystem(skip_instance_cache=True)  # one from before may remember another listing
-        # Without fsspec's cache: it reads ahead by megabytes.
-        return files.open(f"{self._asked.repo}@{self._held.commit}/{name}", "rb", cache_type="none")
+        files = HfFileSystem(skip_instance_cache=True)  # a cached instance may have an old listing
+        # Without fsspec's cache, which reads megabytes ahead.
+        return files.open(f"{self._model_id.repo}@{self._repository.commit}/{name}", "rb", cache_type="none")

@@ -1,6 +1,6 @@
-"""A model on the hub as files on this disk: what a repository holds, which of it is fetched, and what stands in the way.
+"""A model on the hub as files on this disk: the files of a repository, the download, and errors of the hub.
 
-Downloads, the cache, tokens and the offline switch are huggingface_hub's, by its own rules and variables.
+huggingface_hub manages downloads, the cache, tokens and the offline mode, with its own environment variables.
 """
 
 from __future__ import annotations
@@ -21,53 +21,63 @@ from ropetool.files.gguf import shard_paths
 from ropetool.files.hf.directory import SUFFIX
 from ropetool.files.hub.ids import HubId, hub_id
 
-# Beside the weights: configs, tokenizers, templates, the card, and the terms, which must go with the weights.
+# Files besides the weights: configs, tokenizers, templates, the card, and the terms, which must accompany the weights.
 _TEXT_SUFFIXES = (".json", ".jinja", ".model", ".txt", ".md", ".tiktoken")
 _TERMS = re.compile(r"(?i)(licen[sc]e|notice|copying|use_policy)")
-_LOADED = re.compile(r"model(-[0-9]+-of-[0-9]+)?\.safetensors")  # the rest are copies, such as consolidated.*
+_LOADED = re.compile(r"model(-[0-9]+-of-[0-9]+)?\.safetensors")  # other files are copies, such as consolidated.*
 _SHARD = re.compile(r"-[0-9]{5}-of-([0-9]{5})\.gguf$")
-_TIMEOUT = 10.0  # seconds, huggingface_hub's own for such a question
+_TIMEOUT = 10.0  # seconds, huggingface_hub's value for such a request
 _HTTP_LIBRARIES = ("requests", "httpx", "httpx2")  # by release of huggingface_hub
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What a repository holds at one commit: sizes in bytes by file name."""
+    """The files of a repository at one commit.
+
+    commit: its hash.
+    sizes: sizes in bytes by file name; None if the hub does not report a size.
+    """
 
     commit: str
     sizes: Mapping[str, int | None]
 
 
 def local(source: str | Path, *, bars: bool = False) -> Path:
-    """Return where the checkpoint lies on this disk; one on the hub is downloaded, or taken from its cache.
+    """Return the path of a checkpoint on this disk, after downloading it from the hub if necessary.
 
-    An existing path wins, then a hub id; any other text is a path, for its reader to refuse. Never fetches pickles or
-    code. bars: huggingface_hub shows how far it is, on stderr.
+    An existing path has priority over a hub id. Any other text is returned as a path. Pickles and code are never
+    downloaded.
+
+    bars: show huggingface_hub's progress bars on stderr.
     Raises: HubError, MissingDependency; NotACheckpoint or CheckpointError for a repository without a checkpoint.
     """
-    asked = hub_id(source)
-    if asked is None:
+    model_id = hub_id(source)
+    if model_id is None:
         return Path(source)
     try:
-        held = listing(asked)
+        repository = listing(model_id)
     except HubUnreachable as error:
-        return cached(asked, error)
-    chosen = [name for name in files_of(asked) if name in held.sizes] if asked.file else _checkpoint_files(asked, held)
+        return cached(model_id, error)
+    chosen = (
+        [name for name in files_of(model_id) if name in repository.sizes]
+        if model_id.file
+        else _checkpoint_files(model_id, repository)
+    )
     from huggingface_hub import snapshot_download
 
     from ropetool.files.hub.bounds import MAX_SIZE, guarded
 
-    largest = max((held.sizes[name] or MAX_SIZE for name in chosen), default=0)
-    with asking(asked), guarded(largest), nullcontext() if bars else quiet():
+    largest = max((repository.sizes[name] or MAX_SIZE for name in chosen), default=0)
+    with asking(model_id), guarded(largest), nullcontext() if bars else quiet():
         folder = snapshot_download(
-            asked.repo, revision=asked.revision or None, allow_patterns=[glob.escape(name) for name in chosen]
+            model_id.repo, revision=model_id.revision or None, allow_patterns=[glob.escape(name) for name in chosen]
         )
-    return Path(folder, asked.file)
+    return Path(folder, model_id.file)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hold the progress bars back, unless the variable of huggingface_hub asks for them."""
+    """Hide progress bars, unless the variable of huggingface_hub enables them."""
     from huggingface_hub import constants
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
@@ -81,94 +91,97 @@ def quiet() -> Iterator[None]:
         enable_progress_bars()
 
 
-def listing(asked: HubId) -> Listing:
-    """Return what the repository holds.
+def listing(model_id: HubId) -> Listing:
+    """Return the files of a repository.
 
-    Raises: HubUnreachable where the hub cannot be asked; HubError where it refuses; MissingFile if it lacks the file.
+    Raises: HubUnreachable if the hub does not answer; HubError if it refuses; MissingFile if the requested file does
+        not exist.
     """
-    with asking(asked):
+    with asking(model_id):
         from huggingface_hub import HfApi
 
         from ropetool.files.hub.bounds import within
 
-        found = within(0, lambda: HfApi().model_info(
-            asked.repo, revision=asked.revision or None, files_metadata=True, timeout=_TIMEOUT
+        info = within(0, lambda: HfApi().model_info(
+            model_id.repo, revision=model_id.revision or None, files_metadata=True, timeout=_TIMEOUT
         ))  # fmt: skip
-        if found.siblings is None:
+        if info.siblings is None:
             raise HubError("the hub does not list its files", try_="check HF_ENDPOINT")
-        held = Listing(str(found.sha), {file.rfilename: file.size for file in found.siblings})
-    if asked.file and asked.file not in held.sizes:
-        raise MissingFile(f"the repository does not contain this file{_gguf_files(held)}", where=str(asked))
-    return held
+        repository = Listing(str(info.sha), {file.rfilename: file.size for file in info.siblings})
+    if model_id.file and model_id.file not in repository.sizes:
+        raise MissingFile(f"the repository does not contain this file{_gguf_files(repository)}", where=str(model_id))
+    return repository
 
 
-def cached(asked: HubId, error: HubUnreachable, *, weights: bool = True) -> Path:
-    """Return where the local cache has the checkpoint, with its weights unless they do not matter.
+def cached(model_id: HubId, error: HubUnreachable, *, weights: bool = True) -> Path:
+    """Return the path of the checkpoint in the local cache, with its weights unless `weights` is False.
 
-    Raises: the error, where it has not.
+    Raises: the given error if the cache does not have it.
     """
-    found = on_disk(asked)
-    if found is None:
+    folder = on_disk(model_id)
+    if folder is None:
         raise error
-    if weights and not asked.file and not list(found.glob(f"*{SUFFIX}")):
+    if weights and not model_id.file and not list(folder.glob(f"*{SUFFIX}")):
         error.message += " with its weights"
         raise error
-    return found
+    return folder
 
 
-def on_disk(asked: HubId) -> Path | None:
-    """Return where the local cache has the checkpoint, or its config at least; asks nobody."""
+def on_disk(model_id: HubId) -> Path | None:
+    """Return the path of the checkpoint, or at least of its config, in the local cache, or None. Sends no request."""
     try:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
         return None
-    first = asked.file or names.CONFIG_JSON
+    first = model_id.file or names.CONFIG_JSON
     try:
-        found = try_to_load_from_cache(asked.repo, first, revision=asked.revision or None)
+        path = try_to_load_from_cache(model_id.repo, first, revision=model_id.revision or None)
     except (OSError, ValueError):  # a reference that cannot be read, or is not text
         return None
-    if not isinstance(found, str):
+    if not isinstance(path, str):
         return None
-    return Path(Path(found).parents[len(PurePosixPath(first).parts) - 1], asked.file)
+    return Path(Path(path).parents[len(PurePosixPath(first).parts) - 1], model_id.file)
 
 
-def files_of(asked: HubId) -> list[str]:
-    """Return the names that a GGUF model of this file has: it, the shards beside it, and the record of ropetool."""
-    shard = _SHARD.search(asked.file)
-    shards = shard_paths(Path(asked.file), int(shard[1])) if shard else [Path(asked.file)]
+def files_of(model_id: HubId) -> list[str]:
+    """Return the files of the GGUF model with this file: all its shards, and ropetool's record."""
+    shard = _SHARD.search(model_id.file)
+    shards = shard_paths(Path(model_id.file), int(shard[1])) if shard else [Path(model_id.file)]
     return [*(path.as_posix() for path in shards), f"{shards[0].as_posix()}.{names.PROVENANCE_JSON}"]
 
 
 # --- directories
 
 
-def _checkpoint_files(asked: HubId, held: Listing) -> list[str]:
-    check_checkpoint(asked, held)
-    weights = weight_files(held.sizes)
-    if not weights and pickles(held.sizes):
-        raise parts.pickled(str(asked), pickles(held.sizes)[0], asked.repo)
-    return [*weights, *(name for name in held.sizes if _is_text(name))]
+def _checkpoint_files(model_id: HubId, repository: Listing) -> list[str]:
+    check_checkpoint(model_id, repository)
+    weights = weight_files(repository.sizes)
+    if not weights and pickles(repository.sizes):
+        raise parts.pickled(str(model_id), pickles(repository.sizes)[0], model_id.repo)
+    return [*weights, *(name for name in repository.sizes if _is_text(name))]
 
 
-def check_checkpoint(asked: HubId, held: Listing) -> None:
-    """Raise NotACheckpoint if the repository has no config.json; says which GGUF files it has."""
-    if names.CONFIG_JSON not in held.sizes:
-        if parts.ADAPTER_CONFIG in held.sizes:
-            raise parts.adapter(str(asked))
-        files = [name for name in held.sizes if name.endswith(".gguf")]
-        try_ = command("ropetool", "inspect", str(HubId(asked.repo, asked.revision, files[0]))) if files else ""
-        raise NotACheckpoint(f"does not contain a {names.CONFIG_JSON}{_gguf_files(held)}", where=str(asked), try_=try_)
+def check_checkpoint(model_id: HubId, repository: Listing) -> None:
+    """Raise NotACheckpoint if the repository has no config.json. The message lists its GGUF files."""
+    if names.CONFIG_JSON not in repository.sizes:
+        if parts.ADAPTER_CONFIG in repository.sizes:
+            raise parts.adapter(str(model_id))
+        files = [name for name in repository.sizes if name.endswith(".gguf")]
+        try_ = command("ropetool", "inspect", str(HubId(model_id.repo, model_id.revision, files[0]))) if files else ""
+        raise NotACheckpoint(
+            f"does not contain a {names.CONFIG_JSON}{_gguf_files(repository)}", where=str(model_id), try_=try_
+        )
 
 
-def weight_files(held: Iterable[str]) -> list[str]:
+def weight_files(repository: Iterable[str]) -> list[str]:
     """Return the safetensors files that a loader reads."""
-    found = [name for name in held if "/" not in name and name.endswith(SUFFIX)]
-    return [name for name in found if _LOADED.fullmatch(name)] or found
+    files = [name for name in repository if "/" not in name and name.endswith(SUFFIX)]
+    return [name for name in files if _LOADED.fullmatch(name)] or files
 
 
-def pickles(held: Iterable[str]) -> list[str]:
+def pickles(repository: Iterable[str]) -> list[str]:
     """Return the pickles at any depth."""
-    return [name for name in held if name.endswith(names.PICKLE_SUFFIXES)]
+    return [name for name in repository if name.endswith(names.PICKLE_SUFFIXES)]
 
 
 def _is_text(name: str) -> bool:
@@ -177,52 +190,52 @@ def _is_text(name: str) -> bool:
     return name != names.PICKLE_INDEX_JSON and (name.endswith(_TEXT_SUFFIXES) or bool(_TERMS.match(name)))
 
 
-def _gguf_files(held: Listing) -> str:
-    found = [name for name in held.sizes if name.endswith(".gguf")]
-    return f"; its GGUF files: {', '.join(found[:8])}{' ...' * (len(found) > 8)}" if found else ""
+def _gguf_files(repository: Listing) -> str:
+    files = [name for name in repository.sizes if name.endswith(".gguf")]
+    return f"; its GGUF files: {', '.join(files[:8])}{' ...' * (len(files) > 8)}" if files else ""
 
 
-# --- what the hub says
+# --- errors of the hub
 
 
 @contextmanager
-def asking(asked: HubId) -> Iterator[None]:
-    """Turn what huggingface_hub raises within the body into one sentence.
+def asking(model_id: HubId) -> Iterator[None]:
+    """Convert errors of huggingface_hub within the body into errors of ropetool.
 
-    Raises: HubError, HubUnreachable; MissingDependency where the package is absent.
+    Raises: HubError, HubUnreachable; MissingDependency if the package is not installed.
     """
     try:
         from huggingface_hub import errors
     except ImportError as error:
         raise MissingDependency(
             "does not exist here; to look on the hub, ropetool needs huggingface_hub, which is not installed",
-            where=str(asked), try_=install_line("hub"),
+            where=str(model_id), try_=install_line("hub"),
         ) from error  # fmt: skip
-    http: Any = errors.HfHubHTTPError.__bases__[0]  # the HTTP library's own, of whatever release it is
+    http: Any = errors.HfHubHTTPError.__bases__[0]  # the base class of the HTTP library's errors, in any release
     try:
         yield
     except RopetoolError as error:
-        error.where = error.where or str(asked)
+        error.where = error.where or str(model_id)
         raise
     except (http, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        refusal = _refusal(error, asked)
+        refusal = _refusal(error, model_id)
         if refusal is None:
             raise
         raise refusal from error
 
 
-def _refusal(error: Exception, asked: HubId) -> HubError | None:
-    """Return what an exception means to a user; None for one of this disk, which speaks for itself."""
+def _refusal(error: Exception, model_id: HubId) -> HubError | None:
+    """Return an exception as an error for the user, or None for an error of this disk, whose message is clear."""
     from huggingface_hub import constants, errors
 
-    where, page = str(asked), f"{constants.ENDPOINT}/{asked.repo}"
+    where, page = str(model_id), f"{constants.ENDPOINT}/{model_id.repo}"
     if isinstance(error, errors.GatedRepoError):
         return HubError(
             "the model is gated: its authors give access on request", where=where,
             try_=f"request access at {page}, then run hf auth login",
         )  # fmt: skip
     if isinstance(error, errors.RevisionNotFoundError):
-        return HubError(f"does not have a revision {asked.revision!r}", where=where, try_=asked.repo)
+        return HubError(f"does not have a revision {model_id.revision!r}", where=where, try_=model_id.repo)
     if isinstance(error, errors.RepositoryNotFoundError):
         return HubError(
             f"does not exist here, and {page} does not exist or is not open to you",
@@ -254,7 +267,7 @@ def _refusal(error: Exception, asked: HubId) -> HubError | None:
 
 
 def _is_absent(error: Exception) -> bool:
-    """Return whether huggingface_hub has looked in vain into its cache, as it does when nobody answers."""
+    """Return whether huggingface_hub did not find a file in its cache. It looks there if the hub does not answer."""
     from huggingface_hub import errors
 
     return isinstance(error, errors.LocalEntryNotFoundError)

@@ -1,4 +1,4 @@
-"""GGUF files changed where they lie, at any size: the way that writes least, a journal, and the recovery of what was cut."""
+"""In-place edits of GGUF files at any size: the cheapest way, a journal, and recovery after an interruption."""
 
 from ropetool.files.gguf.in_place.editing import Edited, edit_in_place, way_in_place
 from ropetool.files.gguf.in_place.recovery import Recovered, recover

@@ -1,4 +1,4 @@
-"""A whole file written again under its own name, for files that no way in place serves."""
+"""Replacement of a whole file under its own name, for edits that do not fit in place."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ Beside = Callable[[int], Mapping[str, bytes]]
 
 
 def replace_by_copy(header: GgufHeader, patch: Patch, holding: Held, room: int, beside: Beside | None) -> int:
-    """Write the patched file beside it, with room for later edits, and give it the name; return its size in bytes.
+    """Write the patched copy next to the file, with room for later edits, and give it the file's name.
 
-    Raises: OutputError; what write_patched raises.
+    Return its size in bytes.
+    Raises: OutputError; the errors of `write_patched`.
     """
     filler = Value(ValueType.ARR, ARRAY_HEAD.pack(ValueType.U8, room) + bytes(room))
     roomy = Patch({**patch.set, names.GGUF_FILLER: filler}, patch.remove, patch.tensors)
@@ -36,20 +37,20 @@ def replace_by_copy(header: GgufHeader, patch: Patch, holding: Held, room: int, 
 
 
 def replace_by(write: Callable[[Path], None], holding: Held, beside: Beside | None) -> int:
-    """Have a new file written beside the one that is held, and give it the name; return its size in bytes.
+    """Call `write` for a new file next to the held file, and give it the held file's name. Return its size in bytes.
 
-    The name and what stands beside it change under a journal, which is written once the new file is on the disk.
-    Raises: OutputError; what `write` raises.
+    A journal, written after the new file is on the disk, covers the change of the name and of the files next to it.
+    Raises: OutputError; the errors of `write`.
     """
-    holding.let_read()  # whoever has the file open keeps the old one; that nobody edits it stays held
+    holding.let_read()  # readers keep the old file, and the lock against other edits stays
     disk = holding.disk
     real = disk.path
     new = copy_of(real)
     try:
-        new.unlink(missing_ok=True)  # what a process that was killed has left
+        new.unlink(missing_ok=True)  # from a killed process
         write(new)
         shutil.copymode(real, new)
-        with suppress(PermissionError):  # another user's file, of which this one makes a copy of its own
+        with suppress(PermissionError):  # the file of a different user: the copy belongs to this user
             status = real.stat()
             os.chown(new, status.st_uid, status.st_gid)
         sync(new)
@@ -63,7 +64,7 @@ def replace_by(write: Callable[[Path], None], holding: Held, beside: Beside | No
             disk.sync_folder()
             put_copy(disk, journal)
         except BaseException:
-            with suppress(OSError, RopetoolError):  # then it stays pending, and `recover` is named
+            with suppress(OSError, RopetoolError):  # then the edit stays pending, and the error names `recover`
                 (end if new.exists() else settle)(disk)
             raise
         return size

@@ -1,6 +1,6 @@
-"""Edits in place: a file held, its steps planned, written down, carried out.
+"""In-place edits: hold a file, plan the steps, write the journal, execute the steps.
 
-Which keys and vectors change is the caller's concern; the order of what reaches the disk is stated in `recovery`.
+`recovery` describes the order of writes to the disk.
 """
 
 from __future__ import annotations
@@ -33,15 +33,19 @@ WORDS = {
     planning.COPY: "the whole file copied, because the edit did not fit",
 }
 Beside = Callable[[str, int], Mapping[str, bytes]]
-"""Texts that are put beside the file together with the edit, by name, an empty one to remove what is there; told the way and the
-size that the file gets."""
+"""Takes the way of the edit and the new size of the file. Returns texts of files next to the file, by name, which are written
+together with the edit. An empty text removes the file."""
 
 
 @dataclass(frozen=True)
 class Edited:
-    """What an edit did, or would do. way: a word of `planning`. bytes_written: into the file, without its journal.
+    """The result of an edit, or of its preview.
 
-    path: the file itself, where a link was given. size: of the file after it.
+    path: the file itself, even if the caller passed a link.
+    way: a constant of `planning`.
+    bytes_written: the bytes written into the file, without the journal.
+    size: the size of the file after the edit, in bytes.
+    notes: notes for the user.
     """
 
     path: Path
@@ -58,12 +62,16 @@ class Edited:
 def edit_in_place(
     headers: Sequence[GgufHeader], patch: Patch, *, copy_if_needed: bool = False, beside: Beside | None = None
 ) -> Edited:
-    """Change keys and vectors of a model where it lies; after a cut at any moment `recover` makes it the old or the new one.
+    """Change keys and vectors of a model in its file.
 
-    headers: of all its files, from `read_unmapped`: a mapping is a reader like any other, and refuses the edit. Of a model
-    in several files one is changed. copy_if_needed: write the whole file anew where no way in place serves.
-    Raises: ConfigError, PlanMismatch or UnsupportedDtype if the patch does not fit; OutputError if the file has other
-    names, is read-only or in use, no way serves it, or it cannot be written. Nothing has changed then, or `recover` is named.
+    After an interruption, `recover` restores the old or the new file.
+    headers: the headers of all files of the model, from `read_unmapped`, because a mapping is a reader and prevents the
+        edit. Only one of the files may change.
+    copy_if_needed: rewrite the whole file if the edit does not fit.
+    beside: returns texts to write next to the file.
+    Raises: ConfigError, PlanMismatch or UnsupportedDtype if the patch does not fit the model.
+    Raises: OutputError if the file has hard links, is read-only or in use, if the edit does not fit, or if a write
+        fails. Then the file is unchanged, or the error names `recover`.
     """
     header, part = edited_part(headers, patch)
     real, notes = _real(header)
@@ -84,10 +92,10 @@ def edit_in_place(
 
 
 def way_in_place(headers: Sequence[GgufHeader], patch: Patch, *, copy_if_needed: bool = False) -> Edited:
-    """Return what `edit_in_place` would do, as far as that can be told without a step; nothing is written.
+    """Return the expected result of `edit_in_place` without writing anything.
 
-    Whether the file system inserts ranges shows only when it is asked to: on Linux it is taken for granted.
-    Raises: what edit_in_place raises.
+    It cannot know whether the file system inserts ranges, and assumes this on Linux.
+    Raises: the errors of `edit_in_place`.
     """
     header, part = edited_part(headers, patch)
     real, notes = _real(header)
@@ -104,9 +112,9 @@ def way_in_place(headers: Sequence[GgufHeader], patch: Patch, *, copy_if_needed:
 
 
 def carry_out(disk: Disk, journal: EditJournal) -> None:
-    """Carry out planned steps, the journal first.
+    """Write the journal, then execute the planned steps.
 
-    Raises: NotHere if the file system inserts no range, and nothing has changed then; OSError.
+    Raises: NotHere if the file system cannot insert ranges, before any change to the file; OSError.
     """
     name = journal_of(disk.path).name
     journal = journal if journal.makes_room else journal.as_marked()
@@ -123,7 +131,7 @@ def carry_out(disk: Disk, journal: EditJournal) -> None:
         end(disk)
         raise
     except BaseException:
-        with suppress(OSError, RopetoolError):  # then it stays pending, and `recover` is named
+        with suppress(OSError, RopetoolError):  # then the edit stays pending, and the error names `recover`
             settle(disk)
         raise
 
@@ -138,7 +146,7 @@ def _make_room(disk: Disk, journal: EditJournal) -> None:
         disk.reserve(size, journal.final_size - size)
     for copy in journal.copies:
         disk.copy(copy.start, copy.at, copy.nbytes)
-    if disk.size() < journal.final_size:  # a system that reserves nothing
+    if disk.size() < journal.final_size:  # on a system that cannot reserve space
         disk.truncate(journal.final_size)
     disk.sync()
 
@@ -164,7 +172,10 @@ def _written(journal: EditJournal) -> int:
 
 
 def edited_part(headers: Sequence[GgufHeader], patch: Patch) -> tuple[GgufHeader, Patch]:
-    """Return the file of a model that changes, and its part of the patch. Raises: OutputError if several would change."""
+    """Return the file of a model that changes, and its part of the patch.
+
+    Raises: OutputError if more than one file would change.
+    """
     parts = split_patch(tuple(headers), patch) if len(headers) > 1 else (patch,)
     touched = [number for number, part in enumerate(parts) if not part.is_empty]
     if len(touched) > 1:

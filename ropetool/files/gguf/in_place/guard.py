@@ -1,4 +1,4 @@
-"""A file held for an edit in place: nobody else may edit it, and nobody may have it open, as far as the system tells."""
+"""Holding a file for an in-place edit, so that no other process edits or reads it, as far as the system supports this."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ UNCHECKED = "ropetool could not check whether another program has the file open:
 
 @dataclass(frozen=True)
 class Held:
-    """A file open for writing, and what could not be checked of its readers.
+    """A file that is open for writing.
 
-    let_read: ends that those who open it wait; nobody else may edit it all the same.
+    disk: the file.
+    notes: checks of readers that were not possible.
+    let_read: ends the lease, so that other processes can open the file. The lock against other edits stays.
     """
 
     disk: Disk
@@ -35,10 +37,10 @@ class Held:
 
 @contextmanager
 def held(path: Path) -> Iterator[Held]:
-    """Hold a file, by its own path and not that of a link to it.
+    """Hold a file. The path must not be a link.
 
-    While it is held, whoever opens it waits: a reader would see keys of one moment and data of another.
-    Raises: OutputError if it has other names, may not be written, or is in use.
+    Other processes that open the file wait, because they would read old keys and new data.
+    Raises: OutputError if the file has hard links, is not writable, or is in use.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0))
@@ -47,7 +49,7 @@ def held(path: Path) -> Iterator[Held]:
             raise _read_only(path) from None
         raise output_error(error, path) from error
     with FileIO(descriptor, "r+") as file:
-        _check_kind(os.fstat(descriptor), path)
+        _check_editable(os.fstat(descriptor), path)
         locked = _lock(descriptor, path)
         notes = (
             ()
@@ -61,7 +63,7 @@ def held(path: Path) -> Iterator[Held]:
             yield Held(Disk(path, file), (*notes, *unchecked), lease.close)
 
 
-def _check_kind(status: os.stat_result, path: Path) -> None:
+def _check_editable(status: os.stat_result, path: Path) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OutputError("is not a regular file", where=str(path))
     others = status.st_nlink - 1
@@ -88,7 +90,7 @@ def _lock(descriptor: int, path: Path) -> bool:
 
 @contextmanager
 def _leased(descriptor: int, path: Path) -> Iterator[tuple[str, ...]]:
-    """Take a write lease, which the system gives only for a file that nobody else has open or mapped."""
+    """Take a write lease. The system gives it only for a file that no other process has open or mapped."""
     try:
         reason = system.lease(descriptor)
     except BlockingIOError:
@@ -103,8 +105,8 @@ def _leased(descriptor: int, path: Path) -> Iterator[tuple[str, ...]]:
 
 
 def _in_use(path: Path) -> OutputError:
-    found = _users(path)
-    by = f" by {', '.join(found)}" if found else ""
+    users = _users(path)
+    by = f" by {', '.join(users)}" if users else ""
     return OutputError(
         f"is in use{by}: that program would read a mix of the old and the new file", where=str(path),
         try_=f"stop that program, or {COPY_INSTEAD}",
@@ -112,26 +114,26 @@ def _in_use(path: Path) -> OutputError:
 
 
 def _users(path: Path) -> list[str]:
-    """Return the processes that have a file open or mapped, as far as this user may look into them."""
-    found = []
-    wanted = os.stat(path)
+    """Return the processes that have a file open or mapped, as far as this user may see them."""
+    users = []
+    status = os.stat(path)
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             links = [*folder.glob("fd/*"), *folder.glob("map_files/*")]
             if folder.name == str(os.getpid()):
                 own = f" {path}\n" in (folder / "maps").read_text(errors="replace")
-                found += ["this process itself"] if own else []
+                users += ["this process itself"] if own else []
             elif f" {path}\n" in (folder / "maps").read_text(errors="replace") or any(
-                _is(link, wanted) for link in links
+                _is(link, status) for link in links
             ):
-                found.append(f"{(folder / 'comm').read_text(errors='replace').strip()} (process {folder.name})")
-        except OSError:  # it has ended, or is another user's
+                users.append(f"{(folder / 'comm').read_text(errors='replace').strip()} (process {folder.name})")
+        except OSError:  # the process has ended, or belongs to a different user
             continue
-    return found
+    return users
 
 
-def _is(link: Path, wanted: os.stat_result) -> bool:
+def _is(link: Path, status: os.stat_result) -> bool:
     try:
-        return os.path.samestat(os.stat(link), wanted)
+        return os.path.samestat(os.stat(link), status)
     except OSError:
         return False

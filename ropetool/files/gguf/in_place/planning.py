@@ -1,8 +1,11 @@
-"""How a GGUF file is changed where it lies: the way that writes least, as steps. Writes nothing.
+"""The plan of an in-place edit: the way that writes the least, as steps.
 
-A header may become longer than the place it has. llama.cpp wants the tensors right behind it, one after the other in the
-order of its table; so there is either room in the header already (padding, or a filler key of ours), or a range is inserted,
-or the first tensors go to the end and what they leave becomes header.
+A header can become longer than its space. llama.cpp requires the tensors directly after the header, in the order of its
+table. So there are three ways:
+
+- The header already has room: padding, or ropetool's filler key.
+- A range is inserted.
+- The first tensors move to the end of the file, and the header uses their space.
 """
 
 from __future__ import annotations
@@ -26,26 +29,29 @@ from ropetool.files.gguf.writer import Span, encode_head, encode_info, lay_out
 
 NOTHING, OVERWRITE, FILLER, INSERT, MOVE, COPY = "nothing", "overwrite", "filler", "insert", "move", "copy"
 
-ROOM = 32 << 10  # bytes that an inserted range leaves for later edits
-MOST_MOVED = 64 << 20  # bytes of tensors; what they leave becomes filler, and a header is read whole by every program
-MOST_BEHIND = 64 << 20  # bytes behind the header of a file without tensors, which are written again
-_PAGE = 4 << 10  # what is compared, and written where it differs
+ROOM = 32 << 10  # bytes of an inserted range that stay free for later edits
+MOST_MOVED = 64 << 20  # bytes of tensors; their space becomes filler, and every program reads the whole header
+MOST_BEHIND = 64 << 20  # bytes after the header of a file without tensors, which are rewritten
+_PAGE = 4 << 10  # bytes per comparison; a differing page is written
 _KEY = len(encode_text(names.GGUF_FILLER)) + I32.size
-_SHORTEST = _KEY + ARRAY_HEAD.size + 1  # bytes of a filler that is an array
-_SCALAR = _KEY + 1
+_SHORTEST_ARRAY = _KEY + ARRAY_HEAD.size + 1  # bytes of a filler that is an array
+_SCALAR_LENGTH = _KEY + 1
 
-Read = Callable[[int, int], bytes]  # place and number of bytes of the file
+Read = Callable[[int, int], bytes]  # from a position and a number of bytes
 
 
 class NoWay(Exception):
-    """No way in place serves; says why."""
+    """The edit does not fit in place. The message has the reason."""
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where header and data of the edited file lie. data_start: of the data. shift: by how much old data has moved.
+    """The positions of header and data in the edited file.
 
-    infos: the table. behind: how many bytes of the first tensors go to the end; all in bytes.
+    data_start: in bytes.
+    infos: the tensor table.
+    insertion: the inserted range, or None.
+    behind: the size of the first tensors that move to the end, in bytes.
     """
 
     data_start: int
@@ -57,9 +63,11 @@ class _Layout:
 def steps(
     header: GgufHeader, patch: Patch, read: Read, *, can_insert: bool, block: int = 4096, room: int = ROOM
 ) -> EditJournal:
-    """Return what is done to the header's file, by the first way that serves.
+    """Return the journal of the first way that fits. It does not have samples yet.
 
-    block: of the file system. can_insert: whether that inserts ranges. The journal has no samples yet.
+    can_insert: whether the file system inserts ranges.
+    block: the size of its blocks, in bytes.
+    room: the number of bytes to reserve for later edits, if a range is inserted.
     Raises: NoWay; ConfigError, PlanMismatch or UnsupportedDtype if the patch does not fit the file.
     """
     if names.GGUF_FILLER in patch.set or names.GGUF_FILLER in patch.remove:
@@ -78,16 +86,16 @@ def steps(
         _check_end(header)
     count = len(header.tensors) + len(new)
     fixed = sum(len(part) for part in encode_head(values, count)) + len(infos)
-    found = next(_layouts(header, values, infos, fixed, can_insert=can_insert, block=block, room=room))
-    journal = _journal(header, values, found, changed, new, read)
+    layout = next(_layouts(header, values, infos, fixed, can_insert=can_insert, block=block, room=room))
+    journal = _journal(header, values, layout, changed, new, read)
     if patch.drop:
         end = header.data_end
-        journal = replace(journal, final_size=end + (found.insertion.nbytes if found.insertion is not None else 0))
+        journal = replace(journal, final_size=end + (layout.insertion.nbytes if layout.insertion is not None else 0))
     return _checked(header, values, journal, read)
 
 
 def _without_dropped(header: GgufHeader, patch: Patch) -> GgufHeader:
-    """Return the header without the tensors that the patch takes out. Raises: PlanMismatch, NoWay."""
+    """Return the header without the tensors that the patch removes. Raises: PlanMismatch, NoWay."""
     absent = sorted(patch.drop - {info.name for info in header.tensors})
     if absent:
         raise PlanMismatch(f"does not have a tensor {absent[0]} to remove", where=str(header.path))
@@ -107,10 +115,10 @@ def _layouts(
     header: GgufHeader, values: Mapping[str, Value], infos: bytes, fixed: int, *, can_insert: bool, block: int,
     room: int,
 ) -> Iterator[_Layout]:  # fmt: skip
-    """Yield the layouts that would do, the one that writes least first. Raises: NoWay behind the last."""
+    """Yield the possible layouts, the cheapest first. Raises: NoWay after the last."""
     if _fits(header.data_start - fixed, header.alignment):
         yield _Layout(header.data_start, infos)
-    need = max(fixed + _SHORTEST - header.data_start, 1)
+    need = max(fixed + _SHORTEST_ARRAY - header.data_start, 1)
     if can_insert:
         unit = max(block, header.alignment)
         nbytes = padded(need + room, unit)
@@ -121,7 +129,7 @@ def _layouts(
 
 
 def _moved(header: GgufHeader, infos: bytes, need: int) -> _Layout:
-    """Return the layout after which as many of the first tensors lie at the end as the header needs the place of.
+    """Return the layout in which as many of the first tensors move to the end as the header needs.
 
     Raises: NoWay.
     """
@@ -181,9 +189,9 @@ def _image(
     header: GgufHeader, values: Mapping[str, Value], layout: _Layout, count: int, before: bytes,
     kept: Sequence[tuple[int, int]],
 ) -> tuple[bytes, int]:  # fmt: skip
-    """Return all bytes in front of the data, and how many of them are filler.
+    """Return all bytes before the data, and the number of filler bytes in them.
 
-    kept: ranges whose bytes a filler may keep: no keys that were taken out stand there, and nothing is written for it.
+    kept: ranges that the filler may leave unchanged, because they contain no removed keys.
     """
     fixed = sum(len(part) for part in encode_head(values, count)) + len(layout.infos)
     gap = layout.data_start - fixed
@@ -194,8 +202,8 @@ def _image(
     image[len(head) : len(head) + len(layout.infos)] = layout.infos
     end = len(head) + len(layout.infos)
     if (end, layout.data_start) == (header.header_end, header.data_start):
-        image[end:] = before[end:]  # the padding as found, which may not be zeros
-    count = 0 if not filler else max(gap - _SHORTEST, 0) + 1
+        image[end:] = before[end:]  # the padding of the source, which may not be zero
+    count = 0 if not filler else max(gap - _SHORTEST_ARRAY, 0) + 1
     for start, stop in kept:
         start, stop = max(start, len(head) - count), min(stop, len(head))
         if start < stop:
@@ -204,21 +212,24 @@ def _image(
 
 
 def _fits(gap: int, alignment: int) -> bool:
-    """Return whether the header can be made to end so far behind its keys and table that the data begins where it does."""
-    return 0 <= gap < alignment or gap >= _SHORTEST or _SCALAR <= gap < _SCALAR + alignment
+    """Return whether padding or a filler of this size can fill the gap between the header and the start of data."""
+    return 0 <= gap < alignment or gap >= _SHORTEST_ARRAY or _SCALAR_LENGTH <= gap < _SCALAR_LENGTH + alignment
 
 
 def _filler(gap: int, alignment: int) -> dict[str, Value]:
     if gap < alignment:
         return {}
-    if gap < _SHORTEST:
+    if gap < _SHORTEST_ARRAY:
         return {names.GGUF_FILLER: Value.of(ValueType.U8, 0)}
-    count = gap - _SHORTEST + 1
+    count = gap - _SHORTEST_ARRAY + 1
     return {names.GGUF_FILLER: Value(ValueType.ARR, ARRAY_HEAD.pack(ValueType.U8, count) + bytes(count))}
 
 
 def _unchanged_start(header: GgufHeader, values: Mapping[str, Value]) -> int:
-    """Return how far the keys stay where they are: a range is inserted behind them, so that they are not written again."""
+    """Return the number of bytes in which the keys stay unchanged.
+
+    A range is inserted after these keys, so that they are not written again.
+    """
     length = sum(len(part) for part in encode_head({}, 0))
     for (key, old), (new_key, new) in zip(header.values.items(), values.items(), strict=False):
         if key != new_key or len(old.raw) != len(new.raw):
@@ -228,7 +239,7 @@ def _unchanged_start(header: GgufHeader, values: Mapping[str, Value]) -> int:
 
 
 def differing(before: bytes, after: bytes) -> Iterator[Write]:
-    """Yield what differs between two texts of the same length, in whole pages."""
+    """Yield the differences between two texts of the same length, as whole pages."""
     one, other = (np.frombuffer(text, np.uint8) for text in (before, after))
     pages = range(0, len(before), _PAGE)
     whole = len(before) // _PAGE * _PAGE
@@ -242,7 +253,7 @@ def differing(before: bytes, after: bytes) -> Iterator[Write]:
 
 
 def _without_tensors(header: GgufHeader, patch: Patch, read: Read) -> EditJournal:
-    """Return the steps for a file of keys alone, which is written again from the first change on."""
+    """Return the steps for a file without tensors, which is rewritten from its first change on."""
     if header.file_size - header.header_end > MOST_BEHIND:
         raise NoWay(f"{header.file_size - header.header_end:,} bytes after its header do not belong to a tensor")
     layout = lay_out(header, patch)
@@ -260,14 +271,14 @@ def _without_tensors(header: GgufHeader, patch: Patch, read: Read) -> EditJourna
 
 
 def _check_end(header: GgufHeader) -> None:
-    """Refuse to write behind the last tensor where something else lies."""
+    """Raise NoWay if there are bytes after the last tensor."""
     behind = header.file_size - header.data_end
     if behind > 0:
         raise NoWay(f"{behind:,} bytes after its last tensor do not belong to a tensor")
 
 
 def _checked(header: GgufHeader, values: Mapping[str, Value], journal: EditJournal, read: Read) -> EditJournal:
-    """Return the steps if what they make is a header with all keys and tensors, each of which has its own bytes."""
+    """Return the journal after a check that its header has all keys and tensors, and each tensor its own bytes."""
     inserted, moved = journal.insertion, sum(copy.nbytes for copy in journal.copies)
     shift = inserted.nbytes if inserted is not None else 0
     image = bytearray(read(0, header.data_start + moved))

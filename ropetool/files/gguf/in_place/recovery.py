@@ -1,16 +1,17 @@
-"""An edit in place that was cut: finished where its journal is marked, taken back where it is not.
+"""Recovery of an interrupted in-place edit: it finishes an edit with a marked journal, and reverts others.
 
-What holds at every moment, whoever is killed or loses power:
+Guarantees at every moment, also if a process is killed or the power fails:
 
-- The journal is on the disk before the first byte changes, and is removed when all that it says is there.
-- Until it is marked nothing of the old file has been overwritten: a range may have been inserted, and bytes may lie behind
-  the old end. Both are taken out again.
-- Once it is marked, the room is on the disk: the writes are repeated, which leads to the same file however often.
-- A whole copy is on the disk before its journal, which is marked from the start: the copy takes the name, then what stands
-  beside it follows.
-- An insertion moves the file's extents one by one, the last first, and a power failure may cut it in between. The range of
-  zeros then lies somewhere behind its place. It is found by the ranges without data, held against those of the old file
-  and against samples of its bytes, and taken out where it is. A file for which that is not certain is left as it is.
+- The journal is on the disk before the first change, and is removed after all its changes are on the disk.
+- Until the journal is marked, no byte of the old file has been overwritten. A range may have been inserted, and there
+  may be bytes after the old end. Recovery removes both.
+- When the journal is marked, the room is on the disk. Recovery repeats the writes. Repeating them any number of times
+  gives the same file.
+- A whole copy is on the disk before its journal, which is marked from the start. The copy gets the name, then the files
+  next to it are written.
+- An insertion moves the file's extents one by one from the last, and a power failure may interrupt it. The range of
+  zeros is then somewhere after its target position. Recovery compares the ranges without data with those before the
+  edit, checks samples of the bytes, and removes the zeros. If their position is not certain, the file stays unchanged.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ropetool.files.output import output_error
 from ropetool.files.regular import open_regular
 
 FORWARD, BACK, NOTHING = "forward", "back", "nothing"
-_SAID = {
+_SENTENCES = {
     FORWARD: "the interrupted edit is finished: this is the new file",
     BACK: "the interrupted edit is undone: this is the old file",
     NOTHING: "no edit of this file is pending",
@@ -43,7 +44,13 @@ _SAID = {
 
 @dataclass(frozen=True)
 class Recovered(Shown):
-    """What became of a pending edit: `forward`, `back` or `nothing`; and how it was done, as its journal says."""
+    """The result of a recovery.
+
+    path: the file.
+    direction: FORWARD if the edit was finished, BACK if it was reverted, NOTHING if no edit was pending.
+    way: the way of the edit, from its journal.
+    notes: notes for the user.
+    """
 
     path: Path
     direction: str
@@ -52,14 +59,14 @@ class Recovered(Shown):
 
     @property
     def sentence(self) -> str:
-        return _SAID[self.direction]
+        return _SENTENCES[self.direction]
 
 
 def recover(path: str | Path) -> Recovered:
-    """Finish or take back the edit of a file that was cut; without one, do nothing.
+    """Finish or revert an interrupted edit of a file. Do nothing if no edit is pending.
 
-    Raises: MissingFile if there is no such file; OutputError if it cannot be written or is in use; PlanMismatch if it is
-    no longer the file of its journal, or nothing tells what it holds: then it is left as it is.
+    Raises: MissingFile if the file does not exist; OutputError if it cannot be written or is in use; PlanMismatch if it
+        is not the file of the journal, or if its state is unclear. Then the file stays unchanged.
     """
     real = Path(path).resolve()
     with open_regular(real):
@@ -70,7 +77,7 @@ def recover(path: str | Path) -> Recovered:
             return Recovered(real, NOTHING)
         with held(real) as holding:
             direction, way = settle(holding.disk) if pending else (NOTHING, "")
-            # That of a process that was killed while it wrote: the file is held, so nobody writes it now.
+            # It is from a process that was killed during the write. The file is held, so no other process writes it.
             copy.unlink(missing_ok=True)
             return Recovered(real, direction, way, holding.notes)
     except OSError as error:
@@ -78,16 +85,16 @@ def recover(path: str | Path) -> Recovered:
 
 
 def settle(disk: Disk) -> tuple[str, str]:
-    """Return what became of a pending edit, and its way.
+    """Finish or revert a pending edit. Return the direction, FORWARD or BACK, and the way.
 
-    Raises: OSError; PlanMismatch, and all is as it was.
+    Raises: OSError; PlanMismatch, without a change to the file.
     """
     name = journal_of(disk.path).name
     journal = EditJournal.decode(disk.read_beside(name))
     own = f"{disk.path.name}.", f"{first_name(disk.path.name)}."
     if journal is not None and any(not text.startswith(own) for text in journal.beside):
         raise _lost(disk, "its journal writes files of a different model")
-    if journal is None:  # it was cut while it was written, before anything else changed
+    if journal is None:  # its write was interrupted, before any other change
         end(disk)
         return BACK, ""
     if journal.way == COPY:
@@ -103,13 +110,13 @@ def settle(disk: Disk) -> tuple[str, str]:
 
 
 def end(disk: Disk) -> None:
-    """Remove the journal: all that it says is on the disk, or nothing is."""
+    """Remove the journal after its edit is finished or reverted."""
     disk.remove_beside(journal_of(disk.path).name)
     disk.sync_folder()
 
 
 def forward(disk: Disk, journal: EditJournal) -> None:
-    """Write what a marked journal says, bring it to the disk, and remove the journal."""
+    """Execute the writes of a marked journal, write them to the disk, and remove the journal."""
     for write in journal.writes:
         disk.write(write.at, write.new)
     if disk.size() != journal.final_size:
@@ -119,9 +126,10 @@ def forward(disk: Disk, journal: EditJournal) -> None:
 
 
 def put_copy(disk: Disk, journal: EditJournal) -> None:
-    """Give a whole copy, which is on the disk, the name of the file; then as in `forward`. Done again, it goes on.
+    """Give a complete copy the name of the file, then continue as in `forward`.
 
-    Raises: PlanMismatch if neither the file nor its copy is that of the journal.
+    A second call continues an interrupted one.
+    Raises: PlanMismatch if the file or its copy does not match the journal.
     """
     copy = copy_of(disk.path).name
     size = disk.size_beside(copy)
@@ -137,7 +145,7 @@ def put_copy(disk: Disk, journal: EditJournal) -> None:
 
 
 def _put_beside(disk: Disk, journal: EditJournal) -> None:
-    """Write the texts beside the file, then remove the journal."""
+    """Write the files next to the file, then remove the journal."""
     for name, text in journal.beside.items():
         if text:
             new = f".{name}.ropetool-new"
@@ -151,14 +159,14 @@ def _put_beside(disk: Disk, journal: EditJournal) -> None:
 
 
 def mark(disk: Disk, raw: bytes) -> None:
-    """Say in the journal, whose content this is, that the edit will be finished from here on."""
+    """Mark the journal with this content, so that recovery finishes the edit."""
     name = journal_of(disk.path).name
     disk.write_beside(name, MARK, len(raw))
     disk.sync_beside(name)
 
 
 def refused(error: OSError, real: Path) -> OutputError:
-    """Return what to say of an edit that the system has stopped."""
+    """Return the error for an edit that the system stopped."""
     refusal = output_error(error, real)
     if journal_of(real).exists():
         refusal.message += "; the edit is not finished"
@@ -166,11 +174,11 @@ def refused(error: OSError, real: Path) -> OutputError:
     return refusal
 
 
-# --- is it the file of the journal?
+# --- whether it is the file of the journal
 
 
 def _check_forward(disk: Disk, journal: EditJournal) -> None:
-    """Refuse a file that is neither the old one, nor the new one, nor something in between."""
+    """Raise PlanMismatch for a file that is neither the old one, nor the new one, nor between both."""
     inserted = journal.insertion
     if disk.size() not in (journal.roomy_size, journal.final_size):
         raise _lost(disk, f"it has {disk.size():,} bytes, but the edit results in {journal.final_size:,}")
@@ -186,7 +194,7 @@ def _check_forward(disk: Disk, journal: EditJournal) -> None:
 
 
 def _untouched(journal: EditJournal) -> EditJournal:
-    """Return the journal with only those samples that no write overlaps, and that are not cut off."""
+    """Return the journal with only the samples that no write overlaps, and that are not cut off."""
     inserted = journal.insertion
 
     def is_free(sample: Sample) -> bool:
@@ -199,24 +207,24 @@ def _untouched(journal: EditJournal) -> EditJournal:
     return replace(journal, samples=tuple(filter(is_free, journal.samples)))
 
 
-def _is_between(found: bytes, write: Write) -> bool:
+def _is_between(data: bytes, write: Write) -> bool:
     old = write.old.ljust(len(write.new), b"\0")
-    now, one, other = (np.frombuffer(text, np.uint8) for text in (found, old, write.new))
+    now, one, other = (np.frombuffer(text, np.uint8) for text in (data, old, write.new))
     return len(now) == len(one) and bool(((now == one) | (now == other)).all())
 
 
 def _hold(disk: Disk, journal: EditJournal, at: int) -> bool:
-    """Return whether the samples are there, if the inserted range begins at this place of the old file."""
+    """Return whether the samples match, if the inserted range begins at this position of the old file."""
     nbytes = journal.insertion.nbytes if journal.insertion is not None else 0
     for sample in journal.samples:
         before = min(max(at - sample.at, 0), sample.nbytes)
-        found = disk.read(sample.at, before) + disk.read(sample.at + before + nbytes, sample.nbytes - before)
-        if hashlib.sha256(found).hexdigest() != sample.sha256:
+        data = disk.read(sample.at, before) + disk.read(sample.at + before + nbytes, sample.nbytes - before)
+        if hashlib.sha256(data).hexdigest() != sample.sha256:
             return False
     return True
 
 
-# --- back
+# --- reverting an edit
 
 
 def _back(disk: Disk, journal: EditJournal) -> None:
@@ -234,8 +242,8 @@ def _back(disk: Disk, journal: EditJournal) -> None:
 
 
 def _take_out(disk: Disk, journal: EditJournal, inserted: Insertion) -> None:
-    """Take the inserted range out, wherever the insertion has left it, and what was to follow the end."""
-    at = _found(disk, journal, inserted)
+    """Remove the inserted range from its current position, and the bytes after the old end."""
+    at = _position_of_zeros(disk, journal, inserted)
     if at is None:
         raise _lost(
             disk,
@@ -255,11 +263,12 @@ def _take_out(disk: Disk, journal: EditJournal, inserted: Insertion) -> None:
         ) from None
 
 
-def _found(disk: Disk, journal: EditJournal, inserted: Insertion) -> int | None:
-    """Return where the inserted range lies, None where that is not certain.
+def _position_of_zeros(disk: Disk, journal: EditJournal, inserted: Insertion) -> int | None:
+    """Return the position of the inserted range, or None if it is not certain.
 
-    The block at its place moves last: where that has moved, all has. Else a range without data tells, if those of the old
-    file with it are those that are there now; two that do lie at the same place, or differ in samples.
+    The block at the target position moves last, so if it has moved, everything has. Otherwise a range without data is
+    the inserted one if the old file's ranges with it equal the current ranges. Two candidates are either at the same
+    position, or differ in samples.
     """
     whole = disk.read(inserted.at, inserted.nbytes)
     if not any(whole) and _moved(disk, journal, inserted) and _hold(disk, journal, inserted.at):
@@ -269,7 +278,7 @@ def _found(disk: Disk, journal: EditJournal, inserted: Insertion) -> int | None:
     for start, stop in now:
         at = max(start, inserted.at)
         expected = with_hole(journal.holes, at, inserted.nbytes)
-        if stop - at < inserted.nbytes:  # of a block that the old file does not fill, the rest is there
+        if stop - at < inserted.nbytes:  # the end of a block that the old file does not fill is also without data
             at, expected = journal.size, sorted({*journal.holes, (start, stop)})
         if stop - at >= inserted.nbytes and expected == now and _hold(disk, journal, at):
             fitting.append(at)
@@ -277,16 +286,16 @@ def _found(disk: Disk, journal: EditJournal, inserted: Insertion) -> int | None:
 
 
 def _moved(disk: Disk, journal: EditJournal, inserted: Insertion) -> bool:
-    """Return whether what lay at the place of the insertion lies behind the inserted range."""
+    """Return whether the bytes from the target position of the insertion are now after the inserted range."""
     first = next((sample for sample in journal.samples if sample.at == inserted.at), None)
     if first is None:
         return False
-    found = disk.read(first.at + inserted.nbytes, first.nbytes)
-    return any(found) and hashlib.sha256(found).hexdigest() == first.sha256
+    data = disk.read(first.at + inserted.nbytes, first.nbytes)
+    return any(data) and hashlib.sha256(data).hexdigest() == first.sha256
 
 
 def with_hole(holes: Iterable[tuple[int, int]], at: int, nbytes: int) -> list[tuple[int, int]]:
-    """Return ranges without data after another one was inserted: what lies behind it moves, what touches is one."""
+    """Return the ranges without data after an insertion. The ranges after it move, and adjacent ranges are joined."""
     parts = []
     for start, stop in holes:
         if start < at < stop:
