@@ -1,4 +1,4 @@
-"""What a bake asks of a checkpoint's format, and the check that its runtime reads the rest from the edited keys."""
+"""The interface of a bake to a checkpoint of either format, and the check that its runtime reads the edited keys."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from ropetool.weights.fold_targets import FoldTargets
 
 
 class Bakeable(Protocol):
-    """A checkpoint as something to bake into.
+    """A checkpoint to bake into.
 
-    targets: the rows that make its queries and keys, and what its runtime computes. own_factors: the layer types whose
-    attention factor has a key of its own; others follow the keys of these. score_follows: whether MLA's multiplier of
-    the whole score may change with that key, so that the weights take the rest.
+    checkpoint: the checkpoint.
+    targets: the rows of its queries and keys, and the tables of its runtime.
+    own_factors: the layer types with a separate key for the attention factor. Other layer types use the keys of these.
+    score_follows: whether MLA's multiplier of the whole score may change with this key. The weights then get the
+        difference.
     """
 
     @property
@@ -32,55 +34,55 @@ class Bakeable(Protocol):
     def score_follows(self) -> bool: ...
 
     def factor_edits(self, factors: Mapping[str, float], *, keep_softmax: bool) -> list[FileEdit]:
-        """Return the edits after which keys ask for these attention factors by layer type.
+        """Return the edits that set the keys to these attention factors, by layer type.
 
-        keep_softmax: MLA's multiplier of the whole score is asked for as before, or no longer.
-        Raises: InvalidRope or AmbiguousRope for keys that break a rule; LossyExport where there is no such key.
+        keep_softmax: whether the keys keep MLA's multiplier of the whole score.
+        Raises: InvalidRope or AmbiguousRope for keys that break a rule; LossyExport if there is no such key.
         """
 
     def score_edit(self, factors: Mapping[str, float]) -> FileEdit:
-        """Return the edit by which the key that multiplies the score holds the factor on cos and sin of all layers.
+        """Return the edit that puts the factor of cos and sin of all layers into the key that multiplies the score.
 
-        Raises: LossyExport or ConfigError where there is none.
+        Raises: LossyExport or ConfigError if there is no such key.
         """
 
     def layout_edit(self, to: str) -> FileEdit:
-        """Return the edit after which keys say that channels are in this order, half or interleaved.
+        """Return the edit that sets the channel order in the keys, half or interleaved.
 
-        Raises: LossyExport where no key says the order; ConfigError for another one.
+        Raises: LossyExport if no key sets the order; ConfigError for an invalid order.
         """
 
     def still(self, pairs: Sequence[int]) -> tuple[list[TensorEdit], list[FileEdit]]:
-        """Return the edits after which these pairs of the full-attention layers turn by nothing.
+        """Return the edits that stop the rotation of these pairs in the full-attention layers.
 
-        Raises: LossyExport where neither keys nor tensors can say such a table.
+        Raises: LossyExport if neither keys nor tensors can store such a table.
         """
 
     def placed(self, edits: list[TensorEdit]) -> tuple[TensorEdit, ...]:
-        """Return the edits that change something, those of blocks on the scales of the blocks.
+        """Return the edits that have an effect. Edits of quantised blocks change the scales of the blocks.
 
-        Raises: UnsupportedDtype where the stored type cannot take the factor; ConfigError for another type to store.
+        Raises: UnsupportedDtype if the stored type cannot be multiplied; ConfigError for an invalid type to store.
         """
 
     def other_edits(self, tensors: Sequence[TensorEdit]) -> list[FileEdit]:
-        """Return the edits of what would be untrue after these of tensors."""
+        """Return the edits of keys that these edits of tensors would make wrong."""
 
 
 def computed(checkpoint: Checkpoint) -> RopeSet:
-    """Return what the runtime of its format computes from a checkpoint.
+    """Return the tables that the runtime of the format computes from a checkpoint.
 
-    Raises: LossyExport if it stops with an error.
+    Raises: LossyExport if the runtime refuses the checkpoint.
     """
-    found = decoded(checkpoint.runtime, checkpoint)
-    if found.rope is None:
-        raise LossyExport(found.problem(checkpoint.stated_in), where=checkpoint.where)
-    return found.rope
+    reading = decoded(checkpoint.runtime, checkpoint)
+    if reading.rope is None:
+        raise LossyExport(reading.problem(checkpoint.stated_in), where=checkpoint.where)
+    return reading.rope
 
 
 def check_computed(checkpoint: Checkpoint, edits: Sequence[FileEdit], target: RopeSet) -> None:
-    """Return if the runtime of its format reads the edited checkpoint as the target.
+    """Return if the runtime of the format decodes the edited checkpoint to the target.
 
-    Raises: LossyExport with the difference: the keys can then not say what the weights leave to them.
+    Raises: LossyExport with the difference, if the keys cannot store the part that the weights do not get.
     """
     objection = decoded(checkpoint.runtime, checkpoint.edited(edits)).objection(target)
     if objection:

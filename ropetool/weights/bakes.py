@@ -1,7 +1,4 @@
-"""The bakes of a checkpoint of either format, each as tensor edits with the edits of keys that belong to them.
-
-Plans what changes; writes nothing.
-"""
+"""The bakes of a checkpoint of either format: tensor edits and the matching edits of keys."""
 
 from __future__ import annotations
 
@@ -28,7 +25,12 @@ DROP_NOTE = "dropping pairs removes positions at large distances: this is an exp
 
 @dataclass(frozen=True)
 class Bake:
-    """What a bake changes: the rows of tensors, the keys and vectors that belong to them, and what to know."""
+    """The changes of a bake.
+
+    tensors: the edits of tensors.
+    edits: the edits of keys and vectors.
+    notes: notes for the user.
+    """
 
     tensors: tuple[TensorEdit, ...] = ()
     edits: tuple[FileEdit, ...] = ()
@@ -38,93 +40,103 @@ class Bake:
 def attention_factor(source: Bakeable, side: str = K, *, config_only: bool = False) -> Bake:
     """Return the bake of the factor on cos and sin: its square into keys or queries, or the factor into both.
 
-    Layers without a key of their own keep what they get by those of others, and their weights take the rest.
-    config_only: into the config key that multiplies the score, where the family has one (granite).
-    Raises: ConfigError if the factor is 1 already; LossyExport, UnsupportedDtype where the weights cannot hold it.
+    Layers without a separate key get the factor in the key of a different layer type, and their weights get the rest.
+
+    side: K, Q or both.
+    config_only: put the factor into the config key that multiplies the score, if the family has one (granite).
+    Raises: ConfigError if the factor is already 1; LossyExport or UnsupportedDtype if the weights cannot store it.
     """
     targets = source.targets
-    factors = {kind: _one_factor(targets, entry) for kind, entry in targets.rotating.items()}
-    asked = {kind: factor for kind, factor in factors.items() if not _is_one(factor)}
-    if not asked:
+    factors = {layer_type: _one_factor(targets, entry) for layer_type, entry in targets.rotating.items()}
+    wanted_factors = {layer_type: factor for layer_type, factor in factors.items() if not _is_one(factor)}
+    if not wanted_factors:
         raise ConfigError("the attention factor is 1 already: there is nothing to bake", where=targets.where)
-    edits = source.factor_edits(dict.fromkeys(asked, 1.0), keep_softmax=True)
-    after = _after(source, edits, dict.fromkeys(asked, 1.0))
+    edits = source.factor_edits(dict.fromkeys(wanted_factors, 1.0), keep_softmax=True)
+    after = _after(source, edits, dict.fromkeys(wanted_factors, 1.0))
     if config_only:
-        return Bake((), (*edits, source.score_edit(asked)))
+        return Bake((), (*edits, source.score_edit(wanted_factors)))
     tensors: list[TensorEdit] = []
-    for kind, factor in factors.items():
-        rest = factor / after.entries[kind].attention_factor
+    for layer_type, factor in factors.items():
+        rest = factor / after.entries[layer_type].attention_factor
         if not _is_one(rest):
-            pairs = targets.rope.entries[kind].rotary_dim // 2
-            tensors += ops.gain_edits(targets, kind, [rest**2] * pairs, side, f"attention factor {rest:.6g} of {kind}")
-        score = targets.rope.entries[kind].softmax_multiplier / after.entries[kind].softmax_multiplier
+            pairs = targets.rope.entries[layer_type].rotary_dim // 2
+            tensors += ops.gain_edits(
+                targets, layer_type, [rest**2] * pairs, side, f"attention factor {rest:.6g} of {layer_type}"
+            )
+        score = targets.rope.entries[layer_type].softmax_multiplier / after.entries[layer_type].softmax_multiplier
         if not _is_one(score):
             reason = f"softmax multiplier {score:.6g}, which has the factor's key"
-            tensors += ops.score_edits(targets, kind, score, ops.query_side(targets), reason)
+            tensors += ops.score_edits(targets, layer_type, score, ops.query_side(targets), reason)
     return Bake(source.placed(tensors), tuple(edits))
 
 
 def shift_safe(source: Bakeable, side: str = K) -> Bake:
-    """Return the bake after which llama.cpp multiplies cos and sin by 1, in every layer that rotates.
+    """Return the bake that makes llama.cpp multiply cos and sin by 1, in every layer that rotates.
 
-    A context shift, cache reuse and self-extend turn cached keys by the same cos and sin once more: only with length 1
-    do the keys keep their size (src/llama-kv-cache.cpp, build_rope_shift).
-    Raises: as `attention_factor`; LossyExport where some layers would keep a factor.
+    A context shift, cache reuse and self-extend rotate cached keys a second time with the same cos and sin. The keys
+    keep their size only with factor 1 (src/llama-kv-cache.cpp, build_rope_shift).
+    Raises: the errors of `attention_factor`; LossyExport if some layers would keep a factor.
     """
     bake = attention_factor(source, side)
-    for kind, entry in computed(source.checkpoint.edited(bake.edits)).entries.items():
+    for layer_type, entry in computed(source.checkpoint.edited(bake.edits)).entries.items():
         if not _is_one(entry.attention_factor):
             raise LossyExport(
-                f"{kind} would keep the factor {entry.attention_factor:.6g}: llama.cpp scales the layer types differently, but "
+                f"{layer_type} would keep the factor {entry.attention_factor:.6g}: llama.cpp scales the layer types differently, but "
                 "has one key for all of them", where=source.targets.where,
             )  # fmt: skip
     return replace(bake, notes=(*bake.notes, SHIFT_NOTE))
 
 
 def softmax_scale(source: Bakeable, side: str = "") -> Bake:
-    """Return the bake of MLA's multiplier of the whole score: into the query latent's norm, else all query or key rows.
+    """Return the bake of MLA's multiplier of the whole score.
 
-    side: norm, q, k or both; by default norm where the model has a query latent, else q. The factor on cos and sin
-    is asked for as before.
-    Raises: ConfigError if the multiplier is 1 already; LossyExport, UnsupportedDtype where the weights cannot hold it.
+    It goes into the norm of the query latent, else into all query or key rows. The keys of the file keep the factor on
+    cos and sin.
+
+    side: norm, q, k or both; by default norm if the model has a query latent, else q.
+    Raises: ConfigError if the multiplier is already 1; LossyExport or UnsupportedDtype if the weights cannot store it.
     """
     targets = source.targets
-    kind, entry = targets.leading
+    layer_type, entry = targets.leading
     multiplier = entry.softmax_multiplier
     if _is_one(multiplier):
         raise ConfigError("the softmax multiplier is 1 already: there is nothing to bake", where=targets.where)
-    factors = {kind: _one_factor(targets, entry)}
+    factors = {layer_type: _one_factor(targets, entry)}
     edits = source.factor_edits(factors, keep_softmax=False)
     _after(source, edits, factors, softmax=1.0)
     reason = f"softmax multiplier {multiplier:.6g}"
-    tensors = ops.score_edits(targets, kind, multiplier, side or ops.query_side(targets), reason)
+    tensors = ops.score_edits(targets, layer_type, multiplier, side or ops.query_side(targets), reason)
     return Bake(source.placed(tensors), tuple(edits))
 
 
 def pair_gain(source: Bakeable, gains: Mapping[str, Sequence[float]], side: str = K) -> Bake:
-    """Return the bake of one gain per rotary pair, by kind of layer; the keys stay as they are."""
+    """Return the bake of one gain per rotary pair, by layer type, without edits of keys."""
     tensors: list[TensorEdit] = []
-    for kind, values in gains.items():
-        tensors += ops.gain_edits(source.targets, kind, values, side, f"gain of each rotary pair of {kind}")
+    for layer_type, values in gains.items():
+        tensors += ops.gain_edits(source.targets, layer_type, values, side, f"gain of each rotary pair of {layer_type}")
     return Bake(source.placed(tensors))
 
 
 def score_gain(source: Bakeable, multipliers: Mapping[str, float], side: str = "") -> Bake:
-    """Return the bake of a multiplier of the whole score, by kind of layer; the keys stay as they are.
+    """Return the bake of a multiplier of the whole score, by layer type, without edits of keys.
 
-    side: k, q or both, or norm for MLA's query latent; by default k, or where keys cannot take it as softmax_scale.
+    side: k, q or both, or norm for MLA's query latent. The default is k, or the default of `softmax_scale` if keys
+        cannot store it.
     """
     tensors: list[TensorEdit] = []
     chosen = side or ops.score_side(source.targets)
-    for kind, value in multipliers.items():
-        tensors += ops.score_edits(source.targets, kind, value, chosen, f"the score of {kind} times {value:.6g}")
+    for layer_type, value in multipliers.items():
+        tensors += ops.score_edits(
+            source.targets, layer_type, value, chosen, f"the score of {layer_type} times {value:.6g}"
+        )
     return Bake(source.placed(tensors))
 
 
 def layout(source: Bakeable, to: str) -> Bake:
-    """Return the bake that changes the order of the rotary channels, where a key says which it is.
+    """Return the bake that changes the order of the rotary channels, if a key sets this order.
 
-    Raises: LossyExport where none does: runtimes would rotate the wrong channels; ConfigError for another order.
+    Raises: LossyExport if there is no such key, because runtimes would rotate the wrong channels; ConfigError for an
+        invalid order.
     """
     edit = source.layout_edit(to)
     return Bake(source.placed(reordered(source.targets, to)), (edit,))
@@ -133,36 +145,38 @@ def layout(source: Bakeable, to: str) -> Bake:
 def reordered(targets: FoldTargets, to: str) -> list[TensorEdit]:
     """Return the edits that put the rotary channels of all layers into this order.
 
-    Raises: ConfigError if that is the order they have.
+    Raises: ConfigError if they already have this order.
     """
     tensors: list[TensorEdit] = []
-    for kind, entry in targets.rotating.items():
-        tensors += ops.layout_edits(targets, kind, to, f"rotary channels from {entry.layout} to {to}")
+    for layer_type, entry in targets.rotating.items():
+        tensors += ops.layout_edits(targets, layer_type, to, f"rotary channels from {entry.layout} to {to}")
     return tensors
 
 
 def drop_pairs(source: Bakeable, pairs: Iterable[int], mode: str) -> Bake:
-    """Return the bake that lets pairs of the full-attention layers stand still, or mutes them in the key rows.
+    """Return the bake that stops pairs of the full-attention layers, or mutes them in the key rows.
 
-    still: their frequency becomes zero, or so small that nothing turns. Lossy by design.
-    Raises: ConfigError for another mode or pair; LossyExport where the keys cannot say such a table.
+    It is lossy by design.
+    mode: still sets the frequency to zero, or so low that the pair does not rotate. mute sets the key rows to zero.
+    Raises: ConfigError for an invalid mode or pair; LossyExport if the keys cannot store such a table.
     """
-    targets, kind, gone = source.targets, names.FULL_ATTENTION, sorted(set(pairs))
+    targets, layer_type, dropped = source.targets, names.FULL_ATTENTION, sorted(set(pairs))
     if mode == "mute":
-        muted = ops.mute_edits(targets, kind, gone, f"pairs {', '.join(map(str, gone))} muted")
+        muted = ops.mute_edits(targets, layer_type, dropped, f"pairs {', '.join(map(str, dropped))} muted")
         return Bake(source.placed(muted), (), (DROP_NOTE,))
     if mode != "still":
         raise ConfigError(f"{mode!r} must be still or mute", where="--mode")
-    entry = targets.rope.entries[kind]
-    ops.kept_first(entry.rotary_dim, gone, entry.layout)  # checks the numbers
-    tensors, edits = source.still(gone)
+    entry = targets.rope.entries[layer_type]
+    ops.kept_first(entry.rotary_dim, dropped, entry.layout)  # checks the numbers
+    tensors, edits = source.still(dropped)
     return Bake(source.placed(tensors), tuple(edits), (DROP_NOTE,))
 
 
 def rearch_llama(source: Bakeable) -> Bake:
-    """Return the bake that makes a qwen2 file one of llama, which takes frequency vectors: renamed keys, moved rows.
+    """Return the bake that turns a qwen2 file into a llama file, which supports frequency vectors.
 
-    Raises: LossyExport for another architecture, or a tensor that llama has no place for.
+    It renames keys and reorders rows.
+    Raises: LossyExport for any other architecture, or a tensor that llama files do not have.
     """
     targets, model = source.targets, source.checkpoint
     assert isinstance(model, GgufCheckpoint)
@@ -171,23 +185,23 @@ def rearch_llama(source: Bakeable) -> Bake:
     if "output.bias" in model.tensors:
         raise LossyExport("has output.bias, which llama.cpp ignores in llama files", where=targets.where)
     edits = model.edits_of(_renamed(model, "qwen2", "llama"))
-    (kind,) = targets.rope.entries
-    wanted = targets.rope.with_entry(kind, replace(targets.rope.entries[kind], layout="interleaved"))
-    difference = wanted.disagreement(computed(source.checkpoint.edited(edits)))
+    (layer_type,) = targets.rope.entries
+    target = targets.rope.with_entry(layer_type, replace(targets.rope.entries[layer_type], layout="interleaved"))
+    difference = target.disagreement(computed(source.checkpoint.edited(edits)))
     if difference:
         raise LossyExport(f"as a llama file it would compute something else: {difference}", where=targets.where)
-    tensors = ops.layout_edits(targets, kind, "interleaved", "rows from the order of qwen2 to the order of llama")
+    tensors = ops.layout_edits(targets, layer_type, "interleaved", "rows from the order of qwen2 to the order of llama")
     return Bake(source.placed(tensors), tuple(edits))
 
 
 def _renamed(model: GgufCheckpoint, old: str, new: str) -> Patch:
-    """Return the patch that gives a model another architecture's name, in all its keys."""
+    """Return the patch that changes the architecture of a model in all its keys."""
     keys = {key: value for key, value in model.values.items() if key.startswith(f"{old}.")}
     values = {f"{new}.{key.removeprefix(f'{old}.')}": value for key, value in keys.items()}
     return Patch({archs.ARCHITECTURE: Value.of(ValueType.STR, new), **values}, frozenset(keys))
 
 
-# --- the same for several bakes
+# --- shared by several bakes
 
 
 def _one_factor(targets: FoldTargets, entry: LayerRope) -> float:
@@ -204,24 +218,25 @@ def _one_factor(targets: FoldTargets, entry: LayerRope) -> float:
 def _after(
     source: Bakeable, edits: Sequence[FileEdit], factors: Mapping[str, float], softmax: float | None = None
 ) -> RopeSet:
-    """Return what the runtime computes after the edits: as before, but for these factors and this softmax multiplier.
+    """Return the tables of the runtime after the edits.
 
-    Layers whose factor has no key of its own may get another one, and so may MLA's whole score.
+    Checks that only these factors and this multiplier change. The factor of layers without a separate key may also
+    change, and so may MLA's multiplier of the whole score.
     Raises: LossyExport with the difference.
     """
     after = computed(source.checkpoint.edited(edits))
     target = source.targets.rope
-    for kind, entry in source.targets.rotating.items():
-        if kind not in source.own_factors:
-            target = target.with_entry(kind, entry.with_factor(after.entries[kind].attention_factor))
-        elif kind in factors:
-            target = target.with_entry(kind, entry.with_factor(factors[kind]))
+    for layer_type, entry in source.targets.rotating.items():
+        if layer_type not in source.own_factors:
+            target = target.with_entry(layer_type, entry.with_factor(after.entries[layer_type].attention_factor))
+        elif layer_type in factors:
+            target = target.with_entry(layer_type, entry.with_factor(factors[layer_type]))
         if source.score_follows and softmax is None:
-            follows = after.entries[kind].softmax_multiplier
-            target = target.with_entry(kind, replace(target.entries[kind], softmax_multiplier=follows))
+            follows = after.entries[layer_type].softmax_multiplier
+            target = target.with_entry(layer_type, replace(target.entries[layer_type], softmax_multiplier=follows))
     if softmax is not None:
-        kind, _ = source.targets.leading
-        target = target.with_entry(kind, replace(target.entries[kind], softmax_multiplier=softmax))
+        layer_type, _ = source.targets.leading
+        target = target.with_entry(layer_type, replace(target.entries[layer_type], softmax_multiplier=softmax))
     check_computed(source.checkpoint, edits, target)
     return after
 

@@ -1,7 +1,4 @@
-"""FP8 weights: a factor goes into the scales of their blocks, where whole blocks take it; an order stays in a block.
-
-Knows how scale tensors lie over a weight, not what its rows mean.
-"""
+"""FP8 weights: a factor changes the scales of whole blocks, and a new row order must stay within a block."""
 
 from __future__ import annotations
 
@@ -15,16 +12,21 @@ from ropetool.files.dtypes import STORAGE
 from ropetool.weights.edits import SCALE, TensorEdit, by_tensor
 from ropetool.weights.fold_targets import FoldTargets, Stored, packed
 
-SCALES = ("_scale_inv", "_scale")  # behind the weight's own name: DeepSeek's blocks; one for all, or one a row
+SCALES = (
+    "_scale_inv",
+    "_scale",
+)  # after the weight's name: for DeepSeek's blocks; for the whole tensor, or for each row
 FP8 = ("F8_E4M3", "F8_E5M2")
 E8M0 = "F8_E8M0"
 
 
 def on_scales(edits: list[TensorEdit], targets: FoldTargets) -> tuple[TensorEdit, ...]:
-    """Return the edits with those of block-scaled weights moved onto their scales; others stay as they are.
+    """Return the edits with an effect. Edits of block-scaled weights become edits of their scales.
 
-    Raises: UnsupportedDtype where a factor would also scale rows that it does not concern, or is not a power of two
-    where the scales hold nothing else, or the weight is packed.
+    Raises: UnsupportedDtype in these cases:
+    - A factor would also scale other rows.
+    - The scales are powers of two, but a factor is not.
+    - The weight is packed.
     """
     change = by_tensor(edits)
     return tuple(_placed(edit, targets) for edit in edits if edit.tensor in change)
@@ -53,10 +55,10 @@ def _placed(edit: TensorEdit, targets: FoldTargets) -> TensorEdit:
 
 
 def _block_rows(targets: FoldTargets, edit: TensorEdit, scales: Stored) -> int:
-    """Return how many rows share a scale."""
+    """Return the number of rows that share a scale."""
     count = scales.shape[0] if scales.shape else 1
-    stated = targets.quantization.get("weight_block_size")
-    block = int(stated[0]) if isinstance(stated, list) and len(scales.shape) == 2 else -(-edit.height // count)
+    block_size = targets.quantization.get("weight_block_size")
+    block = int(block_size[0]) if isinstance(block_size, list) and len(scales.shape) == 2 else -(-edit.height // count)
     if block < 1 or -(-edit.height // block) != count:
         raise UnsupportedDtype(
             f"has {count} rows of scales for {edit.height} rows in blocks of {block}", where=edit.tensor
@@ -65,20 +67,20 @@ def _block_rows(targets: FoldTargets, edit: TensorEdit, scales: Stored) -> int:
 
 
 def _scaled(edit: TensorEdit, name: str, targets: FoldTargets, block: int) -> TensorEdit:
-    """Return the edit of the scales: every block row is either wholly scaled by one factor, or not touched."""
+    """Return the edit of the scales. All rows of a block must have the same factor."""
     factor = np.ones(edit.height)
     factor[edit.rows] = np.resize(np.array(edit.factors), edit.rows.size)
     count = -(-edit.height // block)
     rows, factors = [], []
     for i in range(count):
-        found = set(factor[i * block : (i + 1) * block].tolist())
-        if len(found) > 1:
+        block_factors = set(factor[i * block : (i + 1) * block].tolist())
+        if len(block_factors) > 1:
             raise UnsupportedDtype(
                 f"rows {i * block} to {min(edit.height, (i + 1) * block) - 1} share a scale, but only some of them need "
                 "the factor", where=edit.tensor, try_="bake a different --side, or a copy in bfloat16",
             )  # fmt: skip
         rows.append(i)
-        factors.append(found.pop())
+        factors.append(block_factors.pop())
     stored = targets.tensors[name]
     powers = stored.dtype == E8M0 or targets.quantization.get("scale_fmt") == "ue8m0"
     if powers and not all(f > 0 and math.frexp(f)[0] == 0.5 for f in factors):

@@ -1,6 +1,6 @@
-"""The scores of each baked layer before and after, on random activations, by the numpy reference of rope/arithmetic.py.
+"""The scores of each baked layer before and after, from random activations.
 
-Reads two versions of the same layers; does not know runtimes or limits.
+They are computed by the numpy reference in rope/arithmetic.py.
 """
 
 from __future__ import annotations
@@ -26,12 +26,18 @@ from ropetool.weights.fold_targets import PARTS, FoldRows, FoldTargets, attentio
 from ropetool.weights.gguf_scales import BLOCKS
 
 Reader = Callable[[str], Array]
-EPSILON = 1e-6  # of norms; the same on both sides, so its exact value changes no comparison
+EPSILON = 1e-6  # of norms; equal on both sides, so its exact value does not affect the comparison
 
 
 @dataclass(frozen=True)
 class LayerCheck:
-    """One layer's scores: the largest, how far the baked ones are from them, and how far without the bake."""
+    """The comparison of one layer's scores.
+
+    layer, layer_type: the layer.
+    largest: the largest score before the bake.
+    difference: the largest difference after the bake.
+    unbaked: the largest difference with the new keys but the old weights.
+    """
 
     layer: int
     layer_type: str
@@ -41,7 +47,7 @@ class LayerCheck:
 
 
 def reader(stored: Mapping[str, StoredTensor]) -> Reader:
-    """Return what reads a tensor by name as float64, rows first; the blocks of GGUF files as llama.cpp takes them.
+    """Return a function that reads a tensor by name as float64, rows first. It decodes quantised blocks like llama.cpp.
 
     Raises: UnsupportedDtype for FP8 and packed numbers; CorruptFile if a file became shorter.
     """
@@ -66,12 +72,12 @@ def check_scores(
     *,
     length: int = 64,
 ) -> list[LayerCheck]:
-    """Return how the scores of every layer that the edits touch compare, at positions up to the promised context.
+    """Return the comparison of every edited layer's scores, at positions up to the configured context length.
 
     Raises: UnsupportedDtype, LossyExport.
     """
     touched = {edit.tensor for edit in edits}
-    found = []
+    checks = []
     for layer_type, entry in before.rope.entries.items():
         after_entry = after.rope.entries[layer_type]
         for layer in layers(before, entry):
@@ -85,12 +91,12 @@ def check_scores(
             kept = np.isfinite(old)
             largest = float(np.abs(old[kept]).max())
             away, without = (float(np.abs(part[kept] - old[kept]).max()) for part in (new, unbaked))
-            found.append(LayerCheck(layer, layer_type, largest, away, without))
-    return found
+            checks.append(LayerCheck(layer, layer_type, largest, away, without))
+    return checks
 
 
 def layer_scores(targets: FoldTargets, entry: LayerRope, layer: int, read: Reader, context: int, length: int) -> Array:
-    """Return the scores of a layer for random activations at positions spread over the context.
+    """Return the scores of a layer for random activations, at equally spaced positions in the context.
 
     Shapes: -> (heads, length, length).
     """
@@ -111,45 +117,45 @@ def layer_scores(targets: FoldTargets, entry: LayerRope, layer: int, read: Reade
 
 def _activations(targets: FoldTargets, count: int) -> Array:
     width = int(targets.config[names.HIDDEN_SIZE])
-    found: Array = np.random.default_rng(0).standard_normal((count, width))
-    return found
+    activations: Array = np.random.default_rng(0).standard_normal((count, width))
+    return activations
 
 
 def _heads(targets: FoldTargets, entry: LayerRope, layer: int, read: Reader, x: Array, side: str) -> Array:
-    """Return the queries or keys of all heads, their rotary channels first.
+    """Return the queries or keys of all heads, with their rotary channels first.
 
     Shapes: x (n, hidden) -> (heads, n, width).
     """
-    made: Array | None = None
+    heads: Array | None = None
     for step, places in by_step(targets, entry, layer, targets.steps.q if side == Q else targets.steps.k, side):
         weight, bias = (_gathered(places, part, read) for part in PARTS)
         assert weight is not None
-        if made is None:
-            made = x @ weight.swapaxes(-1, -2)
+        if heads is None:
+            heads = x @ weight.swapaxes(-1, -2)
         else:
-            made = _normed(made, step) * (weight[..., 0][:, None] + step.offset)
+            heads = _normed(heads, step) * (weight[..., 0][:, None] + step.offset)
         if bias is not None:
-            made = made + bias[..., 0][:, None]
+            heads = heads + bias[..., 0][:, None]
         rotary = places[0].rotary
-    assert made is not None
-    return np.concatenate([made[..., rotary:], made[..., :rotary]], axis=-1)
+    assert heads is not None
+    return np.concatenate([heads[..., rotary:], heads[..., :rotary]], axis=-1)
 
 
 def _gathered(places: list[FoldRows], part: str, read: Reader) -> Array | None:
-    """Return the rows of each head, from one tensor or from one of each head.
+    """Return the rows of each head, from one tensor for all heads or one for each.
 
-    Shapes: -> (heads, width, row length), heads 1 where all share a vector.
+    Shapes: -> (heads, width, row length); heads is 1 if all share a vector.
     """
-    found = []
+    parts = []
     for place in places:
         if place.tensor.endswith(part):
             rows = np.add.outer(np.array(place.starts), np.arange(place.width))
-            found.append(read(place.tensor).reshape(place.height, -1)[rows])
-    return np.concatenate(found) if found else None
+            parts.append(read(place.tensor).reshape(place.height, -1)[rows])
+    return np.concatenate(parts) if parts else None
 
 
 def _normed(x: Array, step: FoldStep) -> Array:
-    """Return heads divided by their size: each alone, or all together under a norm as wide as all of them."""
+    """Return heads divided by their size. The size is of each head, or of all heads for a norm over all of them."""
     axes: Any = (0, 2) if step.norm == "rms" and step.rows == "heads" else 2
     if step.norm == "layer":
         x = x - x.mean(axis=axes, keepdims=True)
@@ -158,7 +164,7 @@ def _normed(x: Array, step: FoldStep) -> Array:
 
 
 def _latent_heads(targets: FoldTargets, entry: LayerRope, layer: int, read: Reader, count: int) -> tuple[Array, Array]:
-    """Return MLA's queries and keys, the decoupled rotary channels first."""
+    """Return MLA's queries and keys, with the decoupled rotary channels first."""
     prefix, x = attention_name(targets, layer), _activations(targets, count)
     weight, bias = _rows(read, targets, f"{prefix}.kv_a_proj_with_mqa")
     rank = int(targets.config[names.KV_LORA_RANK])
@@ -181,5 +187,5 @@ def _rows(read: Reader, targets: FoldTargets, name: str) -> tuple[Array, Array]:
 
 
 def _rms(x: Array) -> Array:
-    found: Array = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + EPSILON)
-    return found
+    scaled: Array = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + EPSILON)
+    return scaled

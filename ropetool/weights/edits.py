@@ -1,7 +1,4 @@
-"""A change of one tensor as plain data: equal blocks of rows that are scaled or reordered, and why.
-
-Knows rows and numbers; neither files, nor formats, nor what the rows mean to a model.
-"""
+"""A change of one tensor as plain data: equal blocks of rows that are scaled or reordered, with a reason."""
 
 from __future__ import annotations
 
@@ -21,11 +18,17 @@ SCALE, PERMUTE = "scale", "permute"
 
 @dataclass(frozen=True)
 class TensorEdit:
-    """Blocks of `length` rows from each of `starts` on, scaled by `factors` or put into `order`.
+    """Blocks of rows of a tensor that are scaled or reordered.
 
-    height: how many rows the tensor is seen to have; a vector has as many as elements, a norm of heads x channels too.
-    factors: one for all rows of a block, or one for each. order: new row i of a block is its old row order[i].
-    offset: what the runtime adds to a stored number before it multiplies (1 for gemma's norms).
+    tensor: its name.
+    operation: SCALE or PERMUTE.
+    height: the number of rows. For a vector, it is the number of elements; for a norm, it may be heads x channels.
+    starts: the first row of each block.
+    length: the number of rows in a block.
+    factors: one factor for all rows of a block, or one for each row.
+    order: new row i of a block is its old row order[i].
+    offset: the number that the runtime adds to a stored number before multiplying (1 for gemma's norms).
+    reason: the reason as text.
     """
 
     tensor: str
@@ -60,8 +63,8 @@ class TensorEdit:
     @property
     def rows(self) -> npt.NDArray[np.int64]:
         """Return the rows of all blocks, block by block."""
-        found: npt.NDArray[np.int64] = np.add.outer(np.array(self.starts), np.arange(self.length)).reshape(-1)
-        return found
+        rows_of_blocks: npt.NDArray[np.int64] = np.add.outer(np.array(self.starts), np.arange(self.length)).reshape(-1)
+        return rows_of_blocks
 
     def to_json(self) -> dict[str, Any]:
         data = {
@@ -74,9 +77,9 @@ class TensorEdit:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TensorEdit:
-        """Return the edit of a plan file.
+        """Return an edit from a plan file.
 
-        Raises: KeyError, TypeError, ValueError or ConfigError if it is none.
+        Raises: KeyError, TypeError, ValueError or ConfigError if the data is invalid.
         """
         return cls(
             str(data["tensor"]), str(data["operation"]), int(data["height"]), tuple(map(int, data["starts"])),
@@ -87,7 +90,7 @@ class TensorEdit:
 
 @dataclass(frozen=True, eq=False)
 class RowChange:
-    """What all edits of a tensor come to: new row i is (old row source[i] + offset) * factor[i] - offset.
+    """All edits of a tensor combined: new row i is (old row source[i] + offset) * factor[i] - offset.
 
     Shapes: source (height,), factor (height,).
     """
@@ -105,9 +108,9 @@ class RowChange:
 
 
 def row_change(edits: Sequence[TensorEdit]) -> RowChange:
-    """Return the edits of one tensor, in order, as one change: its numbers are rounded once.
+    """Return the edits of one tensor, in order, as one change, so that its numbers are rounded only once.
 
-    Raises: ConfigError if they do not see the same tensor.
+    Raises: ConfigError if the edits differ in height or offset.
     """
     first = edits[0]
     source, factor = np.arange(first.height), np.ones(first.height)
@@ -126,20 +129,20 @@ def row_change(edits: Sequence[TensorEdit]) -> RowChange:
 
 
 def described(edits: Sequence[TensorEdit]) -> tuple[str, ...]:
-    """Return the reasons in words, each with the tensors that it touches: layers by their number."""
+    """Return each reason with the tensors that it affects, as text. Layer numbers become *, with a count."""
     touched: dict[str, dict[str, int]] = {}
     for edit in edits:
-        kinds = touched.setdefault(edit.reason.partition(", in the scales of ")[0], {})
+        counts = touched.setdefault(edit.reason.partition(", in the scales of ")[0], {})
         name = re.sub(r"\.\d+\.", ".*.", edit.tensor)
-        kinds[name] = kinds.get(name, 0) + 1
+        counts[name] = counts.get(name, 0) + 1
     return tuple(
-        f"{reason}: " + ", ".join(f"{name} ({count})" for name, count in kinds.items())
-        for reason, kinds in touched.items()
+        f"{reason}: " + ", ".join(f"{name} ({count})" for name, count in counts.items())
+        for reason, counts in touched.items()
     )
 
 
 def by_tensor(edits: Sequence[TensorEdit]) -> dict[str, RowChange]:
-    """Return what happens to each tensor that an edit names and really changes."""
+    """Return the combined change of each tensor that really changes, by name."""
     grouped: dict[str, list[TensorEdit]] = {}
     for edit in edits:
         grouped.setdefault(edit.tensor, []).append(edit)

@@ -1,7 +1,4 @@
-"""Where a checkpoint's weights can carry a change: the rows of each layer's queries and keys, as its family has them.
-
-Knows tensor names and shapes, not what a change does to them.
-"""
+"""The rows of each layer's queries and keys in a checkpoint's weights, from the data of its family."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from ropetool.families.rows import K, Sizes, select
 from ropetool.rope.tables import LayerRope, RopeSet
 
 PARTS = (".weight", ".bias")
-# What stands in place of .weight where a projection is packed, by the tool that packs it.
+# The suffix in place of .weight for a packed projection, and the tool that packs it.
 PACKED = {
     ".qweight": "GPTQ or AWQ", ".weight_packed": "compressed-tensors", ".weight.absmax": "bitsandbytes",
     ".weight_blocks": "MXFP4", ".weight_scale_2": "NVFP4",
@@ -24,12 +21,12 @@ PACKED = {
 
 
 def cannot_bake(model: str, reason: str, where: str) -> LossyExport:
-    """Return the refusal of a bake into a family or architecture."""
+    """Return the error about a family or architecture that bakes do not support."""
     return LossyExport(f"cannot bake into {model} models: {reason}", where=where)
 
 
 def packed(what: str, tensor: str) -> UnsupportedDtype:
-    """Return the refusal of a bake into a tensor whose rows share scales. what: a predicate such as "has type I32"."""
+    """Return the error about a tensor whose rows share scales. what: a predicate such as "has type I32"."""
     return UnsupportedDtype(
         f"{what}: its rows share scales, so bake cannot change single rows exactly; an extension that edits only "
         "config.json works", where=tensor, try_="bake the unpacked model, then pack it",
@@ -37,7 +34,7 @@ def packed(what: str, tensor: str) -> UnsupportedDtype:
 
 
 class Stored(Protocol):
-    """What is asked of a tensor of any format: its type and its shape, rows first."""
+    """The type and shape of a tensor of any format, rows first."""
 
     @property
     def dtype(self) -> str: ...
@@ -48,11 +45,17 @@ class Stored(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class FoldTargets:
-    """What bakes look at: the family, the config's section with the rope keys, what rotates, the tensors by name.
+    """A checkpoint's data for bakes.
 
-    config: what the selectors and switches of the family read; quantization: the config's quantization_config.
-    of_layers: what single layers have in place of the config's. without_attention, without_keys: the layers that have
-    none, and those that attend by the keys of another layer.
+    family: its family.
+    config: the values that row selectors and switches of the family read.
+    rope: the tables of its runtime.
+    tensors: its tensors, by name.
+    quantization: the config's quantization_config.
+    where: the checkpoint, in messages.
+    of_layers: config values of single layers, which override `config`.
+    without_attention: layers without attention.
+    without_keys: layers that use the keys of a different layer.
     """
 
     family: Family
@@ -69,7 +72,7 @@ class FoldTargets:
     def steps(self) -> FoldSteps:
         """Return the family's steps to queries and keys.
 
-        Raises: LossyExport if it has none, or no bake is exact for it.
+        Raises: LossyExport if they are unknown, or if no bake is exact for the family.
         """
         bake = self.family.bake
         if bake is None or bake.refused:
@@ -84,23 +87,23 @@ class FoldTargets:
 
     @property
     def rotating(self) -> dict[str, LayerRope]:
-        """Return the kinds of layer that rotate."""
-        return {kind: entry for kind, entry in self.rope.entries.items() if entry.table is not None}
+        """Return the layer types that rotate."""
+        return {layer_type: entry for layer_type, entry in self.rope.entries.items() if entry.table is not None}
 
     @property
     def leading(self) -> tuple[str, LayerRope]:
-        """Return the kind of layer that keys speak of first: full attention, or the first that rotates.
+        """Return the main layer type: full attention if it rotates, else the first that rotates.
 
-        Raises: LossyExport if none does.
+        Raises: LossyExport if no layer rotates.
         """
         rotating = self.rotating
         if not rotating:
             raise LossyExport("no layer rotates", where=self.where)
-        kind = names.FULL_ATTENTION if names.FULL_ATTENTION in rotating else next(iter(rotating))
-        return kind, rotating[kind]
+        layer_type = names.FULL_ATTENTION if names.FULL_ATTENTION in rotating else next(iter(rotating))
+        return layer_type, rotating[layer_type]
 
     def sizes(self, entry: LayerRope, layer: int) -> Sizes:
-        """Return what the row selectors count with in a layer of this kind."""
+        """Return the sizes for row selectors in a layer of this layer type."""
         config = {**self.config, **self.of_layers.get(layer, {})}
         heads = config.get(names.NUM_ATTENTION_HEADS)
         if heads is None:
@@ -111,7 +114,15 @@ class FoldTargets:
 
 @dataclass(frozen=True)
 class FoldRows:
-    """Rows of one tensor: head h has `width` of them from starts[h] on, its rotary ones from `rotary` in them."""
+    """Rows of one tensor, for each head.
+
+    tensor: its name.
+    height: its number of rows.
+    starts: the first row of each head.
+    width: the number of rows of a head.
+    rotary: the first rotary row within a head.
+    offset: the number that the runtime adds to a stored number before multiplying.
+    """
 
     tensor: str
     height: int
@@ -122,12 +133,12 @@ class FoldRows:
 
 
 def layers(targets: FoldTargets, entry: LayerRope) -> tuple[int, ...]:
-    """Return the layers of this entry that have attention, those of multi-token prediction behind the last one included."""
+    """Return the layers of this entry that have attention, with layers of multi-token prediction after the last one."""
     count = int(targets.config.get(names.NUM_HIDDEN_LAYERS) or 0)
     if targets.without_attention:
         return tuple(layer for layer in entry.layers if layer not in targets.without_attention)
     if len(targets.rope.entries) > 1 or entry.layers != tuple(range(count)):
-        return entry.layers  # a layer behind the last would be of a kind that no key states
+        return entry.layers  # the layer type of a layer after the last would be unknown
     more: list[int] = []
     while attention_name(targets, count + len(more)):
         more.append(count + len(more))
@@ -135,7 +146,7 @@ def layers(targets: FoldTargets, entry: LayerRope) -> tuple[int, ...]:
 
 
 def attention_name(targets: FoldTargets, layer: int) -> str:
-    """Return the name of the layer's attention as the file has it, empty where it has none."""
+    """Return the name of the layer's attention in the file, or an empty text."""
     for template in targets.steps.layers:
         prefix = template.format(layer=layer)
         for step in (*targets.steps.k, *targets.steps.q):
@@ -148,34 +159,37 @@ def attention_name(targets: FoldTargets, layer: int) -> str:
 def fold_rows(
     targets: FoldTargets, entry: LayerRope, layer: int, steps: tuple[FoldStep, ...], side: str, *, last: bool
 ) -> list[FoldRows]:
-    """Return the rows that the steps in use have in a layer; of the last step alone, or of all.
+    """Return the rows of the steps in a layer. last: only of the last step.
 
-    Raises: LossyExport if the file does not have what its config says, or has it packed.
+    Raises: LossyExport if the file lacks a tensor that its config requires, or has it packed.
     """
-    found = by_step(targets, entry, layer, steps, side, last=last)
-    return [place for _, some in found for place in some]
+    steps_with_rows = by_step(targets, entry, layer, steps, side, last=last)
+    return [place for _, some in steps_with_rows for place in some]
 
 
 def by_step(
     targets: FoldTargets, entry: LayerRope, layer: int, steps: tuple[FoldStep, ...], side: str, *, last: bool = False
 ) -> list[tuple[FoldStep, list[FoldRows]]]:
-    """Return each step in use with its rows; none for the keys of a layer that has none of its own."""
+    """Return each applicable step with its rows.
+
+    The list is empty for keys if the layer uses the keys of a different layer.
+    """
     if side == K and layer in targets.without_keys:
         return []
     prefix = attention_name(targets, layer)
     if not prefix:
-        wanted = f"{targets.steps.layers[0].format(layer=layer)}.{targets.steps.k[0].tensor}.weight"
-        raise LossyExport(f"the file has no {wanted}", where=targets.where)
+        missing = f"{targets.steps.layers[0].format(layer=layer)}.{targets.steps.k[0].tensor}.weight"
+        raise LossyExport(f"the file has no {missing}", where=targets.where)
     used = [step for step in steps if _in_use(targets, prefix, step)]
     return [(step, _of_step(targets, entry, layer, step, side)) for step in (used[-1:] if last else used)]
 
 
 def _in_use(targets: FoldTargets, prefix: str, step: FoldStep) -> bool:
-    for key, wanted in ((step.when, True), (step.unless, False)):
+    for key, required in ((step.when, True), (step.unless, False)):
         if not key:
             continue
         if key in targets.config:
-            if bool(targets.config[key]) is not wanted:
+            if bool(targets.config[key]) is not required:
                 return False
         elif not any(f"{prefix}.{step.tensor.format(head=0)}{end}" in targets.tensors for end in (".weight", *PACKED)):
             return False
@@ -186,15 +200,17 @@ def _of_step(targets: FoldTargets, entry: LayerRope, layer: int, step: FoldStep,
     sizes, prefix = targets.sizes(entry, layer), attention_name(targets, layer)
     rows = select(step.rows, sizes, side)
     count = sizes.of(side) if "{head}" in step.tensor else 1
-    found = []
+    rows_of_parts = []
     for head in range(count):
         base = f"{prefix}.{step.tensor.format(head=head)}"
         _check_weight(targets, base, rows.height)
         for part in PARTS:
             if f"{base}{part}" in targets.tensors:
                 offset = step.offset if part == ".weight" else 0.0
-                found.append(FoldRows(f"{base}{part}", rows.height, rows.starts, rows.width, rows.rotary, offset))
-    return found
+                rows_of_parts.append(
+                    FoldRows(f"{base}{part}", rows.height, rows.starts, rows.width, rows.rotary, offset)
+                )
+    return rows_of_parts
 
 
 def _check_weight(targets: FoldTargets, base: str, height: int) -> None:

@@ -1,7 +1,4 @@
-"""A GGUF model as something to bake into: what its metadata asks llama.cpp for, and no longer for what the weights do.
-
-Knows keys and frequency vectors, not the weights.
-"""
+"""A GGUF model to bake into: the metadata keys that set a factor, and their values when the weights contain it."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ from ropetool.weights.gguf_scales import on_blocks
 
 @dataclass(frozen=True, eq=False)
 class GgufBakeable:
-    """A GGUF model; one key holds the attention factor of all its layers."""
+    """A GGUF model. One key sets the attention factor of all its layers."""
 
     checkpoint: GgufCheckpoint
     targets: FoldTargets
@@ -39,7 +36,7 @@ class GgufBakeable:
     def of(cls, checkpoint: GgufCheckpoint, bake_dtype: str = "") -> GgufBakeable:
         """Return the model with its fold targets.
 
-        Raises: LossyExport if llama.cpp refuses the model, or its fold targets are not known.
+        Raises: LossyExport if llama.cpp refuses the model, or its fold targets are unknown.
         """
         return cls(checkpoint, gguf_targets(checkpoint), bake_dtype)
 
@@ -49,19 +46,22 @@ class GgufBakeable:
 
     @property
     def score_follows(self) -> bool:
-        """Whether what multiplies the whole score may change with the factor on cos and sin: one key may hold both."""
+        """Return whether the multiplier of the whole score may change with the factor on cos and sin.
+
+        One key can set both.
+        """
         return self.targets.leading[1].softmax_multiplier != 1
 
     def factor_edits(self, factors: Mapping[str, float], *, keep_softmax: bool) -> list[FileEdit]:
-        kind, entry = self.targets.leading
+        layer_type, entry = self.targets.leading
         scale = math.sqrt(entry.softmax_multiplier) if keep_softmax else 1.0
-        return self.checkpoint.edits_of(_factor_patch(self.checkpoint, entry, factors.get(kind, 1.0), scale))
+        return self.checkpoint.edits_of(_factor_patch(self.checkpoint, entry, factors.get(layer_type, 1.0), scale))
 
     def score_edit(self, factors: Mapping[str, float]) -> FileEdit:
         raise ConfigError("a GGUF file has no key that multiplies the score", where="--config-only")
 
     def layout_edit(self, to: str) -> FileEdit:
-        """Refuse: only the architecture's name tells llama.cpp in which order it rotates."""
+        """Raise LossyExport, because llama.cpp derives the channel order from the architecture."""
         raise LossyExport(
             f"llama.cpp always rotates the channels of these files in the {self.targets.leading[1].layout} order; it would "
             f"misread the {to} order", where=self.targets.where,
@@ -69,17 +69,17 @@ class GgufBakeable:
         )  # fmt: skip
 
     def still(self, pairs: Sequence[int]) -> tuple[list[TensorEdit], list[FileEdit]]:
-        """Return frequency vectors whose divisors at these pairs are beyond any length."""
+        """Return frequency vectors with very large divisors for these pairs."""
         model, reader = self.checkpoint, Model.of(self.checkpoint)
-        wanted = reader.arch.loads(reader.get(archs.SCALING_TYPE, "linear")) if reader.arch.vectors else ()
-        if not wanted:
+        vector_names = reader.arch.loads(reader.get(archs.SCALING_TYPE, "linear")) if reader.arch.vectors else ()
+        if not vector_names:
             more = " or --rearch llama" if reader.arch.name == "qwen2" else ""
             raise LossyExport(
                 f"llama.cpp does not use frequency vectors for {reader.arch.name}, so it rotates every pair",
                 where=model.where, try_=f"--mode mute{more}",
             )  # fmt: skip
         size, vectors = self.targets.rope.entries[names.FULL_ATTENTION].rotary_dim // 2, {}
-        for name in wanted:
+        for name in vector_names:
             vectors[name] = model.vector(name).copy() if name in model.tensors else np.ones(size, np.float32)
             vectors[name][list(pairs)] = ops.STILL_DIVISOR
         return [], model.edits_of(Patch(tensors=vectors))
@@ -88,41 +88,45 @@ class GgufBakeable:
         return on_blocks(edits, self.targets, self.bake_dtype)
 
     def other_edits(self, tensors: Sequence[TensorEdit]) -> list[FileEdit]:
-        """Return the edits that remove our own keys, which spoke of the weights as they were."""
+        """Return the edits that remove ropetool's own keys, because they describe the weights before the bake."""
         return removal(self.checkpoint)
 
 
 def _factor_patch(model: GgufCheckpoint, entry: LayerRope, factor: float, scale: float) -> Patch:
-    """Return the keys by which llama.cpp multiplies cos and sin by `factor`, and MLA's score by the square of `scale`."""
+    """Return the keys that make llama.cpp multiply cos and sin by `factor`, and MLA's score by the square of `scale`."""
     reader = Model.of(model)
     if archs.YARN_LOG_MULTIPLIER not in reader.arch.keys or not reader.arch.mla:
         if reader.arch.mla and math.isclose(scale, 1) and not math.isclose(factor, 1):
             raise LossyExport(f"llama.cpp has one key for both factors of {reader.arch.name}", where=model.where)
         old = reader.number(archs.ATTN_FACTOR, 1.0)
-        return _stating(reader, {archs.ATTN_FACTOR: (old * factor / entry.attention_factor, 1.0)})
+        return _patch_of_numbers(reader, {archs.ATTN_FACTOR: (old * factor / entry.attention_factor, 1.0)})
     stretch = 0.1 * math.log(entry.factor or 1.0)
     yarn = reader.get(archs.SCALING_TYPE, "linear") == "yarn"
-    whole = scale / factor if yarn else scale / (factor * (1 + stretch))  # linear scaling gets YaRN's factor there too
+    whole = (
+        scale / factor if yarn else scale / (factor * (1 + stretch))
+    )  # llama.cpp also applies YaRN's factor to linear scaling
     log_multiplier = (whole - 1) / stretch if stretch else 0.0
     if math.isclose(whole, 1, rel_tol=TABLE_TOLERANCE):
         log_multiplier = 0.0
-    # src/llama-context.cpp: deepseek2 takes both multipliers to be equal, so their ratio is 1; others divide by theirs.
+    # src/llama-context.cpp: for deepseek2, both multipliers are equal, so their ratio is 1. Other architectures divide.
     if not yarn or (log_multiplier and reader.arch.name == "deepseek2"):
-        stated = factor
+        attn_factor = factor
     else:
-        stated = scale / (1 + stretch)
+        attn_factor = scale / (1 + stretch)
     multiplier = log_multiplier * float(np.float32(0.1))
-    return _stating(reader, {archs.ATTN_FACTOR: (stated, 1.0), archs.YARN_LOG_MULTIPLIER: (multiplier, 0.0)})
+    return _patch_of_numbers(
+        reader, {archs.ATTN_FACTOR: (attn_factor, 1.0), archs.YARN_LOG_MULTIPLIER: (multiplier, 0.0)}
+    )
 
 
-def _stating(reader: Model, wanted: Mapping[str, tuple[float, float]]) -> Patch:
-    """Return the patch that states these numbers, and leaves out those that are llama.cpp's defaults."""
-    stated: dict[str, Value] = {}
+def _patch_of_numbers(reader: Model, numbers: Mapping[str, tuple[float, float]]) -> Patch:
+    """Return the patch that sets these numbers. A number equal to llama.cpp's default is left out."""
+    values: dict[str, Value] = {}
     removed = set()
-    for suffix, (number, default) in wanted.items():
+    for suffix, (number, default) in numbers.items():
         key = reader.key(suffix)
         if not math.isclose(number, default, rel_tol=1e-9, abs_tol=1e-12):
-            stated[key] = Value.of(ValueType.F32, number)
+            values[key] = Value.of(ValueType.F32, number)
         elif key in reader.view.values:
             removed.add(key)
-    return Patch(stated, frozenset(removed))
+    return Patch(values, frozenset(removed))

@@ -1,7 +1,4 @@
-"""Where a GGUF file can carry a change: the steps of its family, or of llama.cpp's graph, with the sizes from its metadata.
-
-Knows tensor names and keys, not what a change does to them.
-"""
+"""The fold targets of a GGUF file: the steps of its family or of llama.cpp's graph, with sizes from the metadata."""
 
 from __future__ import annotations
 
@@ -23,22 +20,22 @@ from ropetool.runtimes.llama_cpp.layers import Model, value_of
 from ropetool.weights.bakeable import computed
 from ropetool.weights.fold_targets import FoldTargets, cannot_bake
 
-FUSED = "attn_qkv"  # [all queries, all keys, all values], whatever order the checkpoint had
+FUSED = "attn_qkv"  # [all queries, all keys, all values], regardless of the order in the checkpoint
 FUSED_ROWS = ("fused_sides", "fused_heads")
 _MLA_SIZES = {"q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank"}
 _INDEXER_SIZE = "attention.indexer.key_length"
 
 
 def gguf_targets(model: GgufCheckpoint) -> FoldTargets:
-    """Return a GGUF model as bakes look at it.
+    """Return the fold targets of a GGUF model.
 
-    Raises: LossyExport if llama.cpp refuses the model, its steps are not known, or a norm behind the rotation or its
-    graph leaves nothing to bake.
+    Raises: LossyExport if llama.cpp refuses the model, if its steps are unknown, or if a norm after the rotation or its
+        graph makes bakes impossible.
     """
     rope = computed(model)
     try:
         return _targets(model, rope)
-    except Refuses as refusal:  # a key that rotation does not need, and rows do
+    except Refuses as refusal:  # about a key that only the rows need
         raise LossyExport(f"llama.cpp stops on this file: {refusal}", where=model.where) from None
 
 
@@ -75,7 +72,7 @@ def _targets(model: GgufCheckpoint, rope: RopeSet) -> FoldTargets:
 
 
 def _family(arch: Architecture, where: str) -> Family:
-    """Return the family of such files, or what stands for one where only llama.cpp's graph is described."""
+    """Return the family of files with this architecture. If only llama.cpp's graph is known, return a minimal family."""
     known = families.by_gguf_architecture()
     if arch.name in known:
         return known[arch.name]
@@ -104,13 +101,16 @@ def _fused(model: GgufCheckpoint, rope: RopeSet) -> bool:
 
 
 def _renamed(family: Family, step: FoldStep, projection: str, fused: bool) -> FoldStep:
-    """Return the step as the file has it: one tensor of all projections or three, and gemma's 1 already in its norms."""
+    """Return the step with the file's tensor names: one tensor for all projections or three.
+
+    Its offset is 0, because the norms of gemma files already contain the 1.
+    """
     name = family.gguf_name(step.tensor) if family.export is not None else step.tensor
-    assert name is not None  # the loader of families has seen to it
+    assert name is not None  # the loader of families checks this
     if name in (FUSED, projection) and step.rows in ("heads", *FUSED_ROWS):
         name, rows = (FUSED, "fused_sides") if fused else (projection, "heads")
         return replace(step, tensor=name, rows=rows)
-    rows = "heads" if "{head}" in step.tensor else step.rows  # the norms of all heads lie in one tensor
+    rows = "heads" if "{head}" in step.tensor else step.rows  # the norms of all heads are in one tensor
     return replace(step, tensor=name, rows=rows, offset=0.0)
 
 
@@ -118,7 +118,7 @@ def _renamed(family: Family, step: FoldStep, projection: str, fused: bool) -> Fo
 
 
 def _config(model: Model, count: int) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
-    """Return the sizes that row selectors count with, under the names of config.json, and those of single layers."""
+    """Return the sizes for row selectors, with the names of config.json, and the sizes of layers that differ."""
     every = {layer: _sizes_of(model, layer, count) for layer in range(count)}
     first = next((sizes for layer, sizes in every.items() if 0 not in _heads(model, layer)), every[0])
     config = {names.NUM_HIDDEN_LAYERS: count, names.HIDDEN_SIZE: int(model.need(archs.EMBEDDING_LENGTH)), **first}
@@ -145,12 +145,12 @@ def _sizes_of(model: Model, layer: int, count: int) -> dict[str, Any]:
 
 
 def _latent_sizes(model: Model, slides: bool) -> dict[str, int | None]:
-    """Return the sizes of MLA; files from before the split of kv_b state whole heads in key_length."""
+    """Return the sizes of MLA. In files from before the split of kv_b, key_length is the size of whole heads."""
 
     def read(suffix: str) -> int | None:
         own: int | None = value_of(model.view, model.key(f"{suffix}_swa"), ValueType.U32) if slides else None
-        found: int | None = value_of(model.view, model.key(suffix), ValueType.U32)
-        return found if own is None else own
+        size: int | None = value_of(model.view, model.key(suffix), ValueType.U32)
+        return size if own is None else own
 
     sizes = {key: read(suffix) for key, suffix in _MLA_SIZES.items()}
     whole = read(archs.KEY_LENGTH_MLA) or read(archs.KEY_LENGTH) or layers.head_dim(model)
@@ -159,14 +159,14 @@ def _latent_sizes(model: Model, slides: bool) -> dict[str, int | None]:
 
 
 def _without_attention(model: Model, count: int) -> frozenset[int]:
-    """Return the layers that have no heads, or whose tensors are those of an earlier one."""
+    """Return the layers without heads, or whose tensors belong to an earlier layer."""
     stacks = folding.TWO_STACKS.get(model.arch.name)
     own = count if stacks is None else 2 * (value_of(model.view, model.key(stacks), ValueType.U32) or count)
     return frozenset(layer for layer in range(count) if layer >= own or 0 in _heads(model, layer))
 
 
 def _without_keys(model: Model, count: int) -> frozenset[int]:
-    """Return the last layers where they attend by the keys of others."""
+    """Return the last layers if they use the keys of other layers."""
     first = folding.LAYERS_WITH_KEYS.get(model.arch.name, count)
     if model.arch.name in folding.SHARE_LAST_KEYS:
         shared = value_of(model.view, model.key(folding.SHARED_KEY_LAYERS), ValueType.U32) or 0

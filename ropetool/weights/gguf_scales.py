@@ -1,6 +1,6 @@
-"""Quantised rows of a GGUF file: a factor goes into the scales of their blocks; the numbers inside stay.
+"""Quantised rows of a GGUF file: a factor changes the scales of their blocks, not the numbers in them.
 
-Knows where each block type keeps its scales (ggml/src/ggml-common.h), not which tensor is which.
+The positions of the scales are from ggml/src/ggml-common.h.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ropetool.weights.edits import SCALE, TensorEdit, by_tensor
 from ropetool.weights.fold_targets import FoldTargets
 from ropetool.weights.rounding import RoundingErrors
 
-# Where a block keeps its float16 scales, in bytes; every number of the block is linear in them.
+# The offsets of the float16 scales in a block, in bytes. Every number of the block is proportional to them.
 F16_SCALES = {
     **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_S"), (0,)),
     **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S"), (0,)),
@@ -28,17 +28,15 @@ F16_SCALES = {
     "Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,),
 }  # fmt: skip
 E8M0 = "MXFP4"  # its blocks begin with a power of two
-WIDE = ("F32",)  # what --bake-dtype may ask for here: llama.cpp multiplies with no F64
-KINDS = {kind.name: kind for kind in GGML_TYPES.values()}
-BLOCKS = {
-    kind.name: number for number, kind in GGML_TYPES.items() if kind.block > 1
-}  # types of several numbers a block
+WIDE = ("F32",)  # the values of --bake-dtype for GGUF files, because llama.cpp cannot multiply F64
+TYPES = {type_.name: type_ for type_ in GGML_TYPES.values()}
+BLOCKS = {type_.name: number for number, type_ in GGML_TYPES.items() if type_.block > 1}
 
 
 def on_blocks(edits: Sequence[TensorEdit], targets: FoldTargets, bake_dtype: str = "") -> tuple[TensorEdit, ...]:
-    """Return the edits that change something, each saying where its factor goes.
+    """Return the edits with an effect. Each reason names the place of the factor.
 
-    Raises: UnsupportedDtype where the stored type cannot take the factor; ConfigError for a bake_dtype that is none.
+    Raises: UnsupportedDtype if the stored type cannot be multiplied; ConfigError for an invalid bake_dtype.
     """
     if bake_dtype and bake_dtype not in WIDE:
         raise ConfigError(f"is {bake_dtype}; for a GGUF file it must be one of {', '.join(WIDE)}", where="--bake-dtype")
@@ -54,8 +52,8 @@ def _explained(edit: TensorEdit, dtype: str, bake_dtype: str) -> TensorEdit:
     if bake_dtype:
         return replace(edit, reason=f"{edit.reason}, the {dtype} numbers as {bake_dtype}")
     check_factors(dtype, np.array(edit.factors), edit.tensor)
-    kind = "powers of two" if dtype == E8M0 else "float16 scales"
-    return replace(edit, reason=f"{edit.reason}, in the {kind} of the {dtype} blocks")
+    scales = "powers of two" if dtype == E8M0 else "float16 scales"
+    return replace(edit, reason=f"{edit.reason}, in the {scales} of the {dtype} blocks")
 
 
 def check_factors(dtype: str, factors: Array, name: str) -> None:
@@ -79,8 +77,9 @@ def check_factors(dtype: str, factors: Array, name: str) -> None:
 
 
 def scaled_rows(rows: npt.NDArray[np.uint8], dtype: str, factor: Array, errors: RoundingErrors, name: str) -> None:
-    """Multiply rows in place by their factors, in the scales of their blocks; a factor of 1 leaves a row's bytes.
+    """Multiply rows in place by their factors, in the scales of their blocks.
 
+    A factor of 1 does not change a row's bytes.
     Shapes: rows (n, bytes of a row), factor (n,).
     Raises: LossyExport if a scale leaves its range; UnsupportedDtype.
     """
@@ -88,7 +87,7 @@ def scaled_rows(rows: npt.NDArray[np.uint8], dtype: str, factor: Array, errors: 
     chosen = factor != 1
     if not chosen.any():
         return
-    blocks = rows[chosen].reshape(int(chosen.sum()), -1, KINDS[dtype].nbytes)
+    blocks = rows[chosen].reshape(int(chosen.sum()), -1, TYPES[dtype].nbytes)
     if dtype == E8M0:
         blocks[:, :, 0] = stepped(blocks[:, :, 0], factor[chosen], name)
     for at in F16_SCALES.get(dtype, ()):
@@ -102,9 +101,9 @@ def scaled_rows(rows: npt.NDArray[np.uint8], dtype: str, factor: Array, errors: 
 
 
 def stepped(bits: npt.NDArray[np.uint8], factor: Array, name: str) -> npt.NDArray[np.uint8]:
-    """Return powers of two times powers of two: the exponents add up.
+    """Return the products of powers of two, by adding the exponents.
 
-    Raises: LossyExport for a factor that is none, or a product beyond the type.
+    Raises: LossyExport if a factor is not a power of two, or a product exceeds the type.
     """
     steps = np.log2(factor)
     moved = bits.astype(np.int64) + steps.astype(np.int64)[:, None]

@@ -1,6 +1,6 @@
-"""Gains of single heads, and of bands of rotary pairs in them, as edits of the rows that make queries.
+"""Gains of single heads, or of bands of rotary pairs in them, as edits of query rows.
 
-Where a norm stands between the projection and the rotation, heads share it: no gain of one of them folds there.
+If a norm is between projection and rotation, the heads share it, and a gain of a single head cannot be folded into it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ REASON = "gains of heads"
 def head_gain_edits(
     targets: FoldTargets, layer_type: str, gains: Sequence[Sequence[Sequence[float]]]
 ) -> list[TensorEdit]:
-    """Return the edits that multiply the scores of each query head by its gain, or those of each band of its rotary pairs.
+    """Return the edits that multiply the scores of each query head, or of each band of its rotary pairs, by a gain.
 
-    A single band is the whole head, channels that do not rotate included. Several bands share the pairs in equal parts, the
-    fastest first, and leave other channels alone.
-    Shapes: gains (layers of this kind, heads, bands).
-    Raises: LossyExport where heads share the place; ConfigError for a wrong number of gains.
+    A single band is the whole head, including channels that do not rotate. Several bands divide the pairs into equal
+    parts, the fastest first, and do not change other channels.
+    Shapes: gains (layers of this layer type, heads, bands).
+    Raises: LossyExport if heads share the rows; ConfigError for a wrong number of gains.
     """
     entry = targets.rope.entries[layer_type]
     chosen = layers(targets, entry)

@@ -1,7 +1,4 @@
-"""A Hugging Face checkpoint as something to bake into: what config.json says after a bake, in every style that it uses.
-
-Knows the keys that ask for a factor or a table, not the weights that carry it.
-"""
+"""A Hugging Face checkpoint to bake into: the keys of config.json after a bake, in both config styles."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ LAYOUTS = ("half", "interleaved")
 
 @dataclass(frozen=True, eq=False)
 class HfBakeable:
-    """A Hugging Face checkpoint; each layer type has an attention factor of its own."""
+    """A Hugging Face checkpoint. Each layer type has a separate attention factor."""
 
     checkpoint: HfCheckpoint
     targets: FoldTargets
@@ -41,7 +38,7 @@ class HfBakeable:
     def of(cls, checkpoint: HfCheckpoint, bake_dtype: str = "") -> HfBakeable:
         """Return the checkpoint with its fold targets.
 
-        Raises: LossyExport if transformers cannot read its config; CorruptFile for a broken weight file.
+        Raises: LossyExport if transformers cannot read its config; CorruptFile for an invalid weight file.
         """
         rope, quantization = computed(checkpoint), checkpoint.config.get("quantization_config")
         targets = FoldTargets(
@@ -59,15 +56,18 @@ class HfBakeable:
         return False
 
     def factor_edits(self, factors: Mapping[str, float], *, keep_softmax: bool) -> list[FileEdit]:
-        found = style.read(self.checkpoint.config, self.targets.family, self.targets.where)
-        keys = {kind: settled(found.keys[kind], factor, keep_softmax=keep_softmax) for kind, factor in factors.items()}
-        return config_file_edits(self._keys(keys, found.style))
+        current = style.read(self.checkpoint.config, self.targets.family, self.targets.where)
+        keys = {
+            layer_type: settled(current.keys[layer_type], factor, keep_softmax=keep_softmax)
+            for layer_type, factor in factors.items()
+        }
+        return config_file_edits(self._keys(keys, current.style))
 
     def _keys(self, keys: Mapping[str, style.RopeKeys], config_style: str) -> list[Edit]:
         return style.edits(self.checkpoint.config, self.targets.family, keys, config_style, self.targets.where)
 
     def _number(self, key: str, value: float | bool) -> FileEdit:
-        """Return the edit of one number or switch beside the rope keys."""
+        """Return the edit of one number or switch outside the rope keys."""
         path = (*self.targets.family.text_path, key)
         return FileEdit(names.CONFIG_JSON, path, self.targets.config.get(key, ABSENT), value)
 
@@ -96,12 +96,12 @@ class HfBakeable:
         return self._number(key, to == "interleaved")
 
     def still(self, pairs: Sequence[int]) -> tuple[list[TensorEdit], list[FileEdit]]:
-        """Return a narrower partial rotary behind a row permutation, or else a table of longrope divisors.
+        """Return a narrower partial rotary with a row permutation, or else a table of longrope divisors.
 
-        The first where the family has the key, and the slowest pairs of a plain table go.
+        The first needs the family's key, a plain table, and the slowest pairs as those to stop.
         """
-        targets, kind = self.targets, names.FULL_ATTENTION
-        entry = targets.rope.entries[kind]
+        targets, layer_type = self.targets, names.FULL_ATTENTION
+        entry = targets.rope.entries[layer_type]
         first_gone = entry.rotary_dim // 2 - len(pairs)
         slowest = list(pairs) == list(range(first_gone, entry.rotary_dim // 2))
         plain = entry.rope_type == "default" and len(targets.rope.entries) == 1
@@ -109,39 +109,42 @@ class HfBakeable:
             return [], self._stopped(entry, pairs)
         order = ops.kept_first(entry.rotary_dim, pairs, entry.layout)
         reason = f"pairs {', '.join(map(str, pairs))} moved behind the others, not rotated"
-        return ops.order_edits(targets, kind, order.tolist(), reason), self._narrower(entry, len(pairs))
+        return ops.order_edits(targets, layer_type, order.tolist(), reason), self._narrower(entry, len(pairs))
 
     def _narrower(self, entry: LayerRope, count: int) -> list[FileEdit]:
-        """Return the edits for a table of the fastest pairs alone: theta^(r/d) over r channels is theta over d of them."""
+        """Return the edits for a table of only the fastest pairs.
+
+        theta^(r/d) with r channels gives the same frequencies as theta with d channels.
+        """
         assert entry.rope_theta is not None
         assert entry.table is not None
         rotary_dim = entry.rotary_dim - 2 * count
         theta = entry.rope_theta ** (rotary_dim / entry.rotary_dim)
         share = rotary_dim / entry.head_dim
-        found = style.read(self.checkpoint.config, self.targets.family, self.targets.where)
-        keys = replace(found.keys[names.FULL_ATTENTION], rope_theta=theta)
-        changes = self._keys({names.FULL_ATTENTION: keys}, found.style)
+        current = style.read(self.checkpoint.config, self.targets.family, self.targets.where)
+        keys = replace(current.keys[names.FULL_ATTENTION], rope_theta=theta)
+        changes = self._keys({names.FULL_ATTENTION: keys}, current.style)
         edits = config_file_edits([*changes, *self._share_edits(share)])
         table = RopeTable.fixed(entry.table.regimes[0].inv_freq[: rotary_dim // 2])
-        wanted = replace(entry, table=table, rotary_dim=rotary_dim, rope_theta=theta)
-        check_computed(self.checkpoint, edits, self.targets.rope.with_entry(names.FULL_ATTENTION, wanted))
+        target = replace(entry, table=table, rotary_dim=rotary_dim, rope_theta=theta)
+        check_computed(self.checkpoint, edits, self.targets.rope.with_entry(names.FULL_ATTENTION, target))
         return edits
 
     def _share_edits(self, share: float) -> list[Edit]:
-        """Return the edits of the rotary share wherever the file states it; beside the other keys where it does not."""
+        """Return the edits of the rotary share at each place where the config sets it, or else of a new key."""
         targets = self.targets
         path, inner = targets.family.text_path, targets.config.get(names.ROPE_PARAMETERS)
-        found = []
+        edits = []
         if isinstance(inner, Mapping):
             old = inner.get(names.PARTIAL_ROTARY_FACTOR, ABSENT)
-            found.append(Edit((*path, names.ROPE_PARAMETERS, names.PARTIAL_ROTARY_FACTOR), old, share))
+            edits.append(Edit((*path, names.ROPE_PARAMETERS, names.PARTIAL_ROTARY_FACTOR), old, share))
         key = targets.family.partial_rotary_key
-        if key in targets.config or not found:
-            found.append(Edit((*path, key), targets.config.get(key, ABSENT), share))
-        return found
+        if key in targets.config or not edits:
+            edits.append(Edit((*path, key), targets.config.get(key, ABSENT), share))
+        return edits
 
     def _stopped(self, entry: LayerRope, gone: Sequence[int]) -> list[FileEdit]:
-        """Return the edits for the same table as longrope lists, in which the dropped pairs turn by nothing."""
+        """Return the edits for the same table as longrope lists, in which the dropped pairs do not rotate."""
         if entry.table is None or not entry.table.is_fixed or entry.rope_theta is None:
             raise LossyExport(
                 "pairs can be dropped only from a table that does not depend on the length", where=self.targets.where
@@ -149,7 +152,7 @@ class HfBakeable:
         regime = entry.table.regimes[0]
         divisors = base_inv_freq(entry.rope_theta, entry.rotary_dim) / regime.inv_freq
         divisors[list(gone)] = ops.STILL_DIVISOR
-        found = style.read(self.checkpoint.config, self.targets.family, self.targets.where)
+        current = style.read(self.checkpoint.config, self.targets.family, self.targets.where)
         length = entry.original_max_position_embeddings or self.targets.rope.max_position_embeddings
         keys: dict[str, Any] = {
             names.SHORT_FACTOR: divisors.tolist(), names.LONG_FACTOR: divisors.tolist(),
@@ -160,24 +163,24 @@ class HfBakeable:
             all_dim = (math.sqrt(entry.softmax_multiplier) - 1) / (0.1 * math.log(keys[names.FACTOR]))
             keys[names.MSCALE_ALL_DIM] = all_dim
         target = {names.FULL_ATTENTION: style.RopeKeys("longrope", entry.rope_theta, keys)}
-        edits = config_file_edits(self._keys(target, found.style))
+        edits = config_file_edits(self._keys(target, current.style))
         still = regime.inv_freq.copy()
         still[list(gone)] = base_inv_freq(entry.rope_theta, entry.rotary_dim)[list(gone)] / ops.STILL_DIVISOR
-        wanted = replace(
+        stopped = replace(
             entry, table=RopeTable.fixed(still, regime.attention_factor), rope_type="longrope",
             original_max_position_embeddings=length,
         )  # fmt: skip
-        check_computed(self.checkpoint, edits, self.targets.rope.with_entry(names.FULL_ATTENTION, wanted))
+        check_computed(self.checkpoint, edits, self.targets.rope.with_entry(names.FULL_ATTENTION, stopped))
         return edits
 
     def placed(self, edits: list[TensorEdit]) -> tuple[TensorEdit, ...]:
         return on_scales(edits, self.targets)
 
     def other_edits(self, tensors: Sequence[TensorEdit]) -> list[FileEdit]:
-        """Return the edit of the shard index, which states how many bytes the weights have."""
+        """Return the edit of the total size of the weights in the shard index."""
         more = growth(tensors, self.checkpoint.stored, self.bake_dtype)
         index = read_optional_object(self.checkpoint.path / names.SAFETENSORS_INDEX_JSON) if more else None
-        stated = (index[1].get("metadata") or {}).get("total_size") if index else None
-        if not isinstance(stated, int):
+        total_size = (index[1].get("metadata") or {}).get("total_size") if index else None
+        if not isinstance(total_size, int):
             return []
-        return [FileEdit(names.SAFETENSORS_INDEX_JSON, ("metadata", "total_size"), stated, stated + more)]
+        return [FileEdit(names.SAFETENSORS_INDEX_JSON, ("metadata", "total_size"), total_size, total_size + more)]

@@ -1,4 +1,4 @@
-"""A checkpoint of either format as something to bake into."""
+"""Opening a checkpoint of either format for a bake."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ AnyBakeable: TypeAlias = HfBakeable | GgufBakeable
 
 
 def bakeable(checkpoint: Checkpoint, bake_dtype: str = "") -> AnyBakeable:
-    """Return a checkpoint as something to bake into. bake_dtype: the type to store scaled tensors in, F32 or F64.
+    """Return a checkpoint to bake into. bake_dtype: the type to store scaled tensors in, F32 or F64.
 
-    Raises: LossyExport if its runtime stops on it, or a GGUF file's fold targets are not known; CorruptFile.
+    Raises: LossyExport if its runtime refuses it, or the fold targets of a GGUF file are unknown; CorruptFile.
     """
     if isinstance(checkpoint, GgufCheckpoint):
         return GgufBakeable.of(checkpoint, bake_dtype)

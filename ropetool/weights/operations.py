@@ -1,6 +1,7 @@
-"""The changes that weights can carry exactly, as tensor edits: gains of pairs, scales of the score, channel orders.
+"""The changes that weights can store exactly, as tensor edits.
 
-What is a multiple of the score or a reordering of pairs folds; a change of a frequency never does (docs/bake.md).
+A multiple of the score or a new order of pairs can be folded into weights. A change of a frequency cannot
+(docs/bake.md).
 """
 
 from __future__ import annotations
@@ -21,35 +22,37 @@ from ropetool.weights.fold_targets import FoldRows, FoldTargets, fold_rows, laye
 BOTH = "both"
 SIDES = (K, Q, BOTH)
 NORM = "norm"  # MLA's query latent, which takes factors of the whole score only
-STILL_DIVISOR = 1e30  # of a frequency: the pair turns by nothing within any length
+STILL_DIVISOR = 1e30  # of a frequency, so that the pair does not rotate within any length
 
 
 def gain_edits(
     targets: FoldTargets, layer_type: str, gains: Sequence[float], side: str, reason: str
 ) -> list[TensorEdit]:
-    """Return the edits that multiply the score of each rotary pair by its gain, in all layers of this kind.
+    """Return the edits that multiply the score of each rotary pair by its gain, in all layers of this layer type.
 
-    Shapes: gains (rotary_dim // 2,). A gain of 0 mutes a pair.
-    Raises: ConfigError for a gain below 0 or too many of them; LossyExport where the family has no place.
+    A gain of 0 mutes a pair.
+
+    Shapes: gains (rotary_dim // 2,).
+    Raises: ConfigError for a negative gain or a wrong number of gains; LossyExport if the family has no suitable rows.
     """
     entry = _rotating(targets, layer_type)
     pairs = entry.rotary_dim // 2
     if len(gains) != pairs or not all(is_number(gain) and gain >= 0 for gain in gains):
         raise ConfigError(f"needs {pairs} gains of at least 0, one for each rotary pair of {layer_type}", where="gains")
-    found = []
+    edits = []
     for layer in layers(targets, entry):
         for one, values in _split(side, gains):
             steps = targets.steps.q if one == Q else targets.steps.k
-            found += [
+            edits += [
                 _gain(place, values, entry.layout, reason)
                 for place in fold_rows(targets, entry, layer, steps, one, last=True)
             ]
-        if targets.steps.indexer_k:  # which tokens are chosen depends on the same table
-            found += [
+        if targets.steps.indexer_k:  # the choice of tokens depends on the same table
+            edits += [
                 _gain(place, gains, targets.steps.indexer_layout, reason)
                 for place in fold_rows(targets, entry, layer, targets.steps.indexer_k, K, last=True)
             ]
-    return found
+    return edits
 
 
 def _rotating(targets: FoldTargets, layer_type: str) -> LayerRope:
@@ -82,9 +85,9 @@ def _gain(place: FoldRows, gains: Sequence[float], layout: str, reason: str) -> 
 
 
 def score_edits(targets: FoldTargets, layer_type: str, multiplier: float, side: str, reason: str) -> list[TensorEdit]:
-    """Return the edits that multiply the whole score, rotary or not, in all layers of this kind.
+    """Return the edits that multiply the whole score, of rotary and other channels, in all layers of this layer type.
 
-    side: norm is MLA's query latent, one small vector a layer.
+    side: K, Q, BOTH, or NORM for MLA's query latent, one small vector per layer.
     Raises: ConfigError, LossyExport.
     """
     entry = targets.rope.entries[layer_type]
@@ -93,7 +96,7 @@ def score_edits(targets: FoldTargets, layer_type: str, multiplier: float, side: 
             f"the multiplier of the score is {multiplier}; it must be a number above 0", where=targets.where
         )
     sides = [(Q, (multiplier,))] if side == NORM else _split(side, (multiplier,))
-    found = []
+    edits = []
     for layer in layers(targets, entry):
         for one, (factor,) in sides:
             chosen = _whole(targets, entry, layer, NORM if side == NORM else one)
@@ -101,22 +104,22 @@ def score_edits(targets: FoldTargets, layer_type: str, multiplier: float, side: 
                 raise ConfigError(
                     f"{targets.family.model_type} has no query latent here", where="--side", try_="--side q or --side k"
                 )
-            found += [
+            edits += [
                 TensorEdit(
                     p.tensor, SCALE, p.height, p.starts, p.width, factors=(factor,), offset=p.offset, reason=reason
                 )
                 for p in chosen
             ]
-    return found
+    return edits
 
 
 def query_side(targets: FoldTargets) -> str:
-    """Return where queries take a factor of the whole score: in MLA's query latent, where there is one, else in their rows."""
+    """Return the place of a factor on the queries: NORM if the model has MLA's query latent, else Q."""
     return NORM if targets.steps.score and targets.config.get("q_lora_rank") else Q
 
 
 def score_side(targets: FoldTargets) -> str:
-    """Return where a factor of the whole score goes by default: into the keys, if they can take it."""
+    """Return the default place of a factor of the whole score: the keys, if they support it."""
     return K if _keys_take_scores(targets) else query_side(targets)
 
 
@@ -125,7 +128,7 @@ def _keys_take_scores(targets: FoldTargets) -> bool:
 
 
 def _whole(targets: FoldTargets, entry: LayerRope, layer: int, side: str) -> list[FoldRows]:
-    """Return the rows that a factor on the whole score goes into."""
+    """Return the rows for a factor of the whole score."""
     steps = targets.steps
     if side == NORM:
         return fold_rows(targets, entry, layer, steps.score, Q, last=True)
@@ -141,18 +144,18 @@ def _whole(targets: FoldTargets, entry: LayerRope, layer: int, side: str) -> lis
 
 
 def order_edits(targets: FoldTargets, layer_type: str, order: Sequence[int], reason: str) -> list[TensorEdit]:
-    """Return the edits that put the rotary channels of all queries and keys into another order: new i is old order[i].
+    """Return the edits that reorder the rotary channels of all queries and keys. New channel i is old channel order[i].
 
-    Norms and biases are permuted with their projection; an indexer has an order of its own and keeps it.
+    Norms and biases are permuted with their projection. An indexer has a separate order and keeps it.
     Shapes: order (rotary_dim,).
     """
     entry = _rotating(targets, layer_type)
-    found = []
+    edits = []
     for layer in layers(targets, entry):
         for side, steps in ((Q, targets.steps.q), (K, targets.steps.k)):
             for place in fold_rows(targets, entry, layer, steps, side, last=False):
-                found.append(_ordered(place, order, reason))
-    return found
+                edits.append(_ordered(place, order, reason))
+    return edits
 
 
 def _ordered(place: FoldRows, order: Sequence[int], reason: str) -> TensorEdit:
@@ -164,9 +167,9 @@ def _ordered(place: FoldRows, order: Sequence[int], reason: str) -> TensorEdit:
 
 
 def layout_edits(targets: FoldTargets, layer_type: str, layout: str, reason: str) -> list[TensorEdit]:
-    """Return the edits that change the channel order from the model's to `layout`.
+    """Return the edits that change the channel order to `layout`.
 
-    Raises: ConfigError if that is the order it has.
+    Raises: ConfigError if it already has this order.
     """
     entry = _rotating(targets, layer_type)
     if entry.layout == layout or layout not in ("half", "interleaved"):
@@ -176,7 +179,7 @@ def layout_edits(targets: FoldTargets, layer_type: str, layout: str, reason: str
 
 
 def kept_first(rotary_dim: int, dropped: Iterable[int], layout: str) -> npt.NDArray[np.int64]:
-    """Return the channel order that puts the kept pairs first, in the layout, and the dropped ones behind them."""
+    """Return the channel order with the kept pairs first and the dropped pairs after them, in this layout."""
     pairs = rotary_dim // 2
     gone = sorted(set(dropped))
     if not all(0 <= pair < pairs for pair in gone) or len(gone) == pairs:
@@ -190,7 +193,7 @@ def kept_first(rotary_dim: int, dropped: Iterable[int], layout: str) -> npt.NDAr
 
 
 def mute_edits(targets: FoldTargets, layer_type: str, pairs: Iterable[int], reason: str) -> list[TensorEdit]:
-    """Return the edits that set the key rows of these pairs to zero: the score loses them."""
+    """Return the edits that set the key rows of these pairs to zero, which removes them from the score."""
     entry = _rotating(targets, layer_type)
     gone = set(pairs)
     kept_first(entry.rotary_dim, gone, entry.layout)  # checks the numbers

@@ -1,7 +1,4 @@
-"""What keys leave to the weights: the part of a wanted score that a file's keys do not ask for, as tensor edits.
-
-Compares tables; which keys to try is not its to say.
-"""
+"""The difference between a target score and the score from a file's keys, as tensor edits."""
 
 from __future__ import annotations
 
@@ -19,78 +16,86 @@ from ropetool.weights.edits import TensorEdit
 
 @dataclass(frozen=True)
 class Residual:
-    """What the weights of one kind of layer must still multiply: the rotary part of the score, and all of it."""
+    """The factors that the weights of one layer type must get.
+
+    rotary: the multiplier of the rotary part of the score.
+    whole: the multiplier of the whole score.
+    """
 
     rotary: float
     whole: float
 
     @property
     def is_nothing(self) -> bool:
-        """Return whether the keys say it all."""
+        """Return whether the keys already give the target."""
         return all(math.isclose(factor, 1, rel_tol=TABLE_TOLERANCE) for factor in (self.rotary, self.whole))
 
 
-def residual_of(wanted: RopeSet, found: RopeSet) -> dict[str, Residual]:
-    """Return what is left of the wanted score by kind of layer, those with nothing left out.
+def residual_of(target: RopeSet, from_keys: RopeSet) -> dict[str, Residual]:
+    """Return the factors for the weights by layer type. Layer types without a difference are left out.
 
-    Raises: LossyExport if it depends on the length, which weights do not.
+    target: the tables to reach.
+    from_keys: the tables from the keys.
+    Raises: LossyExport if a factor depends on the length, because weights cannot.
     """
     rests = {
-        kind: _rest(wanted.entries[kind], entry) for kind, entry in found.entries.items() if kind in wanted.entries
+        layer_type: _rest(target.entries[layer_type], entry)
+        for layer_type, entry in from_keys.entries.items()
+        if layer_type in target.entries
     }
-    return {kind: rest for kind, rest in rests.items() if not rest.is_nothing}
+    return {layer_type: rest for layer_type, rest in rests.items() if not rest.is_nothing}
 
 
-def _rest(wanted: LayerRope, found: LayerRope) -> Residual:
-    whole = wanted.softmax_multiplier / found.softmax_multiplier
-    if wanted.table is None or found.table is None:
+def _rest(target: LayerRope, from_keys: LayerRope) -> Residual:
+    whole = target.softmax_multiplier / from_keys.softmax_multiplier
+    if target.table is None or from_keys.table is None:
         return Residual(1.0, whole)
-    pairs = zip(wanted.table.regimes, found.table.regimes, strict=False)
+    pairs = zip(target.table.regimes, from_keys.table.regimes, strict=False)
     rotary = {round((ours.attention_factor / theirs.attention_factor) ** 2, 12) for ours, theirs in pairs}
     if len(rotary) > 1:
         raise LossyExport("the factor for the weights depends on the length of the text, but weights cannot")
     return Residual(rotary.pop(), whole)
 
 
-def without_residual(wanted: RopeSet, found: RopeSet) -> RopeSet:
-    """Return the wanted score with the factors that the keys of `found` ask for: what must then agree is the rest."""
+def without_residual(target: RopeSet, from_keys: RopeSet) -> RopeSet:
+    """Return the target with the factors from the keys, for a comparison of everything else."""
     entries = {
-        kind: _with_factors(entry, found.entries[kind]) if kind in found.entries else entry
-        for kind, entry in wanted.entries.items()
+        layer_type: _with_factors(entry, from_keys.entries[layer_type]) if layer_type in from_keys.entries else entry
+        for layer_type, entry in target.entries.items()
     }
-    return replace(wanted, entries=entries)
+    return replace(target, entries=entries)
 
 
-def _with_factors(wanted: LayerRope, found: LayerRope) -> LayerRope:
-    if wanted.table is None or found.table is None or wanted.table.rule or found.table.rule:
-        return replace(wanted, softmax_multiplier=found.softmax_multiplier)
-    factor = found.table.regimes[-1].attention_factor
-    return replace(wanted.with_factor(factor), softmax_multiplier=found.softmax_multiplier)
+def _with_factors(target: LayerRope, from_keys: LayerRope) -> LayerRope:
+    if target.table is None or from_keys.table is None or target.table.rule or from_keys.table.rule:
+        return replace(target, softmax_multiplier=from_keys.softmax_multiplier)
+    factor = from_keys.table.regimes[-1].attention_factor
+    return replace(target.with_factor(factor), softmax_multiplier=from_keys.softmax_multiplier)
 
 
 def residual_words(rests: Mapping[str, Residual]) -> tuple[str, ...]:
-    """Return what goes into the weights, in words."""
-    found = []
-    for kind, rest in rests.items():
+    """Return the factors for the weights as text."""
+    texts = []
+    for layer_type, rest in rests.items():
         if not math.isclose(rest.rotary, 1, rel_tol=TABLE_TOLERANCE):
-            found.append(f"attention factor {math.sqrt(rest.rotary):.6g} of {kind}: its square into the keys")
+            texts.append(f"attention factor {math.sqrt(rest.rotary):.6g} of {layer_type}: its square into the keys")
         if not math.isclose(rest.whole, 1, rel_tol=TABLE_TOLERANCE):
-            found.append(f"softmax multiplier {rest.whole:.6g} of {kind}: into the queries")
-    return tuple(found)
+            texts.append(f"softmax multiplier {rest.whole:.6g} of {layer_type}: into the queries")
+    return tuple(texts)
 
 
 def residual_edits(source: Bakeable, rests: Mapping[str, Residual]) -> tuple[TensorEdit, ...]:
-    """Return the edits that put the rest into the weights: factors of cos and sin into keys, others into queries.
+    """Return the edits that put the factors into the weights: factors of cos and sin into keys, others into queries.
 
-    Raises: LossyExport, UnsupportedDtype where the weights cannot hold it exactly.
+    Raises: LossyExport or UnsupportedDtype if the weights cannot store them exactly.
     """
     targets, edits = source.targets, list[TensorEdit]()
-    for kind, rest in rests.items():
-        pairs = targets.rope.entries[kind].rotary_dim // 2
+    for layer_type, rest in rests.items():
+        pairs = targets.rope.entries[layer_type].rotary_dim // 2
         if not math.isclose(rest.rotary, 1, rel_tol=TABLE_TOLERANCE):
-            reason = f"attention factor {math.sqrt(rest.rotary):.6g} of {kind}"
-            edits += ops.gain_edits(targets, kind, [rest.rotary] * pairs, K, reason)
+            reason = f"attention factor {math.sqrt(rest.rotary):.6g} of {layer_type}"
+            edits += ops.gain_edits(targets, layer_type, [rest.rotary] * pairs, K, reason)
         if not math.isclose(rest.whole, 1, rel_tol=TABLE_TOLERANCE):
-            reason = f"softmax multiplier {rest.whole:.6g} of {kind}"
-            edits += ops.score_edits(targets, kind, rest.whole, ops.query_side(targets), reason)
+            reason = f"softmax multiplier {rest.whole:.6g} of {layer_type}"
+            edits += ops.score_edits(targets, layer_type, rest.whole, ops.query_side(targets), reason)
     return source.placed(edits)

@@ -1,4 +1,4 @@
-"""What rounding products to a type costs, counted as they are made."""
+"""The relative errors of products after rounding to a type."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _NARROW = ("F16", "BF16", "float16")
 
 
 class RoundingErrors:
-    """The relative errors of products, and how many of the scales of blocks fell below the normal range of their type.
+    """The relative errors of products, and the number of block scales below the normal range of their type.
 
-    dtype: the type they are rounded to; of scales numpy's name.
+    dtype: the type of the rounded products; numpy's name for scales.
     """
 
     def __init__(self, dtype: str, *, scales: bool = False) -> None:
@@ -27,7 +27,7 @@ class RoundingErrors:
     def add(self, exact: Array, stored: Array, name: str) -> None:
         """Count the relative errors.
 
-        Raises: LossyExport for a product that overflows, or a scale that becomes zero.
+        Raises: LossyExport if a product overflows, or a scale becomes zero.
         """
         counted = np.isfinite(exact) & (exact != 0)
         exact, stored = exact[counted], stored[counted]

@@ -1,7 +1,4 @@
-"""The files that hold weights, as the writer takes them: shards of safetensors, and GGUF files with a patch.
-
-Knows how each is laid out, not what happens to the numbers.
-"""
+"""The weight files of a checkpoint for the writer: safetensors shards, and GGUF files with a patch."""
 
 from __future__ import annotations
 
@@ -26,7 +23,11 @@ from ropetool.weights.writing import NewData, WeightFile, nbytes_as
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """A safetensors file."""
+    """A safetensors file.
+
+    header: its header.
+    edited: whether it changes even without an edited tensor.
+    """
 
     header: Header
     edited: bool = False
@@ -59,13 +60,13 @@ class Shard:
                     at += len(data)
 
     def _new_header(self, dtypes: Mapping[str, str]) -> tuple[bytes, list[str]]:
-        """Return the bytes before the data, and the tensors in the order of their places."""
+        """Return the bytes before the data, and the tensors in the order of their positions."""
         order = sorted(self.tensors, key=lambda name: (self.tensors[name].begin, self.tensors[name].nbytes))
         if all(self.tensors[name].dtype == dtype for name, dtype in dtypes.items()):
             with self.path.open("rb") as file:
                 return file.read(self.data_start), order
         new = {name: dtypes.get(name, self.tensors[name].dtype) for name in order}
-        # Wide types first, as the format's own writer has them: readers want each tensor at a multiple of its width.
+        # Wide types first, like the writer of the safetensors package: readers need each tensor at a multiple of its width.
         order.sort(key=lambda name: -DTYPE_BITS[new[name]])
         listed = (
             (name, new[name], self.tensors[name].shape, nbytes_as(self.tensors[name], new[name])) for name in order
@@ -75,7 +76,7 @@ class Shard:
 
 @dataclass(frozen=True, eq=False)
 class GgufFile:
-    """A GGUF file, and what else changes in it: keys and vectors."""
+    """A GGUF file, and the patch of its keys and vectors."""
 
     header: GgufHeader
     patch: Patch
@@ -102,9 +103,9 @@ class GgufFile:
 
 
 def weight_files(checkpoint: Checkpoint, edits: Sequence[FileEdit] = ()) -> Sequence[WeightFile]:
-    """Return the files that hold the tensors of a checkpoint; those of a GGUF model with these edits of its keys and vectors.
+    """Return the weight files of a checkpoint. For a GGUF model, they include these edits of keys and vectors.
 
-    Raises: CheckpointError; ConfigError for an edit that is not of its kind.
+    Raises: CheckpointError; ConfigError for an edit of a different format.
     """
     if not isinstance(checkpoint, GgufCheckpoint):
         return [Shard(header) for header in checkpoint.headers]

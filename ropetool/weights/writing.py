@@ -1,7 +1,4 @@
-"""Writing changed tensors: file by file as a stream, each number rounded once, every other byte as it was.
-
-Knows the numbers of tensors and what happens to their rows; neither models nor keys, nor how a file is laid out.
-"""
+"""Writing of changed tensors, streamed file by file. Each number is rounded once, and all other bytes stay unchanged."""
 
 from __future__ import annotations
 
@@ -33,14 +30,18 @@ _PLAN_AGAIN = "make a new plan"
 
 @dataclass(frozen=True)
 class NewData:
-    """The new content of a tensor: its type, and its bytes in order."""
+    """The new content of a tensor.
+
+    dtype: its type.
+    chunks: its bytes, in order.
+    """
 
     dtype: str
     chunks: Iterator[memoryview]
 
 
 class WeightFile(Protocol):
-    """A file with tensors, to be written anew. edited: whether it changes where none of its tensors does."""
+    """A file with tensors to rewrite. edited: whether it changes even without an edited tensor."""
 
     @property
     def path(self) -> Path: ...
@@ -52,14 +53,19 @@ class WeightFile(Protocol):
     def edited(self) -> bool: ...
 
     def write(self, target: Path, changed: Mapping[str, NewData]) -> None:
-        """Write the whole file in its order, with new data for these tensors."""
+        """Write the whole file in order, with new data for these tensors."""
 
 
 @dataclass(frozen=True)
 class BakedTensor:
-    """What happened to one tensor: the rows that changed, and what rounding the scaled ones once cost.
+    """The change of one tensor.
 
-    max_error, mean_error: relative to the exact products; 0 where rows only moved.
+    tensor: its name.
+    shard: the name of its file.
+    rows: the number of changed rows.
+    dtype: its new type.
+    max_error, mean_error: the relative rounding errors of the products; 0 if rows only moved.
+    reasons: the reasons, as text.
     """
 
     tensor: str
@@ -73,14 +79,18 @@ class BakedTensor:
 
 @dataclass(frozen=True)
 class Baked:
-    """What was written."""
+    """The result of a bake.
+
+    files: the written files.
+    tensors: the changed tensors.
+    """
 
     files: tuple[Path, ...]
     tensors: tuple[BakedTensor, ...]
 
 
 def marks(edits: Sequence[TensorEdit], files: Sequence[WeightFile]) -> dict[str, str]:
-    """Return for each file that the edits touch what tells whether it is still the same: header, size and time."""
+    """Return a digest of header, size and time for each edited file, by name, to detect a later change of the file."""
     names = by_tensor(edits).keys()
     return {file.path.name: _mark(file) for file in files if not names.isdisjoint(file.tensors)}
 
@@ -94,7 +104,7 @@ def _mark(file: WeightFile) -> str:
 
 
 def growth(edits: Sequence[TensorEdit], stored: Mapping[str, StoredTensor], bake_dtype: str) -> int:
-    """Return by how many bytes the numbers become more if the scaled tensors are stored in this type.
+    """Return the additional bytes of the tensors if scaled tensors are stored in this type.
 
     Raises: UnsupportedDtype.
     """
@@ -103,12 +113,12 @@ def growth(edits: Sequence[TensorEdit], stored: Mapping[str, StoredTensor], bake
 
 
 def nbytes_as(stored: StoredTensor, dtype: str) -> int:
-    """Return how many bytes a tensor takes in a type that stores plain numbers, or its own."""
+    """Return the size of a tensor in bytes, in a type of plain numbers or its own type."""
     return stored.nbytes if dtype == stored.dtype else prod(stored.shape) * STORAGE[dtype].itemsize
 
 
 def baked_bytes(name: str, stored: StoredTensor, change: RowChange, bake_dtype: str = "") -> bytes:
-    """Return what a tensor of a file is after the change.
+    """Return the bytes of a tensor after the change.
 
     Raises: CorruptFile if the file ends inside it; LossyExport, UnsupportedDtype.
     """
@@ -125,12 +135,12 @@ def write_weights(
     expected: Mapping[str, str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Baked:
-    """Write every file that changes to its target; the others are the caller's to link.
+    """Write every changed file to its target. The caller links the other files.
 
-    bake_dtype: the type to store scaled tensors in, F32 or F64; by default each keeps its own.
+    bake_dtype: the type to store scaled tensors in, F32 or F64; empty means the type of each tensor.
     expected: the `marks` of the plan.
-    Raises: PlanMismatch if a file has changed since the plan or a tensor is not there; LossyExport if a product does
-    not fit its type; UnsupportedDtype; OutputError.
+    Raises: PlanMismatch if a file has changed since the plan or a tensor is missing.
+    Raises: LossyExport if a product does not fit its type; UnsupportedDtype; OutputError.
     """
     changes = by_tensor(edits)
     _check_all_there(changes, files, bake_dtype)
@@ -151,7 +161,7 @@ def write_weights(
 
 
 def _check_all_there(changes: Mapping[str, RowChange], files: Sequence[WeightFile], bake_dtype: str) -> None:
-    """Refuse, before anything is written, a tensor that is absent or whose type cannot take its change."""
+    """Raise an error before any write if a tensor is missing or its type does not support its change."""
     known = {name: stored for file in files for name, stored in file.tensors.items()}
     for name, change in changes.items():
         stored = known.get(name)
@@ -168,7 +178,7 @@ def _check_all_there(changes: Mapping[str, RowChange], files: Sequence[WeightFil
 
 
 def _heights(stored: StoredTensor) -> tuple[int, ...]:
-    """Return how many rows a tensor may be seen to have: those of its table, or its elements where none shares a block."""
+    """Return the possible numbers of rows of a tensor: the rows of its table, or its elements unless they form blocks."""
     rows = prod(stored.shape[:-1])
     return (rows,) if stored.dtype in BLOCKS else (rows, prod(stored.shape))
 
@@ -190,7 +200,10 @@ def _baked(tensor: _Rewritten, file: str) -> BakedTensor:
 
 
 def _new_dtype(stored: StoredTensor, change: RowChange, bake_dtype: str) -> str:
-    """Return the type to store a tensor in; rows that only move, FP8 and its scales keep theirs, and so does a wider one."""
+    """Return the type to store a tensor in.
+
+    Rows that only move, FP8 and its scales keep their type. A type that is already as wide is also kept.
+    """
     own = stored.dtype
     if not bake_dtype or own not in (*STORAGE, *BLOCKS) or bool(np.all(change.factor == 1)):
         return own
@@ -203,7 +216,10 @@ def _new_dtype(stored: StoredTensor, change: RowChange, bake_dtype: str) -> str:
 
 
 class _Rewritten:
-    """A tensor on its way from its old rows to the new ones. errors: of its products, complete when its chunks are."""
+    """A tensor with its old rows and their change.
+
+    errors: the rounding errors of its products, complete after the last chunk.
+    """
 
     def __init__(self, name: str, stored: StoredTensor, change: RowChange, dtype: str) -> None:
         self.name, self.stored, self.change, self.dtype = name, stored, change, dtype
@@ -213,7 +229,7 @@ class _Rewritten:
         self.errors = RoundingErrors(rounded, scales=blocks)
 
     def chunks(self, source: FileIO) -> Iterator[memoryview]:
-        """Yield the new bytes in runs of rows.
+        """Yield the new bytes, several rows at a time.
 
         Raises: CorruptFile if the file ends inside the tensor; LossyExport, UnsupportedDtype.
         """
@@ -228,7 +244,7 @@ class _Rewritten:
             yield np.ascontiguousarray(new).reshape(-1).view(np.uint8).data
 
     def _of_blocks(self, taken: npt.NDArray[np.uint8], factor: Array) -> npt.NDArray[Any]:
-        """Return rows of blocks with their scales multiplied, or as plain numbers times their factors."""
+        """Return rows of blocks with multiplied scales, or the products as plain numbers."""
         own = self.stored.dtype
         if self.dtype == own:
             scaled_rows(taken, own, factor, self.errors, self.name)
@@ -240,20 +256,20 @@ class _Rewritten:
         return new
 
     def _of_numbers(self, taken: npt.NDArray[np.uint8], factor: Array) -> npt.NDArray[Any]:
-        """Return rows of plain numbers; one that only moves, or stays, keeps its own bytes."""
+        """Return rows of plain numbers. A row that only moves, or stays, keeps its bytes."""
         own, offset, scaled = self.stored.dtype, self.change.offset, factor != 1
         if own == E8M0:
             return stepped(taken, factor, self.name)
         if own in FP8 or (self.dtype == own and not scaled.any()):
             return taken
-        with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one here; its own bits are kept below
+        with np.errstate(invalid="ignore"):  # a signalling NaN becomes quiet here, but its old bits are kept below
             old = _numbers(taken, own)
         exact = (old + offset) * factor[:, None]
         new = encode(np.where(scaled[:, None], exact - offset, old), self.dtype)
         self.errors.add(exact[scaled], _numbers(new, self.dtype)[scaled] + offset, self.name)
         if self.dtype != own:
             return new
-        taken[scaled] = np.ascontiguousarray(new[scaled]).view(np.uint8)  # a NaN elsewhere keeps its bits
+        taken[scaled] = np.ascontiguousarray(new[scaled]).view(np.uint8)  # a NaN in other rows keeps its bits
         return taken
 
 
@@ -268,7 +284,7 @@ def _opened(path: Path) -> FileIO:
 
 
 def _fill(source: FileIO, view: memoryview, name: str) -> None:
-    """Read as many bytes as the view has.
+    """Fill the view with bytes of the file.
 
     Raises: CorruptFile if the file ends before.
     """

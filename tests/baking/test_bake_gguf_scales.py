@@ -27,7 +27,7 @@ def random_rows(dtype: str) -> np.ndarray:
 
     Shapes: -> (rows, bytes).
     """
-    rng, kind = np.random.default_rng(3), gguf_scales.KINDS[dtype]
+    rng, kind = np.random.default_rng(3), gguf_scales.TYPES[dtype]
     blocks = rng.integers(0, 256, (ROWS, BLOCKS, kind.nbytes), dtype=np.uint8)
     for at in gguf_scales.F16_SCALES.get(dtype, ()):
         scales = rng.normal(0, 0.02, (ROWS, BLOCKS)).astype("<f2")
