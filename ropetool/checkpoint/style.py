@@ -97,7 +97,7 @@ def read(config: Mapping[str, Any], family: Family, where: str) -> FileRope:
     layer_lists.check(part, family, where)
     parameters, scaling = part.get(names.ROPE_PARAMETERS), scaling_of(part)
     if family.default_rope_keys and parameters is None and scaling is None and not part.get(family.rope_theta_key):
-        groups = {family.rope_group(kind): keys for kind, keys in family.default_rope_keys.items()}
+        groups = {family.rope_group(layer_type): keys for layer_type, keys in family.default_rope_keys.items()}
         defaults = groups if family.nested else family.default_rope_keys[names.FULL_ATTENTION]
         return FileRope(names.V5, _read_v5(defaults, family, where))
     v4 = _read_v4(part, family, where)
