@@ -45,7 +45,7 @@ class Certificate:
     longest: the longest measured context, in tokens.
     checks: for each check its name, figure, limit, verdict and detail.
     text_fingerprint: a digest of the contents of the documents.
-    versions: the versions of ropetool and of the packages that ran the model, by name.
+    versions: the versions of ropetool, Python and the runtime.
     command: the command line of the verification.
     made: the time in UTC, in ISO format.
     fingerprint: the fingerprint of the checkpoint.
