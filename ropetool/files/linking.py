@@ -9,21 +9,18 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
 from ropetool import names
 from ropetool.errors import CheckpointError, OutputError
 from ropetool.files import hub, system
-from ropetool.files.counting import moved
-from ropetool.files.digests import new_file, wrote
-from ropetool.files.gguf.copying import write_all
+from ropetool.files.digests import new_file
+from ropetool.files.gguf.copying import copy_in_kernel, write_all
 from ropetool.files.output import output_error
 
 WEIGHTS = (".safetensors", ".gguf")
 REFLINKED, HARD_LINKED, COPIED = "reflinked", "hard-linked", "copied"
-_RANGE = 64 << 20
 _BUFFER = 1 << 20
 # The errors that mean "not with this file system or this pair of files". All others are real errors.
 _UNSUPPORTED = frozenset({
@@ -146,7 +143,7 @@ def _hard_link(real: Path, destination: Path) -> bool:
 def _copy(reader: BinaryIO, destination: Path) -> None:
     size = os.fstat(reader.fileno()).st_size
     with _gone_if_it_fails(destination), new_file(destination) as writer:
-        done = _copy_in_kernel(reader.fileno(), writer, size)
+        done = copy_in_kernel(reader, writer, 0, 0, size)
         if done < size:
             reader.seek(done)
             while data := reader.read(_BUFFER):
@@ -156,22 +153,3 @@ def _copy(reader: BinaryIO, destination: Path) -> None:
             raise CheckpointError(
                 f"is no longer {size:,} bytes long: it changed while it was copied", where=reader.name
             )
-
-
-def _copy_in_kernel(source: int, writer: FileIO, size: int) -> int:
-    """Return the number of bytes that copy_file_range copied. Some file systems copy nothing, or stop early."""
-    done = 0
-    if not hasattr(os, "copy_file_range"):
-        return done
-    try:
-        while done < size:
-            step = os.copy_file_range(source, writer.fileno(), min(_RANGE, size - done), done, done)
-            if not step:
-                break
-            wrote(writer, done, step)
-            done += step
-            moved(step)
-    except OSError as error:
-        if error.errno not in _UNSUPPORTED:
-            raise
-    return done

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ropetool.errors import CheckpointError, OutputError
-from ropetool.files import linking
+from ropetool.files.gguf import copying
 from ropetool.files.linking import place
 
 CONTENT = bytes(range(256)) * 41 + b"end"
@@ -106,7 +106,7 @@ def test_a_copy_that_is_asked_for_is_a_file_of_its_own(source: Path, destination
 
 @pytest.mark.parametrize("size", [0, 1, 6, 7, 8, 100])
 def test_a_copy_in_steps_is_whole(size: int, source: Path, destination: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linking, "_RANGE", 7)
+    monkeypatch.setattr(copying, "RANGE", 7)
     source.write_bytes(CONTENT[:size])
     assert place(source, destination, copy=True) == "copied"
     assert destination.read_bytes() == CONTENT[:size]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from io import FileIO
+from typing import BinaryIO
 
 from ropetool.errors import PlanMismatch
 from ropetool.files.counting import moved
@@ -22,7 +23,7 @@ def copy_range(source: FileIO, target: FileIO, start: int, at: int, nbytes: int)
 
     Raises: PlanMismatch if the source is shorter; OSError if the target cannot be written.
     """
-    done = _copy_in_kernel(source, target, start, at, nbytes)
+    done = copy_in_kernel(source, target, start, at, nbytes)
     _copy_in_chunks(source, target, start + done, at + done, nbytes - done)
 
 
@@ -38,7 +39,7 @@ def write_all(target: FileIO, at: int, data: bytes | memoryview) -> None:
         moved(step)
 
 
-def _copy_in_kernel(source: FileIO, target: FileIO, start: int, at: int, nbytes: int) -> int:
+def copy_in_kernel(source: BinaryIO | FileIO, target: FileIO, start: int, at: int, nbytes: int) -> int:
     """Return the number of bytes that the kernel copied. It copies fewer bytes if it does not support these files."""
     done = 0
     if not hasattr(os, "copy_file_range"):  # Linux only
