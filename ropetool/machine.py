@@ -21,7 +21,7 @@ def cache() -> Path:
 
 
 def processors() -> int:
-    """Return the number of processors that this process may use. Under taskset it is smaller than the machine's number."""
+    """Return the number of processors that this process may use. Under taskset, the machine may have more."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

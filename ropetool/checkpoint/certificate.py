@@ -27,7 +27,7 @@ from ropetool.rope.tables import MAX_LENGTH
 
 SCHEMA = 1
 PASS, FAIL, PARTIAL, UNDECIDED, NOT_RUN, NOT_ASKED = "pass", "fail", "partial", "undecided", "not run", "-"
-INEXACT = "inexact"  # the verdict of a check: the tables differ slightly from the source's, as the file declares
+INEXACT = "inexact"  # the verdict of a check: the tables differ slightly from the source, as the file declares
 NONE, STALE, FAILED, PASSED = "none", "stale", "failed", "passed"
 DEFAULT = "default"  # a verification without a suite
 SUITES = (DEFAULT, "quick", "standard", "full")  # from the narrowest to the widest

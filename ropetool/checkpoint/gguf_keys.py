@@ -19,9 +19,7 @@ from ropetool.rope.deviation import Deviation
 
 PREFIX = "ropetool."
 VERIFIED = f"{PREFIX}verified."
-INEXACT = (
-    f"{PREFIX}inexact"  # this key, and the prefix of the figures of a file whose tables differ from the checkpoint's
-)
+INEXACT = f"{PREFIX}inexact"  # marks a file whose tables differ from the checkpoint, and prefixes its figures
 KL = f"{INEXACT}.kl"  # nats per token
 NOT_MEASURED = -1.0  # the value of KL if no model could run
 _TYPES = {str: ValueType.STR, int: ValueType.U32, float: ValueType.F32}

@@ -23,7 +23,7 @@ from ropetool.files.regular import open_regular
 BLOCK = 64 << 10  # bytes
 FEW = 8  # blocks between the first and the last: training changes every tensor
 _CHUNK = 1 << 20
-_DIGITS = 16  # of the digest of one setting
+_DIGITS = 16  # digits of a setting's digest
 _NAMED = 4  # settings that a message lists
 # Keys on the origin, the training or the running of a model, which do not change the computation.
 _WITHOUT_MEANING = frozenset({

@@ -1,4 +1,4 @@
-"""The keys of a config.json that list the type of each layer, as a list, a text or a pattern, and their valid values."""
+"""The keys of a config.json that list the type of each layer, as a list, text or pattern, and their valid values."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def directory_rule(output: Path) -> Rule:
 
 
 def _objection(directory: Path, output: Path) -> str:
-    """Return why a directory may not be replaced, empty if it may. output: its final path, if it was moved meanwhile."""
+    """Return why a directory may not be replaced, empty if it may. output: its final path, if it was moved."""
     if not (directory / names.PROVENANCE_JSON).is_file():
         return f"is a directory that ropetool did not write (it does not contain {names.PROVENANCE_JSON})"
     record = _valid(directory, output)

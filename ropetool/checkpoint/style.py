@@ -71,7 +71,7 @@ def scaling_of(part: Mapping[str, Any]) -> Any:
 
 
 def theta_keys(family: Family) -> tuple[str, str]:
-    """Return the two v4 keys of the RoPE base: for full-attention layers, and for sliding layers with a separate base."""
+    """Return the two v4 keys of the RoPE base: of full-attention layers, and of sliding layers with a separate base."""
     if family.in_v4 or not family.nested:
         return names.ROPE_THETA, names.ROPE_LOCAL_BASE_FREQ
     return family.rope_theta_key or names.ROPE_THETA, family.local_theta_key or names.ROPE_LOCAL_BASE_FREQ

@@ -1,4 +1,4 @@
-"""Files that are not a checkpoint but belong to one, such as adapters and projectors, and the command to use instead."""
+"""Files that are not a checkpoint but belong to one, such as adapters and projectors, and the command to use."""
 
 from __future__ import annotations
 

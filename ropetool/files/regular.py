@@ -17,7 +17,7 @@ from ropetool.errors import CheckpointError, CorruptFile, MissingFile
 
 LFS_START = b"version https://git-lfs.github.com/spec/"
 _SHORTEST = 8  # bytes of the start that suffice, because no safetensors, GGUF or JSON file begins with them
-_MAX_POINTER = 1023  # of a Git LFS pointer, by the specification of Git LFS
+_MAX_POINTER = 1023  # bytes of a pointer, from the specification of Git LFS
 LFS_TRY = "git lfs pull"
 _FILE_TYPES = {
     stat.S_IFDIR: "directory", stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket", stat.S_IFCHR: "character device",

@@ -26,7 +26,7 @@ _NOREPLACE, _EXCHANGE = 1, 2  # linux/fs.h: flags of renameat2
 
 
 FileKey = tuple[int, int, int]
-"""Properties that a rename does not change: inode, size and modification time in nanoseconds. A directory has only the inode."""
+"""Inode, size and modification time in nanoseconds, which a rename does not change. For a directory, only the inode."""
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class GgufBakeable:
 
 
 def _factor_patch(model: GgufCheckpoint, entry: LayerRope, factor: float, scale: float) -> Patch:
-    """Return the keys that make llama.cpp multiply cos and sin by `factor`, and MLA's score by the square of `scale`."""
+    """Return the keys that make llama.cpp multiply cos and sin by `factor`, and MLA's score by `scale` squared."""
     reader = Model.of(model)
     if archs.YARN_LOG_MULTIPLIER not in reader.arch.keys or not reader.arch.mla:
         if reader.arch.mla and math.isclose(scale, 1) and not math.isclose(factor, 1):

@@ -72,7 +72,7 @@ def _targets(model: GgufCheckpoint, rope: RopeSet) -> FoldTargets:
 
 
 def _family(arch: Architecture, where: str) -> Family:
-    """Return the family of files with this architecture. If only llama.cpp's graph is known, return a minimal family."""
+    """Return the family of files with this architecture, or a minimal family from llama.cpp's graph."""
     known = families.by_gguf_architecture()
     if arch.name in known:
         return known[arch.name]

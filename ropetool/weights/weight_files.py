@@ -66,7 +66,7 @@ class Shard:
             with self.path.open("rb") as file:
                 return file.read(self.data_start), order
         new = {name: dtypes.get(name, self.tensors[name].dtype) for name in order}
-        # Wide types first, like the writer of the safetensors package: readers need each tensor at a multiple of its width.
+        # Wide types first, like the safetensors package: readers need each tensor at a multiple of its width.
         order.sort(key=lambda name: -DTYPE_BITS[new[name]])
         listed = (
             (name, new[name], self.tensors[name].shape, nbytes_as(self.tensors[name], new[name])) for name in order

@@ -1,4 +1,4 @@
-"""Writing of changed tensors, streamed file by file. Each number is rounded once, and all other bytes stay unchanged."""
+"""Writing of changed tensors, streamed file by file. Each number is rounded once. All other bytes stay unchanged."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _check_all_there(changes: Mapping[str, RowChange], files: Sequence[WeightFil
 
 
 def _heights(stored: StoredTensor) -> tuple[int, ...]:
-    """Return the possible numbers of rows of a tensor: the rows of its table, or its elements unless they form blocks."""
+    """Return the possible numbers of rows of a tensor: the rows of its table, or its elements if they form no blocks."""
     rows = prod(stored.shape[:-1])
     return (rows,) if stored.dtype in BLOCKS else (rows, prod(stored.shape))
 

@@ -55,7 +55,7 @@ class Cursor:
         return start
 
     def text(self, longest: int, rule: str) -> str:
-        """Return the next string as a name of at most `longest` bytes. `rule` ends the error message for a longer one."""
+        """Return the next string as a name of at most `longest` bytes. `rule` ends the message about a longer one."""
         length = self.number(U64)
         what = f"has a name of {length} bytes"
         if length > self._file_size:

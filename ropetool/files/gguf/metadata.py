@@ -13,7 +13,7 @@ from ropetool.files.gguf.kinds import PACKING, ValueType
 
 ALIGNMENT_KEY = "general.alignment"
 DEFAULT_ALIGNMENT = 32
-MAX_KEY_BYTES = 65_535  # the GGUF specification's limit; llama.cpp has none
+MAX_KEY_BYTES = 65_535  # the limit in the GGUF specification; llama.cpp does not have a limit
 
 
 def read_values(cursor: Cursor, count: int) -> dict[str, Value]:

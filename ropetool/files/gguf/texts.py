@@ -11,7 +11,7 @@ from ropetool.files.gguf.codec import ARRAY_HEAD, LENGTH, Value, shown
 from ropetool.files.gguf.kinds import ValueType
 
 SCALARS = {type_.label: type_ for type_ in ValueType if type_ is not ValueType.ARR}
-MAX_VALUE_BYTES = 32 << 20  # of a text with a value; the largest known vocabularies have 10 MB as JSON
+MAX_VALUE_BYTES = 32 << 20  # the largest known vocabularies have 10 MB as JSON
 _OF, _COLON = "arr of ", "arr:"  # in messages and JSON; as one word of a command line
 _WORDS = {"true": True, "false": False}
 

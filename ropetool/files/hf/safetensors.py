@@ -19,8 +19,8 @@ from ropetool.files.hf.members import Members
 from ropetool.files.regular import is_lfs_pointer, lfs_refusal, open_regular
 
 # The limit of one file, and of all files of a checkpoint. The largest known number is 208,000 in 62 files, in Kimi K2
-# Thinking: 60 layers of 384 experts with nine tensors each. A single file has a few thousand. A tensor takes 5 us and 400
-# bytes here, so reading more would take over two seconds.
+# Thinking: 60 layers of 384 experts with nine tensors each. A single file has a few thousand. A tensor takes 5 us and
+# 400 bytes here, so reading more would take over two seconds.
 MAX_TENSORS = 250_000
 MAX_HEADER = 48_000_000  # bytes: 190 for each of 250,000 tensors, which need 120. The format allows 100,000,000
 METADATA = "__metadata__"

@@ -22,7 +22,7 @@ _PAGE = re.compile(
 # huggingface_hub's cache: models--ORG--NAME/snapshots/COMMIT/FILE is a link to models--ORG--NAME/blobs/DIGEST
 _REPOSITORY, _SNAPSHOTS, _BLOBS = "models--", "snapshots", "blobs"
 _OLLAMA_BLOB = re.compile(r"sha256-[0-9a-f]{64}")
-_LARGEST_MANIFEST = 1 << 16  # bytes of a manifest; those of Ollama have about a thousand
+_LARGEST_MANIFEST = 1 << 16  # bytes; Ollama's manifests have about a thousand
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _in_cache(path: Path) -> tuple[tuple[str, ...], int]:
 
 
 def beside(source: Path) -> Path:
-    """Return the path whose folder and name default outputs use. For a model in a store, the folder is the current one."""
+    """Return the path whose folder and name default outputs use. For a model in a store, it is in the current folder."""
     repository = origin(source)
     name = _name_in_ollama(Path(os.path.abspath(source))) if repository is None else repository.name
     return source if name is None else Path.cwd() / name

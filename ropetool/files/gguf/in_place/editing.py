@@ -33,8 +33,8 @@ WORDS = {
     planning.COPY: "the whole file copied, because the edit did not fit",
 }
 Beside = Callable[[str, int], Mapping[str, bytes]]
-"""Takes the way of the edit and the new size of the file. Returns texts of files next to the file, by name, which are written
-together with the edit. An empty text removes the file."""
+"""Takes the way of the edit and the new size of the file. Returns texts of files next to the file, by name, which are
+written together with the edit. An empty text removes the file."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Holding a file for an in-place edit, so that no other process edits or reads it, as far as the system supports this."""
+"""Holding a file for an in-place edit, so that no other process edits or reads it, if the system supports this."""
 
 from __future__ import annotations
 
