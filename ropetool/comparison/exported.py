@@ -36,9 +36,9 @@ def as_exported(found: Sequence[TensorDiff], a: Opened, b: Opened) -> tuple[Tens
         return tuple(found)
     settled = {name for each in found if not each.differs for name in _names(each)}
     wanted = {name for each in differing for name in _names(each)}
-    asked = [one for one in made if one.info.name not in settled and wanted & {one.info.name, *one.made_of}]
-    answered = {name for one in asked for name in (one.info.name, *one.made_of)}
-    has_place = {name for one in made for name in one.made_of}
+    asked = [one for one in made if one.info.name not in settled and wanted & {one.info.name, *one.source_names}]
+    answered = {name for one in asked for name in (one.info.name, *one.source_names)}
+    has_place = {name for one in made for name in one.source_names}
     kept = [
         _left_out(each) if each.name in directory.tensors and each.name not in has_place else each
         for each in found if not (each.differs and answered & _names(each))
@@ -66,7 +66,7 @@ def _left_out(each: TensorDiff) -> TensorDiff:
 
 def _held(one: Placed, file: Opened, *, from_file: bool) -> TensorDiff:
     """Return how a tensor of the file relates to what an export writes. from_file: the file is A."""
-    name, sources = one.info.name, together(one.made_of)
+    name, sources = one.info.name, together(one.source_names)
     stored = file.tensors.get(name)
     if stored is None:
         return TensorDiff(sources, Relation(ONLY_IN_B if from_file else ONLY_IN_A), True)

@@ -27,7 +27,7 @@ from ropetool.gguf_export.container import File, Progress
 from ropetool.gguf_export.splitting import split
 from ropetool.gguf_model import mxfp4
 from ropetool.gguf_model.outtypes import dtype_of, is_made_by_libllama
-from ropetool.gguf_model.sources import Source
+from ropetool.gguf_model.sources import SourceTensor
 from ropetool.gguf_model.tensors import Layout, Placed, narrow_note
 from ropetool.plans import gguf_output
 from ropetool.verification.kl_gate import NAMES as KL_NAMES
@@ -198,5 +198,5 @@ def _read(path: Path) -> File:
     for info in header.tensors:
         begin = header.data_start + info.offset
         stored = SafetensorsInfo(info.name, info.type_name, info.shape[::-1], begin, begin + info.nbytes)
-        tensors.append(Placed(info, info.type_name, (Source(path, stored),)))
+        tensors.append(Placed(info, info.type_name, (SourceTensor(path, stored),)))
     return File(header.values, Layout("", tuple(tensors)), {})

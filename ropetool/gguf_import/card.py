@@ -1,4 +1,6 @@
-"""The model card of an imported checkpoint: the general.* keys of the file as front matter, from which an export reads them back."""
+"""The model card of an imported checkpoint: the general.* keys of the file as front matter, which an export reads
+again.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ TEXTS = {
     "source.uuid": "uuid", "source.repo_url": "repo_url",
 }  # fmt: skip
 LISTS = {"tags": "tags", "languages": "language"}
-# About the file and not about the model.
+# Keys about the file, not about the model.
 OF_THE_FILE = frozenset({"architecture", "type", "file_type", "quantization_version", "alignment", "quantized_by"})
 _BASE = re.compile(r"base_model\.(\d{1,3})\.repo_url")
 _ABOUT_A_BASE = re.compile(r"base_model\.(count|\d{1,3}\.(name|organization|version|repo_url))")
@@ -28,7 +30,9 @@ _REPOSITORY = re.compile(r"https://huggingface\.co/([\w.-]+/[\w.-]+)/?")
 
 
 def card_of(values: Mapping[str, Value]) -> tuple[str, tuple[str, ...]]:
-    """Return the text of README.md, empty without a fact, and a note of the keys that it does not keep."""
+    """Return the text of README.md, and a note on keys that the card does not keep. The text is empty without a
+    fact.
+    """
     given = {key.removeprefix(GENERAL): value for key, value in values.items() if key.startswith(GENERAL)}
     front: dict[str, Any] = {TEXTS[key]: text for key in TEXTS if (text := _text(given.get(key)))}
     front |= {LISTS[key]: listed for key in LISTS if (listed := _texts(given.get(key)))}
@@ -66,7 +70,7 @@ def _texts(value: Value | None) -> list[str]:
 
 
 def _bases(given: Mapping[str, Value]) -> list[str]:
-    """Return the models that this one was made from, as ORG/NAME or as an address."""
+    """Return the base models of this model, as ORG/NAME or as a URL."""
     addresses = {int(match[1]): _text(value) for key, value in given.items() if (match := _BASE.fullmatch(key))}
     ordered = [addresses[number] for number in sorted(addresses) if addresses[number]]
     return [match[1] if (match := _REPOSITORY.fullmatch(address)) else address for address in ordered]

@@ -1,6 +1,7 @@
-"""The config.json of a GGUF model: the one from which an export would write the keys, the tensors and the table of the file.
+"""The config.json of a GGUF model. An export of this config has the keys, the tensors and the RoPE table of the file.
 
-Reads keys, tensor names and shapes; no weights. What the file says and no config of the class does is refused.
+Reads keys, tensor names and shapes, but no weights. If the file has a setting that no config of the class has, it is
+refused.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ropetool.files.gguf.codec import shown as quoted
 from ropetool.files.hf import ABSENT
 from ropetool.files.hf.jsontext import shown
 from ropetool.gguf_import.keys import compare_keys
-from ropetool.gguf_model.shapes import Model, Wanted, read_model, tensors
+from ropetool.gguf_model.shapes import ExpectedTensor, ModelShape, read_model, tensors
 from ropetool.gguf_model.shapes.base import Filed
 from ropetool.gguf_model.shapes.reading import COUNTED, EPSILONS
 from ropetool.gguf_model.shapes.rules import RULES
@@ -42,25 +43,32 @@ from ropetool.runtimes.llama_cpp.exported import rotation
 from ropetool.verification.readback.keys import plain
 
 _ROPE_TENSORS = (archs.ROPE_FREQS, "rope_factors_long.weight", "rope_factors_short.weight")
-_LLAMA3_LENGTHS = (8192, 4096, 2048, 16384, 32768)  # of published models, as original_max_position_embeddings
+_LLAMA3_LENGTHS = (8192, 4096, 2048, 16384, 32768)  # original_max_position_embeddings of published models, in tokens
 
 
 @dataclass(frozen=True)
 class Described:
-    """A GGUF model as a Hugging Face class has it. view: its config.json. encoding: how that states the rotation."""
+    """A GGUF model as a Hugging Face class describes it.
+
+    view: the checkpoint with the new config.json.
+    model: the sizes from this config.
+    expected: the tensors that the config requires.
+    encoding: the name of the rope keys' form.
+    """
 
     family: Family
     view: HfCheckpoint
-    model: Model
-    wanted: tuple[Wanted, ...]
+    model: ModelShape
+    expected: tuple[ExpectedTensor, ...]
     encoding: str
     notes: tuple[str, ...]
 
 
 def described(source: GgufCheckpoint, as_type: str = "") -> Described:
-    """Return the model as the class of its architecture has it. as_type: that model_type instead.
+    """Return the model as a class of its architecture describes it. as_type: the model_type; empty for the first that
+    fits.
 
-    Raises: LossyExport where no class computes what the file says; CorruptFile for missing tensors; CheckpointError.
+    Raises: LossyExport if no class computes the same as llama.cpp; CorruptFile for missing tensors; CheckpointError.
     """
     objections: dict[str, RopetoolError] = {}
     for family in _families(source, as_type):
@@ -69,25 +77,27 @@ def described(source: GgufCheckpoint, as_type: str = "") -> Described:
         except RopetoolError as error:
             objections[family.model_type] = error
     first = next(iter(objections.values()))
-    told: dict[str, str] = {}
+    by_text: dict[str, str] = {}
     for name, objection in objections.items():
-        told.setdefault(objection.message.replace(f" {name} ", " "), f"{name}: {objection.message}")
-    others = list(told.values())[1:]  # each sentence once, whichever class it names
+        by_text.setdefault(objection.message.replace(f" {name} ", " "), f"{name}: {objection.message}")
+    others = list(by_text.values())[1:]  # one objection for each text, without repeating it for each class
     if others:
         first.message = f"{first.message}; as {'; '.join(others)}"
     raise first
 
 
 def _families(source: GgufCheckpoint, as_type: str) -> list[Family]:
-    """Return the families whose export writes this architecture, the one that bears its name first."""
+    """Return the families whose export writes this architecture. The family with the architecture's name comes
+    first.
+    """
     arch = source.name
     every = [family for family in map(families.get, families.exported()) if family.alone]
     able = [family for family in every if family.gguf_architecture == arch]
-    found = sorted(able, key=lambda family: arch not in family.gguf_architectures)
+    families_of_arch = sorted(able, key=lambda family: arch not in family.gguf_architectures)
     if as_type:
-        found = [family for family in found if family.model_type == as_type]
-    if found:
-        return found
+        families_of_arch = [family for family in families_of_arch if family.model_type == as_type]
+    if families_of_arch:
+        return families_of_arch
     known = sorted({family.gguf_architecture for family in every})
     what = f"as {as_type}" if as_type else f"of the architecture {quoted(arch)}"
     instead = sorted(family.model_type for family in able)
@@ -110,16 +120,16 @@ def _described(source: GgufCheckpoint, family: Family) -> Described:
         raise LossyExport("no layer attends to the whole text; import does not support such models", where=source.where)
     config = _sizes(source, family, table, rope)
     entry = rotating_entry(rope)
-    turned = {names.ROPE_PARAMETERS: {names.MROPE_SECTION: _sections(source)}} if table.sections else {}
-    model = read_model(family, config | turned, source.name, _head_dim(entry, family), entry.rotary_dim, source.where)
+    sections = {names.ROPE_PARAMETERS: {names.MROPE_SECTION: _sections(source)}} if table.sections else {}
+    model = read_model(family, config | sections, source.name, _head_dim(entry, family), entry.rotary_dim, source.where)
     notes = compare_keys(source, model)
-    wanted = tuple(tensors(model, _moves(family, source.name)))
-    _compare_tensors(source, wanted)
+    expected = tuple(tensors(model, _interleaves(family, source.name)))
+    _compare_tensors(source, expected)
     view, encoding = _with_rope(config, family, rope, source)
-    return Described(family, view, model, wanted, encoding, notes)
+    return Described(family, view, model, expected, encoding, notes)
 
 
-def _moves(family: Family, arch: str) -> bool:
+def _interleaves(family: Family, arch: str) -> bool:
     return family.layout == "half" and archs.get(arch).layout == "interleaved"
 
 
@@ -127,7 +137,7 @@ def _moves(family: Family, arch: str) -> bool:
 
 
 def _sizes(source: GgufCheckpoint, family: Family, table: Export, rope: RopeSet) -> dict[str, Any]:
-    """Return the config but for its rope keys: what the file says by the keys of the class."""
+    """Return the config without rope keys, from the keys and tensors of the file."""
     sizes = _known_sizes(source, table)
     entry = rotating_entry(rope)
     config: dict[str, Any] = {
@@ -142,7 +152,7 @@ def _sizes(source: GgufCheckpoint, family: Family, table: Export, rope: RopeSet)
         config[names.NUM_KEY_VALUE_HEADS] = sizes.get("kv_heads", sizes.get("heads"))
     if not family.mla and (not table.square or family.default_head_dim is not None):
         config[family.head_dim_key] = entry.head_dim
-    if family.partial_rotary_key and not family.mla:  # which share of whole heads MLA rotates follows from their sizes
+    if family.partial_rotary_key and not family.mla:  # the sizes of MLA's heads determine the rotating share
         config[family.partial_rotary_key] = entry.rotary_dim / entry.head_dim
     config |= {one.key: sizes.get(name, 0) for name, one in table.counts.items() if name in sizes or name == DRAFTS}
     config |= {
@@ -162,24 +172,24 @@ def _sizes(source: GgufCheckpoint, family: Family, table: Export, rope: RopeSet)
     config |= {key: values[0] for key, values in table.fixed.items() if values[0] is not None}
     config["tie_word_embeddings"] = table.head != "required" and "output.weight" not in source.tensors
     config |= _layer_keys(family, rope, sizes.get("layers", 0))
-    for kind in ("bos", "eos", "padding"):
-        number = source.values.get(f"tokenizer.ggml.{kind}_token_id")
+    for role, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
+        number = source.values.get(f"tokenizer.ggml.{key}_token_id")
         if number is not None:
-            config[f"{'pad' if kind == 'padding' else kind}_token_id"] = plain(number)
+            config[f"{role}_token_id"] = plain(number)
     front = f"{source.name}."
     filed = {key.removeprefix(front): plain(value) for key, value in source.values.items() if key.startswith(front)}
     filed_sizes = sizes | {"head_dim": _head_dim(entry, family)}
-    config |= RULES[table.rules].stated(Filed(source.name, filed_sizes, filed, source.tensors))
+    config |= RULES[table.rules].from_file(Filed(source.name, filed_sizes, filed, source.tensors))
     return {key: value for key, value in config.items() if value is not None or key == family.window_key}
 
 
 def _head_dim(entry: LayerRope, family: Family) -> int:
-    """Return the channels of a head; MLA's heads are those that rotate."""
+    """Return the channels of a head. For MLA, these are the rotating channels."""
     return entry.rotary_dim if family.mla else entry.head_dim
 
 
 def _words(one: Count, number: int, sizes: Mapping[str, int]) -> list[str]:
-    """Return the list in which so many leading layers have the first word."""
+    """Return a list with the first word for this many leading layers, and the second word for the others."""
     first, other = one.words
     return [first if layer < number else other for layer in range(sizes["layers"])]
 
@@ -189,7 +199,7 @@ def _value(source: GgufCheckpoint, key: str) -> Any:
 
 
 def _known_sizes(source: GgufCheckpoint, table: Export) -> dict[str, int]:
-    """Return the sizes that keys state, and then those that shapes of tensors tell."""
+    """Return the sizes from the keys, then from the shapes of tensors."""
     sizes: dict[str, int] = {}
     for key, size in {**COUNTED, **table.sizes}.items():
         value = _value(source, key)
@@ -219,7 +229,7 @@ def _written_words(row: Row) -> tuple[str, ...]:
 
 
 def _present(source: GgufCheckpoint, row: Row) -> str | None:
-    """Return the name of a row's tensor in the first layer that has it, None where none has."""
+    """Return the name of a row's tensor in the first layer that has it, or None."""
     if row.gguf in source.tensors:
         return row.gguf
     count = _value(source, archs.BLOCK_COUNT)
@@ -228,26 +238,26 @@ def _present(source: GgufCheckpoint, row: Row) -> str | None:
 
 
 def _switch(source: GgufCheckpoint, table: Export, switch: str) -> bool | None:
-    """Return whether a key or a tensor says that a switch is on, None where neither tells."""
+    """Return whether a key or a tensor switches something on, or None if neither exists."""
     for key, one in table.keys.items():
         value = _value(source, key)
         if one.switch == switch and value is not ABSENT:
             return bool(value)
-    found = [(row, _present(source, row) is not None) for row in (*table.layer, *table.outer)]
-    told = [there for row, there in found if row.when == switch]
-    told += [not there for row, there in found if row.when == f"not {switch}"]
-    return told[0] if told else None
+    presence = [(row, _present(source, row) is not None) for row in (*table.layer, *table.outer)]
+    states = [there for row, there in presence if row.when == switch]
+    states += [not there for row, there in presence if row.when == f"not {switch}"]
+    return states[0] if states else None
 
 
 def _layer_keys(family: Family, rope: RopeSet, count: int) -> dict[str, Any]:
-    """Return the window, and the list of which layers slide or rotate where the class takes one."""
-    found: dict[str, Any] = {}
+    """Return the window, and the list of sliding or rotating layers if the class has such a list."""
+    keys: dict[str, Any] = {}
     window = next((e.sliding_window for e in rope.entries.values() if e.sliding_window is not None), None)
     if family.sliding_window != "never":
-        found[family.window_key] = window
+        keys[family.window_key] = window
     if family.sliding_window not in ("never", "always", "alternate"):
-        found[family.sliding_window] = window is not None
-    kinds = {layer: kind for kind, entry in rope.entries.items() for layer in entry.layers}
+        keys[family.sliding_window] = window is not None
+    layers = {layer for entry in rope.entries.values() for layer in entry.layers}
     if (
         window is not None
         and not family.chunked
@@ -257,26 +267,28 @@ def _layer_keys(family: Family, rope: RopeSet, count: int) -> dict[str, Any]:
         slides = {
             layer for entry in rope.entries.values() if entry.sliding_window is not None for layer in entry.layers
         }
-        found["layer_types"] = [
-            names.SLIDING_ATTENTION if layer in slides else names.FULL_ATTENTION for layer in sorted(kinds)
+        keys["layer_types"] = [
+            names.SLIDING_ATTENTION if layer in slides else names.FULL_ATTENTION for layer in sorted(layers)
         ]
     if family.rotates == "full":
-        found[family.kinds_keys[0]] = [
-            names.FULL_ATTENTION if layer in kinds else family.pattern_other for layer in range(count)
+        keys[family.kinds_keys[0]] = [
+            names.FULL_ATTENTION if layer in layers else family.pattern_other for layer in range(count)
         ]
     if family.rotates == "no_rope_layers":
-        turns = {layer for entry in rope.entries.values() if entry.table is not None for layer in entry.layers}
-        found["no_rope_layers"] = [int(layer in turns) for layer in sorted(kinds)]
-    return found
+        rotating = {layer for entry in rope.entries.values() if entry.table is not None for layer in entry.layers}
+        keys["no_rope_layers"] = [int(layer in rotating) for layer in sorted(layers)]
+    return keys
 
 
-# --- what the file says, against what an export of this config would say
+# --- the tensors of the file, compared with an export of this config
 
 
-def _compare_tensors(source: GgufCheckpoint, wanted: Iterable[Wanted]) -> None:
-    """Raise CorruptFile for a tensor that is missing or of another shape, LossyExport for one that has no place."""
-    asked = {one.name: one for one in wanted}
-    for name, one in asked.items():
+def _compare_tensors(source: GgufCheckpoint, expected: Iterable[ExpectedTensor]) -> None:
+    """Raise CorruptFile for a tensor that is missing or has a different shape, and LossyExport for one that the class
+    lacks.
+    """
+    by_name = {one.name: one for one in expected}
+    for name, one in by_name.items():
         info = source.tensors.get(name)
         if info is None:
             raise CorruptFile(f"has no tensor {name}, which its class requires", where=source.where)
@@ -287,7 +299,7 @@ def _compare_tensors(source: GgufCheckpoint, wanted: Iterable[Wanted]) -> None:
                 where=source.where,
             )
     for name in source.tensors:
-        if name not in asked and name not in _ROPE_TENSORS:
+        if name not in by_name and name not in _ROPE_TENSORS:
             raise LossyExport(f"has the tensor {quoted(name)}, which its class does not have", where=source.where)
 
 
@@ -297,9 +309,9 @@ def _compare_tensors(source: GgufCheckpoint, wanted: Iterable[Wanted]) -> None:
 def _with_rope(
     config: Mapping[str, Any], family: Family, rope: RopeSet, source: GgufCheckpoint
 ) -> tuple[HfCheckpoint, str]:
-    """Return the config with rope keys that transformers decodes to the file's table, and how they are called.
+    """Return the config with rope keys that transformers decodes to the file's table, and the name of their form.
 
-    Raises: LossyExport with what it makes of each way to say it.
+    Raises: LossyExport with the objection to each form.
     """
     tried: list[str] = []
     for config_style in (names.V4, names.V5) if family.in_v4 and not family.nested else (names.V5,):
@@ -320,15 +332,15 @@ def _candidates(
     assert entry.table is not None
     theta, grows = _short(entry.rope_theta), _of_temperature(entry, family)
     begun = {**config, names.ROPE_PARAMETERS: {names.ROPE_TYPE: "default", names.ROPE_THETA: theta, **grows}}
-    plainly = {kind: RopeKeys("default", theta, grows) for kind in family.extends}
+    plainly = {layer_type: RopeKeys("default", theta, grows) for layer_type in family.extends}
     table = family.export
     assert table is not None
-    if table.sections:  # how image tokens turn, of which tables of text say nothing
+    if table.sections:  # the rotation of image tokens, which the tables of text do not contain
         begun[names.ROPE_PARAMETERS][names.MROPE_SECTION] = _sections(source)
-    if share := _share(entry, family):  # which edits of rope keys leave as it is
+    if share := _share(entry, family):  # edits of rope keys do not change the share
         inner = {names.ROPE_TYPE: "proportional", **share, names.ROPE_THETA: theta}
         config = {**config, names.ROPE_PARAMETERS: {family.rope_group(names.FULL_ATTENTION): inner}}
-    view = _stating(_view(begun if grows or table.sections else config, source), plainly, rope, config_style)
+    view = _with_keys(_view(begun if grows or table.sections else config, source), plainly, rope, config_style)
     trained = entry.original_max_position_embeddings or rope.max_position_embeddings
     derived = Derived(
         entry.table, rope.max_position_embeddings, tuple(_natives(entry, family, rope, source.name)),
@@ -345,12 +357,12 @@ def _candidates(
 
 
 def _sections(source: GgufCheckpoint) -> list[int]:
-    """Return the sections of the rotary pairs, without the zeros behind them."""
-    found = _value(source, archs.DIMENSION_SECTIONS)
-    stated = list(found) if isinstance(found, list) else []
-    while stated and stated[-1] == 0:
-        stated.pop()
-    return stated
+    """Return the sections of the rotary pairs, without the zeros at the end."""
+    value = _value(source, archs.DIMENSION_SECTIONS)
+    sections = list(value) if isinstance(value, list) else []
+    while sections and sections[-1] == 0:
+        sections.pop()
+    return sections
 
 
 def _view(config: Mapping[str, Any], source: GgufCheckpoint) -> HfCheckpoint:
@@ -358,20 +370,20 @@ def _view(config: Mapping[str, Any], source: GgufCheckpoint) -> HfCheckpoint:
     return HfCheckpoint(dict(config), None, f"{source.where}: {names.CONFIG_JSON}", None, text)
 
 
-def _stating(view: HfCheckpoint, keys: Mapping[str, RopeKeys], rope: RopeSet, config_style: str) -> HfCheckpoint:
-    """Return the config with these keys, and with those of the kinds of layer that a scaling leaves alone."""
+def _with_keys(view: HfCheckpoint, keys: Mapping[str, RopeKeys], rope: RopeSet, config_style: str) -> HfCheckpoint:
+    """Return the config with these keys, and with the keys of layer types that the scaling does not change."""
     family = view.family
     kept = {
-        kind: RopeKeys("default", _short(entry.rope_theta), {})
-        for kind, entry in rope.entries.items()
-        if kind in family.layer_types and kind not in keys and entry.rope_theta is not None
+        layer_type: RopeKeys("default", _short(entry.rope_theta), {})
+        for layer_type, entry in rope.entries.items()
+        if layer_type in family.layer_types and layer_type not in keys and entry.rope_theta is not None
     }
     edits = style.edits(view.config, family, {**kept, **keys}, config_style, view.where)
     return view.edited(config_file_edits(edits))
 
 
 def _natives(entry: LayerRope, family: Family, rope: RopeSet, arch: str) -> Iterator[dict[str, Any]]:
-    """Yield the keys by which a method would say the table, the shortest first."""
+    """Yield the keys of each method that may have produced the table, the shortest first."""
     always = _of_temperature(entry, family)
     assert entry.table is not None
     factor = {} if entry.factor is None else {names.FACTOR: _short(entry.factor)}
@@ -383,8 +395,8 @@ def _natives(entry: LayerRope, family: Family, rope: RopeSet, arch: str) -> Iter
         yield {names.ROPE_TYPE: "linear", **factor, **always}
     if entry.rope_type == "yarn":
         scale = {names.ATTENTION_FACTOR: _short(entry.table.regimes[-1].attention_factor)}
-        stated = {hf: entry.params.get(f"{arch}.rope.scaling.yarn_{hf}") for hf in (names.BETA_FAST, "beta_slow")}
-        betas = {key: _short(value) for key, value in stated.items() if value is not None}
+        params = {hf: entry.params.get(f"{arch}.rope.scaling.yarn_{hf}") for hf in (names.BETA_FAST, "beta_slow")}
+        betas = {key: _short(value) for key, value in params.items() if value is not None}
         for more in ({}, scale, betas, scale | betas):
             yield {names.ROPE_TYPE: "yarn", **always, **factor, **length, **more}
     if entry.rope_type == "table" and entry.table.is_fixed:
@@ -403,7 +415,7 @@ def _natives(entry: LayerRope, family: Family, rope: RopeSet, arch: str) -> Iter
 
 
 def _share(entry: LayerRope, family: Family) -> dict[str, Any]:
-    """Return the share of pairs that turn, where the class is one that leaves the others in their places."""
+    """Return the share of rotating pairs, if the class sets the frequencies of the other pairs to 0."""
     if family.default_rope_keys.get(names.FULL_ATTENTION, {}).get(names.ROPE_TYPE) != "proportional":
         return {}
     assert entry.table is not None
@@ -414,17 +426,17 @@ def _share(entry: LayerRope, family: Family) -> dict[str, Any]:
 def _of_temperature(entry: LayerRope, family: Family) -> dict[str, Any]:
     if entry.temperature is None or not family.temperature_key:
         return {}
-    found = {family.temperature_key: _short(entry.temperature.beta)}
-    return found | {names.ORIGINAL_MAX_POSITION_EMBEDDINGS: entry.temperature.length}
+    beta = {family.temperature_key: _short(entry.temperature.beta)}
+    return beta | {names.ORIGINAL_MAX_POSITION_EMBEDDINGS: entry.temperature.length}
 
 
 def _short(value: float) -> float:
-    """Return the fewest digits that tell a float32 from its neighbours, as the config before the file had them."""
+    """Return the number with the fewest digits that identify the float32, as the original config had it."""
     return float(str(np.float32(value)))
 
 
 def _objection(view: HfCheckpoint, rope: RopeSet) -> str:
-    """Return how an export of this config would rotate otherwise than the file, empty where it would not."""
+    """Return how the rotation of an export of this config differs from the file, or an empty text."""
     try:
         computed = runtimes.get(view.runtime).decode(view)
         reading = rotation(computed, view, allow_full_attention=True).target

@@ -15,7 +15,7 @@ from ropetool.errors import LossyExport
 from ropetool.escaping import command
 from ropetool.files.hf import ABSENT
 from ropetool.files.hf.jsontext import shown
-from ropetool.gguf_model.shapes import Model, stated_keys
+from ropetool.gguf_model.shapes import ModelShape, model_keys
 from ropetool.gguf_model.shapes.rules import SIGMOID, SOFTMAX
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.verification.readback.keys import plain
@@ -55,18 +55,18 @@ _EXPERTS_BY_SHARE = frozenset(
     {"qwen2moe", "qwen3moe", "qwen35moe", "qwen3next"}
 )  # which of their widths may be missing
 _BY_TENSORS = {"stablelm": ("use_parallel_residual",)}  # llama.cpp decides by the tensors and never reads the key
-# The decoder works out which layers attend if one of these is missing.
+# The decoder infers the layers with attention if one of these is missing.
 _OF_LAYERS = frozenset({archs.RECURRENT_LAYERS, archs.ATTENTION_INTERVAL})
 
 
-def compare_keys(source: GgufCheckpoint, model: Model) -> tuple[str, ...]:
+def compare_keys(source: GgufCheckpoint, model: ModelShape) -> tuple[str, ...]:
     """Return a note on missing keys for which llama.cpp's default agrees with the config.
 
     Raises: LossyExport for a key with a different value, a key without a place in a config, and a missing key that
     matters.
     """
-    stated, front = stated_keys(model), f"{source.name}."
-    for key, value in stated.items():
+    expected, front = model_keys(model), f"{source.name}."
+    for key, value in expected.items():
         if key in source.values and plain(source.values[key]) != plain(value):
             raise LossyExport(
                 f"{key} is {shown(plain(source.values[key]))}, but a {model.family.model_type} model of these sizes uses "
@@ -74,14 +74,14 @@ def compare_keys(source: GgufCheckpoint, model: Model) -> tuple[str, ...]:
                 where=source.where,
             )
     for key, value in source.values.items():
-        if key.startswith(front) and key not in stated:
+        if key.startswith(front) and key not in expected:
             _check_other(source, model, key, plain(value))
     elsewhere = _OF_LAYERS.union(_BY_TENSORS.get(model.arch, ()))
-    missing = [key for key in stated if key not in source.values and key.removeprefix(front) not in elsewhere]
-    following = _following(model, stated) if missing else {}
+    missing = [key for key in expected if key not in source.values and key.removeprefix(front) not in elsewhere]
+    following = _following(model, expected) if missing else {}
     absent = []
     for key in missing:
-        value, follows = plain(stated[key]), following.get(key.removeprefix(front), ABSENT)
+        value, follows = plain(expected[key]), following.get(key.removeprefix(front), ABSENT)
         if follows is ABSENT:
             _check_assumed(source, model, key, value)
             absent.append(f"{key} ({shown(value)})")
@@ -91,7 +91,7 @@ def compare_keys(source: GgufCheckpoint, model: Model) -> tuple[str, ...]:
     return (f"the file does not set {listed}: the config gets the defaults of llama.cpp",) if listed else ()
 
 
-def _check_other(source: GgufCheckpoint, model: Model, key: str, value: Any) -> None:
+def _check_other(source: GgufCheckpoint, model: ModelShape, key: str, value: Any) -> None:
     """Raise LossyExport for a key that may change what llama.cpp computes, and that no config has."""
     of_arch = key.removeprefix(f"{source.name}.")
     if of_arch in _OF_POSITIONS or value == _NEUTRAL.get(of_arch, ABSENT):
@@ -102,22 +102,22 @@ def _check_other(source: GgufCheckpoint, model: Model, key: str, value: Any) -> 
     )
 
 
-def _following(model: Model, stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that llama.cpp works out from others, with their values."""
+def _following(model: ModelShape, expected: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that llama.cpp calculates from others, with their values."""
     sizes = model.counts
     head = sizes["hidden"] // sizes["heads"]
-    found = {
-        "vocab_size": sizes["vocabulary"],  # the tokenizer's; other rows do not load
+    following = {
+        "vocab_size": sizes["vocabulary"],  # the tokenizer's size; llama.cpp does not load a different number of rows
         archs.HEAD_COUNT_KV: sizes["heads"], archs.KEY_LENGTH: head, archs.VALUE_LENGTH: head,
-        archs.DIMENSION_COUNT: plain(stated.get(f"{model.arch}.{archs.KEY_LENGTH}")),
+        archs.DIMENSION_COUNT: plain(expected.get(f"{model.arch}.{archs.KEY_LENGTH}")),
     }  # fmt: skip
     if model.arch in _EXPERTS_BY_SHARE:
-        found[_EXPERT_WIDTH] = sizes["intermediate"] // max(1, sizes["used"])
-        found[_SHARED_WIDTH] = sizes["intermediate"]
-    return found
+        following[_EXPERT_WIDTH] = sizes["intermediate"] // max(1, sizes["used"])
+        following[_SHARED_WIDTH] = sizes["intermediate"]
+    return following
 
 
-def _check_assumed(source: GgufCheckpoint, model: Model, key: str, value: Any) -> None:
+def _check_assumed(source: GgufCheckpoint, model: ModelShape, key: str, value: Any) -> None:
     """Raise LossyExport for a missing key, unless llama.cpp assumes this value."""
     of_arch = key.removeprefix(f"{source.name}.")
     assumed = _ASSUMED.get(of_arch, ())
@@ -134,7 +134,7 @@ def _check_assumed(source: GgufCheckpoint, model: Model, key: str, value: Any) -
     raise _missing(source, model, key, "the file has no other source for its value")
 
 
-def _missing(source: GgufCheckpoint, model: Model, key: str, why: str, value: Any = ABSENT) -> LossyExport:
+def _missing(source: GgufCheckpoint, model: ModelShape, key: str, why: str, value: Any = ABSENT) -> LossyExport:
     config = f", but a {model.family.model_type} model with these tensors uses {shown(value)}"
     return LossyExport(
         f"does not set {key}: {why}{'' if value is ABSENT else config}", where=source.where,

@@ -1,6 +1,7 @@
-"""The tensors of a GGUF model under the names, and in the order of rows, of a Hugging Face class; written as safetensors.
+"""The tensors of a GGUF model under the names and in the row order of a Hugging Face class, written as safetensors
+files.
 
-A tensor is made some units at a time, so that memory does not grow with it.
+Each tensor is converted a few units at a time, so that memory does not grow with its size.
 """
 
 from __future__ import annotations
@@ -29,34 +30,38 @@ from ropetool.files.gguf.copying import write_all
 from ropetool.files.gguf.numbers import decoded_blocks
 from ropetool.files.hf import header_bytes
 from ropetool.files.regular import open_regular
-from ropetool.gguf_model.shapes import Permutation, Wanted
+from ropetool.gguf_model.shapes import ExpectedTensor, Permutation
 
-CHUNK = 1 << 17  # elements made at once, whose float32 numbers stay in a processor's cache
-AHEAD = 4  # pieces made while one is written
-MAX_SHARD = 5 * 10**9  # bytes of tensors in one file, as transformers saves them
+CHUNK = 1 << 17  # elements converted at once; their float32 numbers fit a processor's cache
+AHEAD = 4  # chunks that are converted while one is written
+MAX_SHARD = 5 * 10**9  # bytes of tensors in one file, as in transformers
 
 
 @dataclass(frozen=True)
-class Part:
-    """Where elements of a checkpoint's tensor stand in the file: from element `begin` of a tensor on, in this order.
+class FilePart:
+    """The place in the GGUF file of some elements of a checkpoint's tensor.
 
-    offset: what the file has added to each; function: what it has done to each then.
+    name: the tensor of the file.
+    begin: the number of the first element in that tensor.
+    order: the order in the file; None for the checkpoint's order.
+    offset: the number that the file has added to each element.
+    function: the function that the file has applied to each element after the offset; empty for none.
     """
 
     name: str
     begin: int
-    turn: Permutation | None
+    order: Permutation | None
     offset: float
     function: Function = ""
 
 
 @dataclass(frozen=True)
-class Made:
-    """A tensor of the checkpoint: its parts in the file; together they fill it."""
+class CheckpointTensor:
+    """A tensor of the checkpoint. The parts of the GGUF file fill it completely."""
 
     name: str
     shape: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[FilePart, ...]
 
     @property
     def elements(self) -> int:
@@ -64,8 +69,13 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Written:
-    """What was written: the files, how many bytes of tensors, and which of them rounding changed."""
+class WrittenTensors:
+    """The written files.
+
+    tensors: the number of tensors.
+    nbytes: the bytes of all tensors.
+    rounded: the number of tensors that rounding changed.
+    """
 
     files: tuple[Path, ...]
     tensors: int
@@ -77,22 +87,22 @@ INVERSES: dict[str, Callable[[Any], Any]] = {"minus_exp": lambda x: np.log(-x)}
 Tell = Callable[[str, int, int], None]
 
 
-def made_of(wanted: Iterable[Wanted]) -> tuple[Made, ...]:
-    """Return the checkpoint's tensors that the tensors of the file make up, in the order of the file."""
-    parts: dict[str, list[Part]] = {}
+def checkpoint_tensors(expected: Iterable[ExpectedTensor]) -> tuple[CheckpointTensor, ...]:
+    """Return the checkpoint's tensors for the tensors of the file, in the order of the file."""
+    parts: dict[str, list[FilePart]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
-    for one in wanted:
+    for one in expected:
         at = 0
         for source in one.sources:
             shapes[source] = one.shape
-            for turn in one.turns or (None,):
-                parts.setdefault(source, []).append(Part(one.name, at, turn, one.offset, one.function))
-                at += math.prod(one.shape) if turn is None else turn.shape[0] * turn.taken
-    return tuple(Made(name, shapes[name], tuple(found)) for name, found in parts.items())
+            for order in one.orders or (None,):
+                parts.setdefault(source, []).append(FilePart(one.name, at, order, one.offset, one.function))
+                at += math.prod(one.shape) if order is None else order.shape[0] * order.taken
+    return tuple(CheckpointTensor(name, shapes[name], tuple(of_tensor)) for name, of_tensor in parts.items())
 
 
 def main_type(source: GgufCheckpoint) -> str:
-    """Return the type that most numbers of the matrices have; BF16 for those in blocks."""
+    """Return the most common type of the numbers in matrices. Numbers in blocks count as BF16."""
     counts: dict[str, int] = {}
     for stored in source.stored.values():
         if len(stored.shape) > 1:
@@ -101,14 +111,17 @@ def main_type(source: GgufCheckpoint) -> str:
     return max(counts, key=lambda dtype: counts[dtype], default="F32")
 
 
-def write_tensors(source: GgufCheckpoint, made: Sequence[Made], folder: Path, dtype: str, tell: Tell) -> Written:
-    """Write the tensors in this type as one safetensors file, or as shards with their index.
+def write_tensors(
+    source: GgufCheckpoint, tensors: Sequence[CheckpointTensor], folder: Path, dtype: str, tell: Tell
+) -> WrittenTensors:
+    """Write the tensors in this type as one safetensors file, or as shards with an index.
 
-    Raises: CheckpointError for a file that ends early, LossyExport for numbers that the type does not hold.
+    Raises: CheckpointError for a file that is truncated or has a number that is not finite; LossyExport for numbers
+    that the type cannot represent.
     """
     size = STORAGE[dtype].itemsize
-    total = sum(one.elements for one in made) * size
-    shards = list(_shards(made, size))
+    total = sum(one.elements for one in tensors) * size
+    shards = list(_shards(tensors, size))
     files, done, rounded = [], 0, 0
     with ThreadPoolExecutor() as pool:
         for number, shard in enumerate(shards, 1):
@@ -119,7 +132,7 @@ def write_tensors(source: GgufCheckpoint, made: Sequence[Made], folder: Path, dt
                 write_all(file, 0, header_bytes(listed, {"format": "pt"}))
                 for one in shard:
                     changed = False
-                    for data, lossy in _made(source, one, dtype, pool):
+                    for data, lossy in _chunks(source, one, dtype, pool):
                         write_all(file, file.tell(), data)
                         changed |= lossy
                         done += data.nbytes
@@ -129,13 +142,13 @@ def write_tensors(source: GgufCheckpoint, made: Sequence[Made], folder: Path, dt
         places = {one.name: path.name for path, shard in zip(files, shards, strict=True) for one in shard}
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
         (folder / names.SAFETENSORS_INDEX_JSON).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    return Written(tuple(files), len(made), total, rounded)
+    return WrittenTensors(tuple(files), len(tensors), total, rounded)
 
 
-def _shards(made: Sequence[Made], size: int) -> Iterator[list[Made]]:
-    shard: list[Made] = []
+def _shards(tensors: Sequence[CheckpointTensor], size: int) -> Iterator[list[CheckpointTensor]]:
+    shard: list[CheckpointTensor] = []
     held = 0
-    for one in made:
+    for one in tensors:
         nbytes = one.elements * size
         if shard and held + nbytes > MAX_SHARD:
             yield shard
@@ -148,42 +161,44 @@ def _shards(made: Sequence[Made], size: int) -> Iterator[list[Made]]:
 # --- one tensor
 
 
-def _made(source: GgufCheckpoint, one: Made, dtype: str, pool: Executor) -> Iterator[tuple[memoryview, bool]]:
-    """Yield the bytes of a tensor, some units at a time, and whether rounding changed a number of them."""
-    turns = [part.turn for part in one.parts if part.turn is not None]
-    unit = turns[0].unit if turns else one.shape[-1]
+def _chunks(
+    source: GgufCheckpoint, one: CheckpointTensor, dtype: str, pool: Executor
+) -> Iterator[tuple[memoryview, bool]]:
+    """Yield the bytes of a tensor, some units at a time, each with whether rounding changed a number."""
+    orders = [part.order for part in one.parts if part.order is not None]
+    unit = orders[0].unit if orders else one.shape[-1]
     count = one.elements // unit
     stored = [source.stored[part.name] for part in one.parts]
     step = math.lcm(*(_step(each, part, unit) for each, part in zip(stored, one.parts, strict=True)))
     step *= max(1, CHUNK // (unit * step))
 
-    def piece(begin: int) -> tuple[memoryview, bool]:
+    def chunk(begin: int) -> tuple[memoryview, bool]:
         units = min(step, count - begin)
         whole, lossy = np.empty(units * unit, STORAGE[dtype]), False
         for part, each in zip(one.parts, stored, strict=True):
-            taken = unit if part.turn is None else part.turn.taken
+            taken = unit if part.order is None else part.order.taken
             raw = _read(each, part.begin + begin * taken, units * taken)
             elements, changed = _converted(raw, each, part, dtype)
             lossy |= changed
-            if part.turn is None:
+            if part.order is None:
                 whole[:] = elements
             else:
-                part.turn.put(elements, whole)
+                part.order.put(elements, whole)
         return whole.data.cast("B"), lossy
 
     waiting: deque[Future[tuple[memoryview, bool]]] = deque()
     for begin in range(0, count, step):
-        waiting.append(pool.submit(piece, begin))
+        waiting.append(pool.submit(chunk, begin))
         if len(waiting) > AHEAD:
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
 
 
-def _step(stored: StoredTensor, part: Part, unit: int) -> int:
-    """Return how many units make whole blocks of the file's type."""
+def _step(stored: StoredTensor, part: FilePart, unit: int) -> int:
+    """Return how many units fill whole blocks of the file's type."""
     block = _block(stored)
-    taken = unit if part.turn is None else part.turn.taken
+    taken = unit if part.order is None else part.order.taken
     return block // math.gcd(block, taken)
 
 
@@ -200,38 +215,41 @@ def _read(stored: StoredTensor, begin: int, count: int) -> npt.NDArray[np.uint8]
 
 
 def _converted(
-    raw: npt.NDArray[np.uint8], stored: StoredTensor, part: Part, dtype: str
+    raw: npt.NDArray[np.uint8], stored: StoredTensor, part: FilePart, dtype: str
 ) -> tuple[npt.NDArray[Any], bool]:
-    """Return the elements as they stand in the checkpoint, and whether rounding changed one that had a plain type."""
+    """Return the elements for the checkpoint, with whether rounding changed one.
+
+    Rounding counts only for tensors in a plain type, without offset and function.
+    """
     if stored.dtype == dtype and not part.offset and not part.function:
         return raw.view(STORAGE[dtype]), False
     plain = stored.dtype in STORAGE
-    found: npt.NDArray[Any]
+    numbers: npt.NDArray[Any]
     if plain:
-        found = decode(raw.data, stored.dtype)
+        numbers = decode(raw.data, stored.dtype)
     else:
-        found = decoded_blocks(raw.reshape(1, -1), ggml_type(stored.dtype), f"{stored.path}: {part.name}").reshape(-1)
-    _check_finite(found, part, stored, CheckpointError("contains numbers that are not finite"))
+        numbers = decoded_blocks(raw.reshape(1, -1), ggml_type(stored.dtype), f"{stored.path}: {part.name}").reshape(-1)
+    _check_finite(numbers, part, stored, CheckpointError("contains numbers that are not finite"))
     if part.function:
-        found = INVERSES[part.function](found.astype(np.float64))
-        _check_finite(found, part, stored, LossyExport("contains numbers that export cannot produce"))
+        numbers = INVERSES[part.function](numbers.astype(np.float64))
+        _check_finite(numbers, part, stored, LossyExport("contains numbers that export cannot produce"))
     if part.offset:
-        found = found.astype(np.float64) - part.offset
+        numbers = numbers.astype(np.float64) - part.offset
     with np.errstate(over="ignore"):
-        elements = encode(found, dtype)
+        elements = encode(numbers, dtype)
     back = decode(elements.data.cast("B"), dtype)
     _check_finite(
         back, part, stored, LossyExport(f"contains numbers too large for {dtype}", try_="--dtype bf16, or f32")
     )
-    return elements, plain and not part.offset and not part.function and bool((back != found).any())
+    return elements, plain and not part.offset and not part.function and bool((back != numbers).any())
 
 
-def _check_finite(found: npt.NDArray[Any], part: Part, stored: StoredTensor, error: RopetoolError) -> None:
-    if not np.isfinite(found).all():
+def _check_finite(numbers: npt.NDArray[Any], part: FilePart, stored: StoredTensor, error: RopetoolError) -> None:
+    if not np.isfinite(numbers).all():
         error.where = f"{stored.path}: {part.name}"
         raise error
 
 
 def _block(stored: StoredTensor) -> int:
-    """Return how many numbers of a tensor are stored together."""
+    """Return the number of elements in a block of a tensor's type."""
     return GGML_TYPES[ggml_type(stored.dtype)].block

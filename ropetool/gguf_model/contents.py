@@ -1,6 +1,6 @@
-"""The contents of a checkpoint's GGUF file: its tensors, then its keys, which depend on them.
+"""The contents of a checkpoint's GGUF file: the tensors, then the keys, which depend on the tensors.
 
-Reads headers, config and tokenizer. Does not read weights, except for a tied head, which it compares with the embedding.
+This module reads headers, config and tokenizer. It reads weights only to compare a tied head with the embedding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ropetool.files.dtypes import STORAGE
 from ropetool.files.gguf import Value
 from ropetool.gguf_model import metadata
 from ropetool.gguf_model.outtypes import AUTO, is_made_by_libllama
-from ropetool.gguf_model.shapes import Model, check_exported, read_model
+from ropetool.gguf_model.shapes import ModelShape, check_exported, read_model
 from ropetool.gguf_model.shift_safe import ShiftSafe, shift_safe
 from ropetool.gguf_model.tensors import Layout, Placed, lay_out
 from ropetool.gguf_model.tokenizer import tokenizer_values
@@ -31,13 +31,13 @@ from ropetool.weights.opening import bakeable
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """The tensors of a checkpoint's GGUF file, with the model and the rotation from which its keys follow.
+    """The tensors of a checkpoint's GGUF file, with the model and the rotation that determine its keys.
 
-    bakes: a phrase for each setting that the weights contain in place of the keys.
+    bakes: a phrase for each setting that is in the weights and not in the keys.
     """
 
     checkpoint: HfCheckpoint
-    model: Model
+    model: ModelShape
     rotation: exported.Rotation
     layout: Layout
     bakes: tuple[str, ...]
@@ -62,13 +62,13 @@ class Keys:
 
 
 def check_source(checkpoint: HfCheckpoint) -> None:
-    """Return if the family has a table, the weights are there, and no link leads out of the directory.
+    """Raise an error unless the family has an export table, the weights exist, and no link leads out of the directory.
 
     Raises: LossyExport, NotACheckpoint, CheckpointError.
     """
     check_exported(checkpoint.family, checkpoint.where)
     check_weights(checkpoint)
-    linking.check_links(checkpoint.path)  # its card and its chat template go into the file
+    linking.check_links(checkpoint.path)  # the model card and the chat template become part of the file
 
 
 def check_weights(checkpoint: HfCheckpoint) -> None:
@@ -89,9 +89,10 @@ def body_of(
     allow_full_attention: bool = False,
     safe_to_shift: bool = False,
 ) -> Body:
-    """Return the tensors of a checkpoint's GGUF file. Its family must have a table. The options are those of `export`.
+    """Return the tensors of a checkpoint's GGUF file. The family must have an export table. The options are those of
+    `export`.
 
-    Raises: as export_checkpoint for the config, the positions and the headers.
+    Raises: the errors of export_checkpoint for the config, the positions and the headers.
     """
     form, where = HfFormat.of(checkpoint, None), checkpoint.where
     rope = form.read(checkpoint.runtime).understood(where)
@@ -107,9 +108,9 @@ def body_of(
 
 
 def keys_of(body: Body, *, allow_inexact: bool) -> Keys:
-    """Return the keys of the file with these tensors.
+    """Return all keys of the file with these tensors.
 
-    Raises: as export_checkpoint for the positions, the model card and the tokenizer.
+    Raises: the errors of export_checkpoint for the positions, the model card and the tokenizer.
     """
     checkpoint, model, layout = body.checkpoint, body.model, body.layout
     general, card_notes = metadata.general_values(checkpoint.path, model, layout)
@@ -126,7 +127,7 @@ def keys_of(body: Body, *, allow_inexact: bool) -> Keys:
 def exported_keys(checkpoint: HfCheckpoint) -> GgufCheckpoint:
     """Return the keys of a checkpoint's GGUF file, without tensors.
 
-    Raises: as export_checkpoint.
+    Raises: the errors of export_checkpoint.
     """
     check_source(checkpoint)
     keys = keys_of(body_of(checkpoint), allow_inexact=True)
@@ -138,9 +139,9 @@ def _no_vector(name: str) -> Any:
 
 
 def exported_tensors(checkpoint: HfCheckpoint) -> tuple[Placed, ...]:
-    """Return the tensors of a checkpoint's GGUF file in float32, unread. Tensors in MXFP4 blocks keep their type.
+    """Return the tensors of a checkpoint's GGUF file in float32, without reading them. MXFP4 tensors keep their type.
 
-    Raises: LossyExport if the family has no table; as export_checkpoint for the config and the headers.
+    Raises: LossyExport if the family has no table; the errors of export_checkpoint for the config and the headers.
     """
     check_exported(checkpoint.family, checkpoint.where)
     return body_of(checkpoint, "f32", allow_full_attention=True).layout.tensors
@@ -169,8 +170,10 @@ def _encoded(
         return replace(nearest.encoding, name=f"{nearest.encoding.name}, inexact"), (note,), nearest.deviation
 
 
-def _layout(checkpoint: HfCheckpoint, model: Model, outtype: str, interleaved: bool, safe: ShiftSafe) -> Layout:
-    """Return the layout of the file. For a type that libllama quantises to: of its input, with the least rounding."""
+def _layout(checkpoint: HfCheckpoint, model: ModelShape, outtype: str, interleaved: bool, safe: ShiftSafe) -> Layout:
+    """Return the layout of the file. For a type of libllama's quantiser: the layout of its input, with the least
+    rounding.
+    """
     headers, quantization = checkpoint.headers, checkpoint.config.get("quantization_config")
     wrapped = checkpoint.family.wrapped
 

@@ -1,6 +1,6 @@
-"""FP8 weights of a checkpoint: which scales belong to which weight, and the numbers that they stand for.
+"""FP8 weights of a checkpoint: the scales of each weight, and the numbers that weight and scales represent.
 
-The numbers are multiplied in float32, as transformers and the stock converter do. Knows nothing of GGUF.
+The multiplication is in float32, as in transformers and in llama.cpp's converter.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from ropetool.files import dtypes
 from ropetool.files.hf.jsontext import shown
 
 if TYPE_CHECKING:
-    from ropetool.gguf_model.sources import Source
+    from ropetool.gguf_model.sources import SourceTensor
 
 Singles = npt.NDArray[np.float32]
-METHOD = "fp8"  # quant_method of a checkpoint whose scales stand beside the weights, DeepSeek's own
-SCALES = "_scale_inv"  # behind the weight's name; the weight is multiplied by them, for all their name says
-UNUSED = (".activation_scale", "_activation_scale", ".input_scale")  # of inputs, which llama.cpp does not round
+METHOD = "fp8"  # quant_method of DeepSeek's format: the scales of a weight are a separate tensor
+SCALES = "_scale_inv"  # suffix of the weight's name; despite "inv", the weight is multiplied by the scales
+UNUSED = (".activation_scale", "_activation_scale", ".input_scale")  # scales of inputs, which llama.cpp does not round
 E8M0 = "F8_E8M0"
 
 
 def _table(exponent_bits: int, bias: int) -> Singles:
-    """Return the numbers of all 256 bytes: a sign, the exponent, and the fraction in what is left."""
+    """Return the numbers of all 256 bytes. A byte has a sign bit, the exponent bits, and the fraction in the
+    remaining bits.
+    """
     bits = np.arange(256)
     fraction_bits = 7 - exponent_bits
     exponent = (bits >> fraction_bits) & ((1 << exponent_bits) - 1)
@@ -37,7 +39,7 @@ def _table(exponent_bits: int, bias: int) -> Singles:
 
 
 def _e4m3() -> Singles:
-    """Return the finite kind of the OCP's format (fn): no infinities, NaN where all seven bits are set."""
+    """Return the numbers of the OCP's finite format (fn): no infinities, and NaN if all seven low bits are set."""
     values = _table(4, 7)
     values[[0x7F, 0xFF]] = np.nan
     return values
@@ -54,25 +56,26 @@ TABLES = {"F8_E4M3": _e4m3(), "F8_E5M2": _e5m2()}
 
 
 def is_fp8(quantization: Any) -> bool:
-    """Return whether a config's quantization_config is of this kind."""
+    """Return whether a config's quantization_config has the quant_method fp8."""
     return isinstance(quantization, Mapping) and quantization.get("quant_method") == METHOD
 
 
-def paired(held: Mapping[str, Source], quantization: Any) -> dict[str, Source]:
-    """Return the tensors with the scales of FP8 weights beside them instead of among them.
+def paired(held: Mapping[str, SourceTensor], quantization: Any) -> dict[str, SourceTensor]:
+    """Return the tensors by name, with the scales of FP8 weights as `scales` of their weight, not as separate entries.
 
+    Without an fp8 quantization_config, returns the tensors unchanged.
     Raises: UnsupportedDtype for weights without scales; CorruptFile for scales that do not cover their weight.
     """
     if not is_fp8(quantization):
         return dict(held)
-    found = {name: source for name, source in held.items() if not name.endswith((SCALES, *UNUSED))}
-    for name, source in found.items():
+    weights_and_others = {name: source for name, source in held.items() if not name.endswith((SCALES, *UNUSED))}
+    for name, source in weights_and_others.items():
         if source.stored.dtype in TABLES:
-            found[name] = _with_scales(source, held.get(name + SCALES), quantization)
-    return found
+            weights_and_others[name] = _with_scales(source, held.get(name + SCALES), quantization)
+    return weights_and_others
 
 
-def _with_scales(source: Source, scales: Source | None, quantization: Mapping[str, Any]) -> Source:
+def _with_scales(source: SourceTensor, scales: SourceTensor | None, quantization: Mapping[str, Any]) -> SourceTensor:
     stored, where = source.stored, str(source.path)
     if scales is None or len(stored.shape) != 2:
         raise UnsupportedDtype(
@@ -96,19 +99,21 @@ def _with_scales(source: Source, scales: Source | None, quantization: Mapping[st
     return replace(source, scales=scales, block=block)
 
 
-def _block(stated: Any, shape: tuple[int, ...], grid: tuple[int, ...], where: str) -> tuple[int, int]:
-    """Return how many rows and columns share a scale: all of them where there is one alone."""
+def _block(block_size: Any, shape: tuple[int, ...], grid: tuple[int, ...], where: str) -> tuple[int, int]:
+    """Return the number of rows and of columns that share a scale. A single scale covers the whole matrix."""
     if grid in ((), (1,)):
         return shape[0], shape[1]
-    if not (isinstance(stated, list) and len(stated) == 2 and all(isinstance(n, int) and n > 0 for n in stated)):
+    if not (
+        isinstance(block_size, list) and len(block_size) == 2 and all(isinstance(n, int) and n > 0 for n in block_size)
+    ):
         raise CorruptFile(
-            f"weight_block_size is {shown(stated)}; it must be two whole numbers, the rows and columns that share a scale",
+            f"weight_block_size is {shown(block_size)}; it must be two whole numbers, the rows and columns that share a scale",
             where=where,
         )
-    return stated[0], stated[1]
+    return block_size[0], block_size[1]
 
 
-def scale_grid(raw: bytes | bytearray, source: Source) -> Singles:
+def scale_grid(raw: bytes | bytearray, source: SourceTensor) -> Singles:
     """Return the scales of a weight from their bytes. Shapes: (blocks of rows, blocks of columns)."""
     stored = source.stored
     if stored.dtype == E8M0:
@@ -120,10 +125,12 @@ def scale_grid(raw: bytes | bytearray, source: Source) -> Singles:
     return np.asarray(values, np.float32).reshape(stored.shape if len(stored.shape) == 2 else (1, 1))
 
 
-def weights(rows: npt.NDArray[np.uint8], first: int, source: Source, grid: Singles) -> Singles:
-    """Return the numbers of consecutive rows, the first of which has this number. Shapes: (rows, columns) -> same."""
+def weights(rows: npt.NDArray[np.uint8], first: int, source: SourceTensor, grid: Singles) -> Singles:
+    """Return the numbers of consecutive rows. `first` is the number of the first row. Shapes: (rows, columns) ->
+    same.
+    """
     down, across = source.block
     scales = grid[(first + np.arange(len(rows))) // down]
     columns = np.repeat(scales, across, axis=1)[:, : rows.shape[1]]
-    found: Singles = TABLES[source.stored.dtype][rows] * columns
-    return found
+    scaled: Singles = TABLES[source.stored.dtype][rows] * columns
+    return scaled

@@ -1,6 +1,5 @@
-"""The keys of a GGUF file about the model itself: general.* from the model card and the folder, sizes from the config.
-
-Rotary keys come from runtimes.llama_cpp.exported, the keys of the tokenizer from gguf_model.tokenizer.
+"""The keys of a GGUF file that describe the model: general.* from the model card and the folder name, sizes from the
+config.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from ropetool.files.hf import read_optional_object
 from ropetool.files.hub import HubId
 from ropetool.files.regular import open_regular
 from ropetool.gguf_model.outtypes import OUTTYPES
-from ropetool.gguf_model.shapes import Model, stated_keys
+from ropetool.gguf_model.shapes import ModelShape, model_keys
 from ropetool.gguf_model.tensors import Layout
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter, Metadata
 
-MAX_CARD = 4 << 20  # bytes of README.md; the largest known have a tenth of it
+MAX_CARD = 4 << 20  # bytes of README.md; the largest known has a tenth of this
 MAX_FRONT_MATTER = 128 << 10  # bytes, which PyYAML reads in a second
 HUB = "https://huggingface.co"
 BOM = b"\xef\xbb\xbf"
@@ -37,42 +36,47 @@ _FACTOR = re.compile(r"-[0-9]+(?:\.[0-9]+)?x(?=-|$)")
 CARD, GENERATION_CONFIG = "README.md", "generation_config.json"
 
 
-def model_values(model: Model, layout: Layout) -> dict[str, Value]:
-    """Return the keys of the model under its architecture's name; none of its rotary keys but how many channels."""
+def model_values(model: ModelShape, layout: Layout) -> dict[str, Value]:
+    """Return the sizes and constants of the model under its architecture's name, and general.file_type.
+
+    Of the rotary keys, only the number of rotating channels is included.
+    """
     file_type = Value.of(ValueType.U32, OUTTYPES[layout.outtype].file_type)
-    return {**stated_keys(model), "general.file_type": file_type}
+    return {**model_keys(model), "general.file_type": file_type}
 
 
-def general_values(source: Path, model: Model, layout: Layout) -> tuple[dict[str, Value], tuple[str, ...]]:
+def general_values(source: Path, model: ModelShape, layout: Layout) -> tuple[dict[str, Value], tuple[str, ...]]:
     """Return the general.* keys, and notes.
 
-    They follow the gguf package's rules, which are the stock converter's: model card, then config.json, then the name
-    of the folder. A card that cannot be read is a note, and the rest is taken without it.
+    The gguf package's rules apply, as in llama.cpp's converter: first the model card, then config.json, then the folder
+    name. If a card cannot be read, its keys are missing and a note gives the reason.
     """
     origin = hub.origin(source)
-    called = origin.name if origin is not None else source.resolve().name  # "." has none
-    plain = _without_reach(called, source)
+    called = origin.name if origin is not None else source.resolve().name  # Path(".") has no name
+    plain = _without_factor(called, source)
     with _named(source.resolve(), plain) as named:
         return _general_values(named, model, layout, origin, called)
 
 
-def _without_reach(called: str, source: Path) -> str:
-    """Return a model's name without how far ropetool extended it: the gguf package takes `8x` for a fine-tune."""
+def _without_factor(called: str, source: Path) -> str:
+    """Return the model's name without ropetool's extension factor, because the gguf package reads `8x` as a
+    fine-tune.
+    """
     records = list(provenance.lineage(source))
     plain = called
-    for made in records:
-        plain = provenance.unsuffixed(plain, made)
+    for record in records:
+        plain = provenance.unsuffixed(plain, record)
     return (_FACTOR.sub("", plain) or called) if records else called
 
 
 def _general_values(
-    source: Path, model: Model, layout: Layout, origin: HubId | None, called: str
+    source: Path, model: ModelShape, layout: Layout, origin: HubId | None, called: str
 ) -> tuple[dict[str, Value], tuple[str, ...]]:
     import gguf
 
     total = sum(math.prod(placed.info.shape) for placed in layout.tensors)
     label = _size_label(model, layout, total)
-    # What authors' files do to the package: no YAML, no UTF-8, a list where it wants text.
+    # The package's errors for files of authors: invalid YAML, invalid UTF-8, or a list instead of text.
     broken = (
         gguf.metadata.yaml.YAMLError, RopetoolError, OSError, TypeError, ValueError, LookupError, AttributeError,
         RecursionError,
@@ -90,7 +94,7 @@ def _general_values(
 
 @contextmanager
 def _named(source: Path, name: str) -> Iterator[Path]:
-    """Yield the folder under this name: in the hub's cache a folder is called after the commit."""
+    """Yield the folder under this name, because folders in the Hub's cache are named after commits."""
     if name == source.name:
         yield source
         return
@@ -105,7 +109,9 @@ def _general(
 ) -> dict[str, Value]:  # fmt: skip
     import gguf
 
-    if called != source.name and known.name == gguf.Metadata.id_to_title(source.name):  # of the folder, not of a card
+    if called != source.name and known.name == gguf.Metadata.id_to_title(
+        source.name
+    ):  # the folder's name, not a card's
         known.name = gguf.Metadata.id_to_title(called)
     known.name = known.name or called
     known.size_label = known.size_label or size_label
@@ -122,7 +128,7 @@ def _general(
 
 
 def collected(arch: str, fill: Callable[[GGUFWriter], None]) -> dict[str, Value]:
-    """Return the keys that the gguf package's writer is given, which knows their spelling and types."""
+    """Return the keys that `fill` sets in the gguf package's writer, which has the spelling and type of each key."""
     import gguf
 
     writer = gguf.GGUFWriter(None, arch)
@@ -130,14 +136,14 @@ def collected(arch: str, fill: Callable[[GGUFWriter], None]) -> dict[str, Value]
     return {key: _value(ValueType(entry.type), entry.value) for key, entry in writer.kv_data[0].items()}
 
 
-def _value(kind: ValueType, value: Any) -> Value:
-    if kind is ValueType.ARR:  # names of tags, languages and templates: text, all of them
+def _value(value_type: ValueType, value: Any) -> Value:
+    if value_type is ValueType.ARR:  # all of these arrays are text: tags, languages and template names
         return Value.array(ValueType.STR, map(_text, value))
-    return Value.of(kind, _text(value) if kind is ValueType.STR else value)
+    return Value.of(value_type, _text(value) if value_type is ValueType.STR else value)
 
 
 def _text(value: Any) -> str:
-    """Return a word of the model card as text; YAML makes numbers, dates and truths of what looks like them."""
+    """Return a value of the model card as text, because YAML reads some words as numbers, dates or booleans."""
     if isinstance(value, (list, dict)):
         raise ConfigError(f"{value!r} must be text")
     if isinstance(value, bool):  # "no" is Norwegian
@@ -146,7 +152,7 @@ def _text(value: Any) -> str:
 
 
 def _check_bounds(source: Path) -> None:
-    """Refuse what the package would read without bounds, or be kept busy by for minutes."""
+    """Raise an error for files that the package would read without a limit, or that would keep it busy for minutes."""
     read_optional_object(source / GENERATION_CONFIG)
     card = source / CARD
     if not card.is_file():
@@ -165,16 +171,18 @@ def _check_bounds(source: Path) -> None:
 
 
 def _repeats(front: bytes) -> bool:
-    """Return whether the YAML refers to a part of itself: nine times each, twelve deep, is 9 to the 12th parts."""
+    """Return whether the YAML has references to its parts. Nine references at each of twelve levels make 9 to the 12th
+    parts.
+    """
     import gguf
 
     yaml = gguf.metadata.yaml
-    text = front.removeprefix(b"---").decode(errors="replace").replace("\t", "  ")  # as the package does
+    text = front.removeprefix(b"---").decode(errors="replace").replace("\t", "  ")  # as in the package
     return b"&" in front and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text))
 
 
-def _size_label(model: Model, layout: Layout, total: int) -> str:
-    """Return the size in words, as 8x7B for experts: what all tokens share, and one expert."""
+def _size_label(model: ModelShape, layout: Layout, total: int) -> str:
+    """Return the size label of the model, such as 8x7B for experts. It counts the shared parameters and one expert."""
     import gguf
 
     sizes = [("_exps." in p.info.name and len(p.info.shape) > 2, math.prod(p.info.shape)) for p in layout.tensors]
@@ -185,9 +193,9 @@ def _size_label(model: Model, layout: Layout, total: int) -> str:
 
 
 def loadable(values: Mapping[str, Value], tokens: Value) -> tuple[dict[str, Value], tuple[str, ...]]:
-    """Return the keys with a name by which llama.cpp loads this vocabulary, and a note if it had to be another one.
+    """Return the keys with a name that lets llama.cpp load this vocabulary, and a note if the name had to change.
 
-    A name with phi-3 in it makes llama.cpp look four tokens up, and give up without them (src/llama-vocab.cpp).
+    If the name contains phi-3, llama.cpp requires four tokens and fails without them (src/llama-vocab.cpp).
     """
     name = str(values["general.name"].decode())
     held = tokens.decode() if _PHI3.search(name) else _PHI3_TOKENS

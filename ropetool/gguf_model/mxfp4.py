@@ -1,6 +1,6 @@
-"""MXFP4 experts of a checkpoint, their codes and scales in two tensors, as the blocks of ggml's type of that name.
+"""MXFP4 experts: the codes and scales of a checkpoint, which has them in two tensors, as blocks of ggml's MXFP4 type.
 
-Bits change places, and no number is rounded. Knows nothing of files.
+The bits change places, and no number is rounded.
 Source: conversion/gpt_oss.py of llama.cpp 0c1e570; integrations/mxfp4.py of transformers 5.23.0.
 """
 
@@ -17,48 +17,50 @@ from ropetool.errors import CheckpointError, CorruptFile, UnsupportedDtype
 
 if TYPE_CHECKING:
     from ropetool.gguf_model.shapes.orders import Permutation
-    from ropetool.gguf_model.sources import Source
+    from ropetool.gguf_model.sources import SourceTensor
 
 Bytes = npt.NDArray[np.uint8]
 METHOD = "mxfp4"  # quant_method of gpt-oss
-DTYPE, STORED = "MXFP4", "U8"  # ggml's name of the type; what a checkpoint calls the bytes
-CODES, SCALES = "_blocks", "_scales"  # behind the name that the plain weight has
+DTYPE, STORED = "MXFP4", "U8"  # ggml's name of the type; the safetensors type of the bytes
+CODES, SCALES = "_blocks", "_scales"  # suffixes of the plain weight's name
 EXPERTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
 BLOCK, CODE_BYTES = 32, 16  # numbers that share a scale, and the bytes of their codes
 LARGEST_SCALE = 252  # the largest number is 6 * 2^(scale - 127), and float32 ends at 2^128; 255 is NaN
 NOTE = "experts stay in MXFP4; --outtype applies only to the other matrices"
-_CODES = f"V{CODE_BYTES}"  # those of a block, as one element
+_CODES = f"V{CODE_BYTES}"  # the codes of a block, as one element
 _LOW, _HIGH = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0xF0F0F0F0F0F0F0F0)
 
 
 def is_mxfp4(quantization: Any) -> bool:
-    """Return whether a config's quantization_config is of this kind."""
+    """Return whether a config's quantization_config has the quant_method mxfp4."""
     return isinstance(quantization, Mapping) and quantization.get("quant_method") == METHOD
 
 
-def is_packed(source: Source) -> bool:
-    """Return whether a tensor of a checkpoint is the codes of such experts."""
+def is_packed(source: SourceTensor) -> bool:
+    """Return whether a tensor of a checkpoint contains the codes of MXFP4 experts."""
     return source.stored.dtype == STORED and source.scales is not None
 
 
-def paired(held: Mapping[str, Source], quantization: Any) -> dict[str, Source]:
-    """Return the tensors with experts under the name of the plain weight, their scales beside them.
+def paired(held: Mapping[str, SourceTensor], quantization: Any) -> dict[str, SourceTensor]:
+    """Return the tensors by name, with the codes of experts under the plain weight's name and the scales as their
+    `scales`.
 
-    Raises: CorruptFile for codes without scales, scales without codes, or those of other shapes; UnsupportedDtype for
-    what are no bytes.
+    Without an mxfp4 quantization_config, returns the tensors unchanged.
+    Raises: CorruptFile for codes without scales, scales without codes, or scales of a different shape; UnsupportedDtype for
+    codes or scales that are not bytes.
     """
-    found = dict(held)
+    sources = dict(held)
     if not is_mxfp4(quantization):
-        return found
+        return sources
     for name in held:
         plain = name.removesuffix(CODES if name.endswith(CODES) else SCALES)
         if plain != name and plain.endswith(EXPERTS) and plain not in held:
-            found[plain] = _pair(plain, held, name)
-            del found[name]
-    return found
+            sources[plain] = _pair(plain, held, name)
+            del sources[name]
+    return sources
 
 
-def _pair(plain: str, held: Mapping[str, Source], name: str) -> Source:
+def _pair(plain: str, held: Mapping[str, SourceTensor], name: str) -> SourceTensor:
     codes, scales = held.get(plain + CODES), held.get(plain + SCALES)
     if codes is None or scales is None:
         raise CorruptFile(
@@ -80,10 +82,9 @@ def _pair(plain: str, held: Mapping[str, Source], name: str) -> Source:
     return replace(codes, scales=scales)
 
 
-def check_shape(source: Source, shape: tuple[int, ...]) -> None:
-    """Return if codes are those of experts whose matrices by columns have this shape, as config.json asks for.
-
-    Raises: CorruptFile.
+def check_shape(source: SourceTensor, shape: tuple[int, ...]) -> None:
+    """Raise CorruptFile unless the codes belong to experts of this shape: (experts, columns, rows), as in
+    config.json.
     """
     experts, columns, rows = shape
     stored = source.stored.shape
@@ -95,37 +96,40 @@ def check_shape(source: Source, shape: tuple[int, ...]) -> None:
         )
 
 
-def turned(source: Source, turn: Permutation | None) -> Permutation | None:
-    """Return the order of a tensor's elements; that of blocks for experts, which are not stored by columns."""
-    if turn is None or not is_packed(source):
-        return turn
-    return replace(turn, shape=source.stored.shape[:-1], axes=(0, 1, 2), axis=1)
+def reordered(source: SourceTensor, order: Permutation | None) -> Permutation | None:
+    """Return the order of a source's blocks for an order of its elements. Experts are not transposed in MXFP4."""
+    if order is None or not is_packed(source):
+        return order
+    return replace(order, shape=source.stored.shape[:-1], axes=(0, 1, 2), axis=1)
 
 
-def unit(source: Source) -> int:
-    """Return how many bytes of codes belong together."""
-    return CODE_BYTES * (source.turn.unit if source.turn is not None else 1)
+def unit(source: SourceTensor) -> int:
+    """Return how many bytes of codes must be converted together."""
+    return CODE_BYTES * (source.order.unit if source.order is not None else 1)
 
 
-def scales_of(source: Source, begin: int, nbytes: int) -> tuple[int, int]:
-    """Return where the scales of codes begin in their file, and how many there are; one belongs to each block."""
+def scales_of(source: SourceTensor, begin: int, nbytes: int) -> tuple[int, int]:
+    """Return the place of the scales of some codes in their file, and their number of bytes. Each block has one
+    scale byte.
+    """
     assert source.scales is not None
     return source.scales.stored.begin + (begin - source.stored.begin) // CODE_BYTES, nbytes // CODE_BYTES
 
 
-def blocks(codes: Bytes, scales: bytes, source: Source, begin: int) -> Bytes:
-    """Return ggml's blocks of codes that begin at this byte of their file, in the order of the source.
+def blocks(codes: Bytes, scales: bytes, source: SourceTensor, begin: int) -> Bytes:
+    """Return ggml's blocks for codes that begin at byte `begin` of their file, in the order of the source.
 
-    A byte of a checkpoint holds neighbours; one of ggml's holds numbers half a block apart. The first is the low half.
-    Shapes: (16 * blocks,) -> (17 * blocks taken,).
+    A byte of a checkpoint has two neighbouring numbers. A byte of ggml has two numbers half a block apart, the
+    first one in the low half.
+    Shapes: (16 * blocks,) -> (17 * selected blocks,).
     Raises: CheckpointError for a scale that makes numbers infinite or NaN.
     """
     exponents = np.frombuffer(scales, np.uint8)
     if exponents.max(initial=0) > LARGEST_SCALE:
         raise _too_large(exponents, source, begin)
     whole = codes.view(_CODES)
-    if source.turn is not None:
-        whole, exponents = source.turn.apply(whole), source.turn.apply(exponents)
+    if source.order is not None:
+        whole, exponents = source.order.apply(whole), source.order.apply(exponents)
     out = np.empty(len(whole), [("scale", np.uint8), ("codes", _CODES)])
     out["scale"] = exponents
     out["codes"] = _spread(whole.view("<u8").reshape(-1, 2)).reshape(-1).view(_CODES)
@@ -133,7 +137,7 @@ def blocks(codes: Bytes, scales: bytes, source: Source, begin: int) -> Bytes:
 
 
 def _spread(halves: npt.NDArray[np.uint64]) -> Bytes:
-    """Return codes with numbers half a block apart in a byte. Shapes: (blocks, 2), eight bytes each -> (blocks, 16)."""
+    """Return codes with numbers half a block apart in each byte. Shapes: (blocks, 2) of eight bytes -> (blocks, 16)."""
     first, second = np.ascontiguousarray(halves.T)
     out = np.empty((len(halves) * 8, 2), np.uint8)
     out[:, 0] = ((first & _LOW) | (second & _LOW) << np.uint64(4)).view(np.uint8)
@@ -141,13 +145,13 @@ def _spread(halves: npt.NDArray[np.uint64]) -> Bytes:
     return out.reshape(-1, CODE_BYTES)
 
 
-def _too_large(exponents: Bytes, source: Source, begin: int) -> CheckpointError:
-    found = int(np.flatnonzero(exponents > LARGEST_SCALE)[0])
-    at = (begin - source.stored.begin) // CODE_BYTES + found
+def _too_large(exponents: Bytes, source: SourceTensor, begin: int) -> CheckpointError:
+    first = int(np.flatnonzero(exponents > LARGEST_SCALE)[0])
+    at = (begin - source.stored.begin) // CODE_BYTES + first
     expert, row, block = np.unravel_index(at, source.stored.shape[:-1])
     assert source.scales is not None
     return CheckpointError(
-        f"{source.scales.stored.name} contains {exponents[found]} for expert {expert}, row {row}, block {block}; above "
+        f"{source.scales.stored.name} contains {exponents[first]} for expert {expert}, row {row}, block {block}; above "
         f"{LARGEST_SCALE} numbers become infinite or NaN",
         where=str(source.scales.path), try_="download the weights again",
     )  # fmt: skip

@@ -1,4 +1,6 @@
-"""The types that an export can have: what its matrices are stored in, who writes it, and which tensors stay F32."""
+"""The types of an export: the storage type of its matrices, the program that writes them, and the tensors that stay
+F32.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ from ropetool.errors import UnknownName, did_you_mean
 from ropetool.files.gguf.kinds import GGML_TYPES, ggml_type
 
 AUTO = "auto"
-MXFP4_MOE = "mxfp4_moe"  # not asked for, but found: experts stored in MXFP4, beside matrices that are not quantised
-BLOCKS = {kind.name: kind.block for kind in GGML_TYPES.values()}
-# llama.cpp computes with vectors, norms, expert gates and short convolutions in F32 alone: the rule of convert_hf_to_gguf.py.
+MXFP4_MOE = "mxfp4_moe"  # not an option: the file type of experts in MXFP4 with matrices that are not quantised
+BLOCKS = {ggml.name: ggml.block for ggml in GGML_TYPES.values()}
+# llama.cpp computes with vectors, norms, expert gates and short convolutions only in F32 (convert_hf_to_gguf.py).
 _F32_ENDS = (
     "_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "ssm_conv1d.weight", "shortconv.conv.weight",
 )  # fmt: skip
@@ -18,10 +20,12 @@ _F32_ENDS = (
 
 @dataclass(frozen=True, slots=True)
 class OutType:
-    """dtype: ggml's type of the matrices; of a mix of types, which libllama makes, the commonest one.
+    """A type of an export.
 
-    file_type: llama_ftype in llama.h; readers print it, none decides by it. weighted: libllama makes it with an importance
-    matrix alone.
+    dtype: ggml's type of the matrices. For a mix of types from libllama, the most common type.
+    file_type: llama_ftype in llama.h. Programs print it, but do not use it otherwise.
+    by_libllama: whether libllama's quantiser writes this type.
+    weighted: whether libllama requires an importance matrix for this type.
     """
 
     dtype: str
@@ -56,7 +60,7 @@ NAMES = (AUTO, *(name for name in OUTTYPES if name != MXFP4_MOE))
 
 
 def check_outtype(name: str) -> None:
-    """Return if there is such a type, or it is auto. Raises: UnknownName."""
+    """Raise UnknownName unless this is a type of `export`, or auto."""
     if name not in NAMES:
         raise UnknownName(
             f"unknown type {name!r}{did_you_mean(name, NAMES)}; known: {', '.join(NAMES)}",
@@ -70,10 +74,10 @@ def is_made_by_libllama(name: str) -> bool:
 
 
 def dtype_of(name: str, shape: tuple[int, ...], outtype: str) -> str:
-    """Return the type to store a tensor in.
+    """Return the storage type of a tensor, by its name and shape.
 
-    Rows that do not divide into the type's blocks are stored in F16, as convert_hf_to_gguf.py has it.
-    Shapes: as numpy has them, a row last.
+    Rows that do not divide into the type's blocks are stored in F16, as in convert_hf_to_gguf.py.
+    Shapes: as in numpy, the row length last.
     """
     if len(shape) == 1 or name.endswith(_F32_ENDS) or not name.endswith(".weight"):
         return "F32"
@@ -82,6 +86,6 @@ def dtype_of(name: str, shape: tuple[int, ...], outtype: str) -> str:
 
 
 def nbytes_of(dtype: str, elements: int) -> int:
-    """Return how many bytes elements take, whole blocks of them."""
-    kind = GGML_TYPES[ggml_type(dtype)]
-    return elements // kind.block * kind.nbytes
+    """Return the number of bytes of this many elements, which fill whole blocks."""
+    ggml = GGML_TYPES[ggml_type(dtype)]
+    return elements // ggml.block * ggml.nbytes

@@ -1,4 +1,4 @@
-"""Checkpoints whose weights another program packed: what their quantization_config names, and which library unpacks them.
+"""Checkpoints with packed weights: the packing methods of quantization_config, and the library that unpacks them.
 
 Source: transformers 5.23.0, utils/quantization_config.py; gptqmodel 7.7.0, utils/model_dequant.py (read, not run).
 """
@@ -15,7 +15,7 @@ from ropetool.escaping import word
 from ropetool.files.hf.jsontext import shown
 
 QUANTIZATION_CONFIG = "quantization_config"
-# By quant_method: what it packs, as far as gptqmodel's dequantize_model reads it.
+# By quant_method: its format, for the methods that gptqmodel's dequantize_model reads.
 _UNPACKED_BY_GPTQMODEL = {
     "gptq": "whole numbers of 2 to 8 bits with a scale and a zero for each group of a column",
     "awq": "whole numbers of 4 bits with a scale and a zero for each group of a column",
@@ -25,7 +25,7 @@ _UNPACKED_BY_GPTQMODEL = {
 
 
 def check_readable(quantization: Any, where: str) -> None:
-    """Raise UnsupportedDtype for a quantization_config of another kind than those that export reads."""
+    """Raise UnsupportedDtype for a quantization_config that export cannot read."""
     method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
     packs = _UNPACKED_BY_GPTQMODEL.get(method) if isinstance(method, str) else None
     if packs is None:

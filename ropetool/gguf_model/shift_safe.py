@@ -1,7 +1,7 @@
-"""An export after which llama.cpp turns queries and keys by cos and sin of length 1: the factor goes into the keys.
+"""Move the attention factor of an export into its key weights, so that llama.cpp's cos and sin have the length 1.
 
-A context shift, cache reuse and self-extend turn cached keys once more, and a factor would multiply them each time.
-Plans what the rows are multiplied by; reads and writes nothing.
+A context shift, cache reuse and self-extend rotate cached keys again. Each time, they would multiply the keys by a
+factor of cos and sin. This module only computes the factors of the rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ from ropetool.weights.residual import residual_of, residual_words
 
 @dataclass(frozen=True, eq=False)
 class ShiftSafe:
-    """rope: what the file is to ask for, no factor among it. gains: what the keys are multiplied by, by tensor; in words."""
+    """The changes that make an export safe to shift.
+
+    rope: the tables of the file, without a factor.
+    gains: factors for the rows of key weights, by tensor name.
+    words: a phrase for each moved factor.
+    """
 
     rope: RopeSet
     gains: Mapping[str, RowChange]
@@ -28,18 +33,22 @@ class ShiftSafe:
 
 
 def shift_safe(targets: FoldTargets) -> ShiftSafe:
-    """Return what makes the export of a checkpoint safe to shift; nothing to multiply where it has no factor.
+    """Return the changes that make the export of a checkpoint safe to shift. Without a factor, there are no gains.
 
-    Raises: LossyExport for a factor that depends on the length, or that this family's weights cannot hold.
+    Raises: LossyExport for a factor that depends on the length, or that the weights of this family cannot absorb.
     """
-    rope = replace(targets.rope, entries={kind: entry.with_factor(1.0) for kind, entry in targets.rope.entries.items()})
+    rope = replace(
+        targets.rope, entries={layer_type: entry.with_factor(1.0) for layer_type, entry in targets.rope.entries.items()}
+    )
     try:
         rests = residual_of(targets.rope, rope)
     except LossyExport as error:
         error.where = targets.where
         raise
     edits: list[TensorEdit] = []
-    for kind, rest in rests.items():
-        pairs = targets.rope.entries[kind].rotary_dim // 2
-        edits += operations.gain_edits(targets, kind, [rest.rotary] * pairs, K, f"attention factor of {kind}")
+    for layer_type, rest in rests.items():
+        pairs = targets.rope.entries[layer_type].rotary_dim // 2
+        edits += operations.gain_edits(
+            targets, layer_type, [rest.rotary] * pairs, K, f"attention factor of {layer_type}"
+        )
     return ShiftSafe(rope, by_tensor(edits), residual_words(rests))

@@ -1,4 +1,4 @@
-"""A tensor of a checkpoint that goes into an export: where its bytes lie, and what is done to its rows."""
+"""A tensor of a checkpoint that becomes part of a GGUF file."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from ropetool.weights.edits import RowChange
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A tensor of the checkpoint, and the file that holds it.
+class SourceTensor:
+    """A tensor of the checkpoint, with the changes on the way to the GGUF file.
 
-    scales: those of an FP8 weight or of MXFP4 experts; block: how many rows and columns share one of them. gains: what
-    its rows are multiplied by before anything else. turn: the order in which its elements are written, None for the one
-    in which they are stored.
+    path: the file that contains the tensor.
+    scales: the scales of an FP8 weight or of MXFP4 experts; None for other tensors.
+    block: the rows and columns that share an FP8 scale.
+    gains: factors for its rows, applied before any other change; None for no factors.
+    order: the order of its elements in the output; None for the stored order.
     """
 
     path: Path
     stored: SafetensorsInfo
-    scales: Source | None = None
+    scales: SourceTensor | None = None
     block: tuple[int, int] = (0, 0)
     gains: RowChange | None = None
-    turn: Permutation | None = None
+    order: Permutation | None = None

@@ -1,7 +1,7 @@
-"""Which bytes of a checkpoint become which tensor of a GGUF file: names, types, shapes, places. Reads headers,
-and of a tied checkpoint the head that it may store beside the embedding.
+"""The layout of a GGUF file: the name, type, shape and place of each tensor, and the checkpoint tensors that it comes
+from.
 
-Every tensor of the checkpoint has its place in the model, with the shape that config.json asks for, or is refused.
+`lay_out` reads headers. It reads weights only if a tied checkpoint stores both embedding and head, to compare them.
 """
 
 from __future__ import annotations
@@ -21,35 +21,39 @@ from ropetool.files.hf import Header
 from ropetool.files.regular import open_regular
 from ropetool.gguf_model import fp8, mxfp4
 from ropetool.gguf_model.outtypes import AUTO, BLOCKS, MXFP4_MOE, OUTTYPES, check_outtype, dtype_of, nbytes_of
-from ropetool.gguf_model.shapes import Model, Wanted, tensors, unread
-from ropetool.gguf_model.sources import Source
+from ropetool.gguf_model.shapes import ExpectedTensor, ModelShape, tensors, unread
+from ropetool.gguf_model.sources import SourceTensor
 from ropetool.gguf_model.wrapped import left_out, text_names
 from ropetool.weights.edits import RowChange
 
 CHUNK = 1 << 20  # bytes that are compared at a time
-ALIGNMENT = 32  # llama.cpp's, where a file does not state its own
+ALIGNMENT = 32  # llama.cpp's default, in bytes
 _READ = (*STORAGE, *fp8.TABLES)
 _AUTOMATIC = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "bf16", "F8_E5M2": "bf16"}
-# Buffers that old checkpoints carry along; transformers computes them anew.
+# Buffers in old checkpoints, which transformers computes again.
 _COMPUTED = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A tensor of the output: where it goes, and the sources that follow each other in it.
+    """A tensor of the output, with the source tensors that follow each other in it.
 
-    dtype: the type to write. offset: what is added to each number, in float32; function: what is done to it then.
+    info: its entry in the tensor table of the file.
+    dtype: the type to write.
+    sources: tensors of the checkpoint, or parts of them, in order.
+    offset: added to each number in float32.
+    function: applied to each number after the offset; empty for none.
     """
 
     info: TensorInfo
     dtype: str
-    sources: tuple[Source, ...]
+    sources: tuple[SourceTensor, ...]
     offset: float = 0.0
     function: Function = ""
 
     @property
-    def made_of(self) -> list[str]:
-        """The checkpoint's tensors that it is made of, each once."""
+    def source_names(self) -> list[str]:
+        """The names of its source tensors in the checkpoint, without duplicates."""
         return list(dict.fromkeys(source.stored.name for source in self.sources))
 
 
@@ -57,7 +61,7 @@ class Placed:
 class Layout:
     """All tensors of the output, in the order of the file.
 
-    outtype: the type of the matrices, mxfp4_moe for experts in MXFP4 beside matrices that are not quantised.
+    outtype: the type of the matrices; mxfp4_moe for experts in MXFP4 and matrices that are not quantised.
     """
 
     outtype: str
@@ -66,24 +70,25 @@ class Layout:
 
     @property
     def end(self) -> int:
-        """Where the next tensor would begin, from the start of the data."""
+        """The place of a further tensor, in bytes from the start of the data."""
         return padded(self.tensors[-1].info.end, ALIGNMENT) if self.tensors else 0
 
 
 def lay_out(
-    headers: list[Header], model: Model, outtype: str, *, interleaved: bool, where: str, quantization: Any = None,
+    headers: list[Header], model: ModelShape, outtype: str, *, interleaved: bool, where: str, quantization: Any = None,
     gains: Mapping[str, RowChange] | None = None, wrapped: bool = False,
 ) -> Layout:  # fmt: skip
     """Return the layout of the output.
 
-    `interleaved`: the runtime pairs neighbouring channels, where the checkpoint pairs those half a head apart.
-    quantization: the config's quantization_config, which says how FP8 weights are scaled, and which experts are MXFP4.
-    gains: what rows of tensors are multiplied by. wrapped: the checkpoint holds other models beside this one.
-    Raises: CorruptFile where a tensor is missing or has another shape; LossyExport for one that has no place;
-    UnsupportedDtype for a type that is not read; UnknownName for an outtype that is not written.
+    interleaved: whether the runtime pairs neighbouring channels, but the checkpoint pairs channels half a head apart.
+    quantization: the quantization_config of the config. It describes the scales of FP8 weights and the MXFP4 experts.
+    gains: factors for the rows of tensors, by tensor name.
+    wrapped: whether the checkpoint also contains other models, such as a vision model.
+    Raises: CorruptFile if a tensor is missing or has a different shape; LossyExport for a tensor without a place in the
+    model; UnsupportedDtype for an unsupported type of a tensor; UnknownName for an unknown outtype.
     """
     held = {
-        name: Source(header.path, stored)
+        name: SourceTensor(header.path, stored)
         for header in headers
         for name, stored in header.tensors.items()
         if not name.endswith(_COMPUTED)
@@ -95,22 +100,24 @@ def lay_out(
     held = mxfp4.paired(fp8.paired(held, quantization), quantization)
     held, model, head_notes = _tied(held, model.stored_as(held))
     held |= {name: replace(held[name], gains=change) for name, change in gains.items() if name in held}
-    wanted = list(_checked(tensors(model, interleaved), held, where))
+    expected = list(_checked(tensors(model, interleaved), held, where))
     drafts = _drafting(held, model)
-    _refuse_others(held, wanted, drafts, model)
-    chosen, notes = _outtype(outtype, [held[name] for one in wanted for name in one.sources])
-    placed = tuple(_placed(wanted, held, chosen))
+    _refuse_others(held, expected, drafts, model)
+    chosen, type_notes = _outtype(outtype, [held[name] for one in expected for name in one.sources])
+    placed = tuple(_placed(expected, held, chosen))
     packed = any(one.dtype == mxfp4.DTYPE for one in placed)
-    said = (
-        *notes, *others, *((mxfp4.NOTE,) if packed else ()), *head_notes, *_left_out(drafts), *_fallback_note(placed, chosen),
-        *model.notes,
+    notes = (
+        *type_notes, *others, *((mxfp4.NOTE,) if packed else ()), *head_notes, *_left_out(drafts),
+        *_fallback_note(placed, chosen), *model.notes,
     )  # fmt: skip
-    return Layout(MXFP4_MOE if packed and OUTTYPES[chosen].dtype in STORAGE else chosen, placed, said)
+    return Layout(MXFP4_MOE if packed and OUTTYPES[chosen].dtype in STORAGE else chosen, placed, notes)
 
 
-def _checked(wanted: Iterator[Wanted], held: Mapping[str, Source], where: str) -> Iterator[Wanted]:
-    """Yield the tensors, each after its sources are found to be there, readable and of the right shape."""
-    for one in wanted:
+def _checked(
+    expected: Iterator[ExpectedTensor], held: Mapping[str, SourceTensor], where: str
+) -> Iterator[ExpectedTensor]:
+    """Yield the expected tensors after checking that their sources exist, have a known type and the right shape."""
+    for one in expected:
         for name in one.sources:
             source = held.get(name)
             if source is None:
@@ -132,14 +139,18 @@ def _checked(wanted: Iterator[Wanted], held: Mapping[str, Source], where: str) -
         yield one
 
 
-def _drafting(held: Mapping[str, Source], model: Model) -> frozenset[str]:
-    """Return the tensors that only draft tokens, in layers behind the last or beside all: transformers leaves them aside."""
+def _drafting(held: Mapping[str, SourceTensor], model: ModelShape) -> frozenset[str]:
+    """Return the names of tensors that only draft tokens, which transformers ignores: layers after the last one, and
+    the tensors of `table.drafting`.
+    """
     prefixes = tuple(f"{model.table.prefix}{model.layers + number}." for number in range(model.drafts))
     return frozenset(name for name in held if name.startswith((*prefixes, *model.table.drafting)))
 
 
-def _refuse_others(held: Mapping[str, Source], wanted: list[Wanted], drafts: Set[str], model: Model) -> None:
-    known = {name for one in wanted for name in one.sources} | drafts | {*unread(model)}
+def _refuse_others(
+    held: Mapping[str, SourceTensor], expected: list[ExpectedTensor], drafts: Set[str], model: ModelShape
+) -> None:
+    known = {name for one in expected for name in one.sources} | drafts | {*unread(model)}
     others = sorted(held.keys() - known)
     if others:
         more = f" ({len(others) - 1} more)" if len(others) > 1 else ""
@@ -149,8 +160,10 @@ def _refuse_others(held: Mapping[str, Source], wanted: list[Wanted], drafts: Set
         )  # fmt: skip
 
 
-def _tied(held: dict[str, Source], model: Model) -> tuple[dict[str, Source], Model, tuple[str, ...]]:
-    """Return the tensors, the model and a note, with embedding and head tied as transformers ties what is stored.
+def _tied(
+    held: dict[str, SourceTensor], model: ModelShape
+) -> tuple[dict[str, SourceTensor], ModelShape, tuple[str, ...]]:
+    """Return the tensors, the model and a note, after tying embedding and head as transformers does for these tensors.
 
     Source: transformers 5.23.0, PreTrainedModel.tie_weights.
     """
@@ -167,8 +180,8 @@ def _tied(held: dict[str, Source], model: Model) -> tuple[dict[str, Source], Mod
     return held, model.untied(differs), (f"{differs}: the file keeps both, as transformers does",)
 
 
-def _same(one: Source, other: Source) -> bool:
-    """Return whether two tensors are stored alike, which says that their numbers are the same."""
+def _same(one: SourceTensor, other: SourceTensor) -> bool:
+    """Return whether two tensors have the same type, shape, scales and bytes."""
     if (one.stored.dtype, one.stored.shape, one.scales) != (other.stored.dtype, other.stored.shape, other.scales):
         return False
     try:
@@ -193,7 +206,9 @@ def _fallback_note(placed: tuple[Placed, ...], outtype: str) -> tuple[str, ...]:
 
 
 def narrow_note(narrow: Sequence[Placed], outtype: str) -> tuple[str, ...]:
-    """Return a note on matrices in a type other than the requested one, because their rows are not whole blocks."""
+    """Return a note about matrices that have a type other than the requested one, because their rows do not fit its
+    blocks.
+    """
     if not narrow:
         return ()
     counts = Counter(one.dtype for one in narrow).most_common()
@@ -204,8 +219,8 @@ def narrow_note(narrow: Sequence[Placed], outtype: str) -> tuple[str, ...]:
     )
 
 
-def _outtype(outtype: str, sources: list[Source]) -> tuple[str, tuple[str, ...]]:
-    """Return the type to write matrices in, and a note of what that rounds; auto is the type of most of the numbers."""
+def _outtype(outtype: str, sources: list[SourceTensor]) -> tuple[str, tuple[str, ...]]:
+    """Return the type of the matrices, and a note if this type rounds them. `auto` is the type of most numbers."""
     check_outtype(outtype)
     numbers: Counter[str] = Counter()
     for source in sources:
@@ -216,15 +231,15 @@ def _outtype(outtype: str, sources: list[Source]) -> tuple[str, tuple[str, ...]]
     return chosen, (f"matrices in {', '.join(rounded)} are rounded to {chosen}",) if rounded else ()
 
 
-def _placed(wanted: list[Wanted], held: Mapping[str, Source], outtype: str) -> Iterator[Placed]:
+def _placed(expected: list[ExpectedTensor], held: Mapping[str, SourceTensor], outtype: str) -> Iterator[Placed]:
     offset = 0
-    for one in wanted:
+    for one in expected:
         dtype = mxfp4.DTYPE if mxfp4.is_packed(held[one.sources[0]]) else dtype_of(one.name, one.written, outtype)
         info = _info(one.name, one.written, dtype, offset)
         sources = tuple(
-            replace(held[name], turn=mxfp4.turned(held[name], turn))
+            replace(held[name], order=mxfp4.reordered(held[name], order))
             for name in one.sources
-            for turn in one.turns or (None,)
+            for order in one.orders or (None,)
         )
         yield Placed(info, dtype, sources, one.offset, one.function)
         offset = padded(info.end, ALIGNMENT)
@@ -235,7 +250,7 @@ def _info(name: str, shape: tuple[int, ...], dtype: str, offset: int) -> TensorI
 
 
 def vector_infos(vectors: Mapping[str, Any], start: int) -> list[TensorInfo]:
-    """Return the table entries of float32 vectors, the first one at `start` of the data."""
+    """Return the entries of float32 vectors for the tensor table. The first vector is at byte `start` of the data."""
     infos: list[TensorInfo] = []
     for name, vector in vectors.items():
         infos.append(_info(name, vector.shape, "F32", padded(infos[-1].end, ALIGNMENT) if infos else start))

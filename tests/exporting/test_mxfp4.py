@@ -23,7 +23,7 @@ from ropetool.errors import CheckpointError, CorruptFile, LossyExport, RopetoolE
 from ropetool.gguf_export import export_checkpoint
 from ropetool.gguf_model import mxfp4, streaming
 from ropetool.gguf_model.shapes import Permutation
-from ropetool.gguf_model.sources import Source
+from ropetool.gguf_model.sources import SourceTensor
 
 pytest.importorskip("torch")
 
@@ -63,7 +63,7 @@ def test_every_number_is_the_checkpoints(source: Path, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-SPREAD, BLOCKS_OF, TURNED = mxfp4._spread, mxfp4.blocks, mxfp4.turned
+SPREAD, BLOCKS_OF, TURNED = mxfp4._spread, mxfp4.blocks, mxfp4.reordered
 
 
 def as_stored(halves: np.ndarray) -> np.ndarray:
@@ -83,7 +83,7 @@ def doubled(codes: np.ndarray, scales: bytes, *rest: Any) -> np.ndarray:
     return BLOCKS_OF(codes, bytes(scale + 1 for scale in scales), *rest)
 
 
-def exchanged(source: Source, turn: Permutation | None) -> Permutation | None:
+def exchanged(source: SourceTensor, turn: Permutation | None) -> Permutation | None:
     found = TURNED(source, turn)
     if found is None or not mxfp4.is_packed(source) or len(found.part) == 1:
         return found
@@ -95,7 +95,7 @@ DEFECTS: dict[str, tuple[str, Callable[..., object]]] = {
     "the halves of each byte swapped": ("_spread", swapped),
     "the scales of the block before": ("blocks", shifted),
     "scales that are one too large": ("blocks", doubled),
-    "gate and up exchanged": ("turned", exchanged),
+    "gate and up exchanged": ("reordered", exchanged),
 }
 
 

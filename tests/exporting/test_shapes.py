@@ -18,7 +18,7 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import ConfigError, CorruptFile, LossyExport, RopetoolError
 from ropetool.families import exported as exported_families
 from ropetool.families.tensors import DRAFTS, Export, Row, sized
-from ropetool.gguf_model.shapes import Model, read_model, tensors, unread
+from ropetool.gguf_model.shapes import ModelShape, read_model, tensors, unread
 from ropetool.gguf_model.shapes.orders import (
     ORDERS,
     Permutation,
@@ -208,7 +208,7 @@ GEMMA4 = {
 }  # fmt: skip
 
 
-def gemma4(**changes: Any) -> Model:
+def gemma4(**changes: Any) -> ModelShape:
     return read_model(families.get("gemma4_text"), models.CONFIGS["gemma4_text"] | changes, "gemma4", 64, 64, "here")
 
 

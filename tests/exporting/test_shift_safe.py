@@ -20,7 +20,7 @@ from exporting.family_models import FACTOR, TRAINED
 from ropetool.errors import ConfigError, LossyExport
 from ropetool.gguf_model import contents
 from ropetool.gguf_model.shift_safe import ShiftSafe
-from ropetool.gguf_model.sources import Source
+from ropetool.gguf_model.sources import SourceTensor
 
 pytest.importorskip("llama_cpp")
 
@@ -149,7 +149,7 @@ def test_gains_reach_every_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     whole = maker.export(source, tmp_path / "x.gguf", outtype="f16", shift_safe=True).output.read_bytes()
     monkeypatch.setattr(streaming, "CHUNK", 1)
     assert maker.export(source, tmp_path / "y.gguf", outtype="f16", shift_safe=True).output.read_bytes() == whole
-    assert "gains" in Source.__slots__
+    assert "gains" in SourceTensor.__slots__
 
 
 # --- another architecture

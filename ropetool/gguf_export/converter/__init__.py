@@ -36,7 +36,7 @@ from ropetool.gguf_export.token_check import check_tokens
 from ropetool.gguf_model import metadata
 from ropetool.gguf_model.contents import check_weights
 from ropetool.gguf_model.outtypes import AUTO, is_made_by_libllama
-from ropetool.gguf_model.sources import Source
+from ropetool.gguf_model.sources import SourceTensor
 from ropetool.gguf_model.tensors import Layout, Placed
 from ropetool.gguf_model.tokenizer import tokenizer_values
 from ropetool.plans import gguf_output
@@ -229,7 +229,7 @@ def _layout(file: GgufCheckpoint, patch: Patch, outtype: str) -> Layout:
             continue
         begin = header.data_start + info.offset
         stored = SafetensorsInfo(info.name, info.type_name, info.shape[::-1], begin, begin + info.nbytes)
-        placed.append(Placed(info, info.type_name, (Source(header.path, stored),)))
+        placed.append(Placed(info, info.type_name, (SourceTensor(header.path, stored),)))
     return Layout(outtype, tuple(moved(placed)))
 
 

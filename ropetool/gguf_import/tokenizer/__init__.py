@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF file as files that transformers loads: tokenizer.json, its config and chat templates.
 
-They give the ids that llama.cpp gives, by the same table of pre-tokenizers as an export; what cannot be said in a
-tokenizer.json is refused, and what a GGUF file does not hold is made up and said in notes.
+They produce the same ids as llama.cpp, by the same table of pre-tokenizers as in export. Import refuses a tokenizer
+that tokenizer.json cannot express. Notes list the values that a GGUF file does not contain and that import sets.
 """
 
 from __future__ import annotations
@@ -16,54 +16,53 @@ from ropetool.errors import CorruptFile, LossyExport
 from ropetool.files.gguf import Value
 from ropetool.files.hf.jsontext import shown, uncollected
 from ropetool.gguf_import.tokenizer.byte_level import ORIGINAL, byte_level, read_pre_tokenizer
-from ropetool.gguf_import.tokenizer.core import Core, Part, sequence
+from ropetool.gguf_import.tokenizer.core import Component, Core, sequence
 from ropetool.gguf_import.tokenizer.pieces import joined_by_score, likeliest
 from ropetool.gguf_import.tokenizer.vocabulary import (
     AGAIN,
     MODEL,
-    Special,
     Vocabulary,
     read_special,
     read_text,
     read_vocabulary,
 )
 from ropetool.gguf_model.tokenizer import TEMPLATE
-from ropetool.gguf_model.tokenizer.special import CHAT_TEMPLATE_JINJA, MAX_TEMPLATE, MORE_TEMPLATES
+from ropetool.gguf_model.tokenizer.special import CHAT_TEMPLATE_JINJA, MAX_TEMPLATE, MORE_TEMPLATES, SpecialTokens
 
 __all__ = ["tokenizer_files"]
 
-BYTE_LEVEL, SCORED, UNIGRAM = "gpt2", "llama", "t5"  # llama.cpp's names of the kinds, tokenizer.ggml.model
-# What llama.cpp goes by where the file says nothing: ids, and whether bos and eos are added. Source: llama-vocab.cpp, load;
-# its ids of a byte-level BPE are Falcon's, and nobody else's.
+BYTE_LEVEL, SCORED, UNIGRAM = "gpt2", "llama", "t5"  # llama.cpp's names of the tokenizer models, tokenizer.ggml.model
+# llama.cpp's defaults for missing keys: ids, and whether bos and eos are added. Source: llama-vocab.cpp, load.
+# Its default ids of a byte-level BPE are Falcon's, so ropetool does not use them.
 _DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {
     BYTE_LEVEL: {},
     SCORED: {"bos": 1, "eos": 2, "unk": 0},
     UNIGRAM: {"eos": 1, "unk": 2},
 }
 _DEFAULT_ADDS = {SCORED: (True, False), UNIGRAM: (False, True)}
-# Models of these names have added tokens that take the spaces behind them, but for some. Source: the end of load.
+# In models with these names, most added tokens include the spaces after them. Source: llama-vocab.cpp, end of load.
 _STRIPPING, _NOT_STRIPPING = ("phi-3", "phi3"), frozenset({"<unk>", "<s>", "<|endoftext|>"})
 _TEMPLATE_KEY = TEMPLATE.removesuffix(".")
 _NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 
 
 def tokenizer_files(values: Mapping[str, Value], model_type: str, where: str) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the texts of the tokenizer's files by their names, and notes on what was made up or differs.
+    """Return the texts of the tokenizer's files by file name, and notes on values that import sets and on differences.
 
-    Raises: LossyExport for a tokenizer that tokenizer.json cannot say; CorruptFile for keys that are none.
+    Raises: LossyExport for a tokenizer that tokenizer.json cannot express; CorruptFile for invalid keys.
     """
-    kind = read_text(values, MODEL, where)
-    if kind is None:
+    model = read_text(values, MODEL, where)
+    if model is None:
         raise CorruptFile(f"does not set {MODEL}, so ropetool cannot write a tokenizer", where=where, try_=ORIGINAL)
-    if kind not in _DEFAULT_IDS:
+    if model not in _DEFAULT_IDS:
         raise LossyExport(
-            f"{MODEL} is {shown(kind)}; ropetool writes a tokenizer.json only for {', '.join(_DEFAULT_IDS)}",
+            f"{MODEL} is {shown(model)}; ropetool writes a tokenizer.json only for {', '.join(_DEFAULT_IDS)}",
             where=where, try_=ORIGINAL,
         )  # fmt: skip
     with uncollected():
         vocabulary = read_vocabulary(values, where)
-        special = read_special(values, vocabulary, _DEFAULT_IDS[kind], _adds(kind, values, where), where)
-        core = _core(kind, values, vocabulary, model_type, special, where)
+        special = read_special(values, vocabulary, _DEFAULT_IDS[model], _adds(model, values, where), where)
+        core = _core(model, values, vocabulary, model_type, special, where)
         stripping = _strips(values, where)
         files = {
             names.TOKENIZER_JSON: _tokenizer_json(vocabulary, special, core, stripping),
@@ -73,18 +72,18 @@ def tokenizer_files(values: Mapping[str, Value], model_type: str, where: str) ->
     return files, (*core.notes, *special.notes, *_notes(vocabulary, special, stripping))
 
 
-def _adds(kind: str, values: Mapping[str, Value], where: str) -> tuple[bool, bool]:
-    if kind == BYTE_LEVEL:
+def _adds(model: str, values: Mapping[str, Value], where: str) -> tuple[bool, bool]:
+    if model == BYTE_LEVEL:
         return read_pre_tokenizer(values, where)[1].add_bos, False
-    return _DEFAULT_ADDS[kind]
+    return _DEFAULT_ADDS[model]
 
 
 def _core(
-    kind: str, values: Mapping[str, Value], vocabulary: Vocabulary, model_type: str, special: Special, where: str
+    model: str, values: Mapping[str, Value], vocabulary: Vocabulary, model_type: str, special: SpecialTokens, where: str
 ) -> Core:
-    if kind == BYTE_LEVEL:
+    if model == BYTE_LEVEL:
         return byte_level(values, vocabulary, model_type, where)
-    make = joined_by_score if kind == SCORED else likeliest
+    make = joined_by_score if model == SCORED else likeliest
     return make(values, vocabulary, special.ids.get("unk"), where)
 
 
@@ -96,17 +95,17 @@ def _strips(values: Mapping[str, Value], where: str) -> bool:
 # --- the files
 
 
-def _tokenizer_json(vocabulary: Vocabulary, special: Special, core: Core, stripping: bool) -> str:
+def _tokenizer_json(vocabulary: Vocabulary, special: SpecialTokens, core: Core, stripping: bool) -> str:
     texts = {number: text for text, number in vocabulary.ids.items()}
     named = {texts[number] for number in special.ids.values()}
     added = [
         {
             "id": number, "content": text, "single_word": False, "lstrip": False,
             "rstrip": stripping and text not in _NOT_STRIPPING, "normalized": False,
-            "special": text in named or vocabulary.found[text],
+            "special": text in named or vocabulary.matched[text],
         }
         for text, number in vocabulary.ids.items()
-        if text in named or text in vocabulary.found
+        if text in named or text in vocabulary.matched
     ]  # fmt: skip
     around = [part for part in (core.post_processor, _template_part(special, texts)) if part is not None]
     data = {
@@ -117,14 +116,14 @@ def _tokenizer_json(vocabulary: Vocabulary, special: Special, core: Core, stripp
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
-def _template_part(special: Special, texts: Mapping[int, str]) -> Part | None:
+def _template_part(special: SpecialTokens, texts: Mapping[int, str]) -> Component | None:
     bos = [special.ids["bos"]] if special.add_bos else []
     eos = [special.ids["eos"]] if special.add_eos else []
     if not bos and not eos:
         return None
 
     def around(name: str, type_id: int) -> list[Any]:
-        def token(number: int) -> Part:
+        def token(number: int) -> Component:
             return {"SpecialToken": {"id": texts[number], "type_id": type_id}}
 
         return [*map(token, bos), {"Sequence": {"id": name, "type_id": type_id}}, *map(token, eos)]
@@ -134,14 +133,14 @@ def _template_part(special: Special, texts: Mapping[int, str]) -> Part | None:
     return {"type": "TemplateProcessing", "single": single, "pair": [*single, *around("B", 1)], "special_tokens": known}
 
 
-def _config(vocabulary: Vocabulary, special: Special) -> dict[str, Any]:
+def _config(vocabulary: Vocabulary, special: SpecialTokens) -> dict[str, Any]:
     texts = {number: text for text, number in vocabulary.ids.items()}
     return {
         "add_bos_token": special.add_bos,
         "add_eos_token": special.add_eos,
-        **{f"{kind}_token": texts[number] for kind, number in special.ids.items()},
+        **{f"{role}_token": texts[number] for role, number in special.ids.items()},
         "clean_up_tokenization_spaces": False,
-        "tokenizer_class": "PreTrainedTokenizerFast",  # the one that takes tokenizer.json as it is
+        "tokenizer_class": "PreTrainedTokenizerFast",  # this class uses tokenizer.json unchanged
     }
 
 
@@ -166,18 +165,18 @@ def _templates(values: Mapping[str, Value], where: str) -> Iterator[tuple[str, s
 # --- notes
 
 
-def _notes(vocabulary: Vocabulary, special: Special, stripping: bool) -> Iterator[str]:
+def _notes(vocabulary: Vocabulary, special: SpecialTokens, stripping: bool) -> Iterator[str]:
     texts = {number: text for text, number in vocabulary.ids.items()}
     before = f"{texts[special.ids['bos']]!r} before each text" if special.add_bos else ""
     behind = f"{texts[special.ids['eos']]!r} after it" if special.add_eos else ""
     added = " and ".join(filter(None, (before, behind))) or "nothing around a text"
     yield f"a GGUF file has no post-processor; the new one adds {added} (add_bos_token, add_eos_token)"
-    if vocabulary.found:
+    if vocabulary.matched:
         flags = "rstrip, like llama.cpp for models with this name" if stripping else "none of these flags"
         yield f"a GGUF file does not store lstrip, rstrip and single_word of added tokens; ropetool sets {flags}"
-    for kind, number in special.ids.items():
-        if texts[number] not in vocabulary.found:
-            yield f"{kind}_token {texts[number]!r} is a normal token: transformers matches it in text, llama.cpp does not"
+    for role, number in special.ids.items():
+        if texts[number] not in vocabulary.matched:
+            yield f"{role}_token {texts[number]!r} is a normal token: transformers matches it in text, llama.cpp does not"
     if vocabulary.unused:
         first = vocabulary.unused[0]
         yield f"the tokenizer leaves out {len(vocabulary.unused)} rows without a token, the first {first}"

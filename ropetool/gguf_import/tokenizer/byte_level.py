@@ -1,6 +1,6 @@
-"""Byte-level BPE of a GGUF file (tokenizer.ggml.model gpt2) as tokenizer.json has it.
+"""The byte-level BPE of a GGUF file (tokenizer.ggml.model gpt2) as tokenizer.json.
 
-How text is split follows from tokenizer.ggml.pre, by the table that an export goes by.
+tokenizer.ggml.pre determines the split of text, by the same table as in export.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from ropetool.errors import CorruptFile, LossyExport, did_you_mean
 from ropetool.files.gguf import Value
 from ropetool.files.hf.jsontext import is_text, shown
-from ropetool.gguf_import.tokenizer.core import Core, Part, bpe, sequence
+from ropetool.gguf_import.tokenizer.core import Component, Core, bpe, sequence
 from ropetool.gguf_import.tokenizer.vocabulary import (
     AGAIN,
     MAX_MERGES,
@@ -33,7 +33,9 @@ _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": F
 
 
 def read_pre_tokenizer(values: Mapping[str, Value], where: str) -> tuple[str, PreTokenizer]:
-    """Return the name of tokenizer.ggml.pre and what it stands for. Raises: LossyExport without one that is known."""
+    """Return the name in tokenizer.ggml.pre and its pre-tokenizer. Raises: LossyExport if the name is missing or
+    unknown.
+    """
     name = read_text(values, PRE, where)
     if name is None:
         raise LossyExport(
@@ -50,7 +52,10 @@ def read_pre_tokenizer(values: Mapping[str, Value], where: str) -> tuple[str, Pr
 
 
 def byte_level(values: Mapping[str, Value], vocabulary: Vocabulary, model_type: str, where: str) -> Core:
-    """Return the parts of a byte-level BPE. Raises: LossyExport for how text is split; CorruptFile for its merges."""
+    """Return the parts of a byte-level BPE.
+
+    Raises: LossyExport for an unknown split of text; CorruptFile for invalid merges.
+    """
     name, pre = read_pre_tokenizer(values, where)
     model = bpe(vocabulary.ids, _merges(values, vocabulary, where), ignore_merges=pre.ignore_merges)
     notes: tuple[str, ...] = ()
@@ -70,9 +75,9 @@ def byte_level(values: Mapping[str, Value], vocabulary: Vocabulary, model_type: 
     )  # fmt: skip
 
 
-def _pre_tokenizer(splits: tuple[str, ...]) -> Part | None:
-    last = splits[-1] == GPT2  # ByteLevel has that expression itself
-    parts: list[Part] = [
+def _pre_tokenizer(splits: tuple[str, ...]) -> Component | None:
+    last = splits[-1] == GPT2  # ByteLevel contains this expression
+    parts: list[Component] = [
         {"type": "Digits", "individual_digits": True}
         if split == DIGIT
         else {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
@@ -85,7 +90,7 @@ def _merges(values: Mapping[str, Value], vocabulary: Vocabulary, where: str) -> 
     listed = read_texts(values, MERGES, MAX_MERGES, where)
     if listed is None:
         raise CorruptFile(f"does not set {MERGES}, which byte-level BPE requires", where=where, try_=AGAIN)
-    found: dict[tuple[str, str], None] = {}  # of two alike llama.cpp takes the first, the tokenizers library the last
+    merges: dict[tuple[str, str], None] = {}  # of equal merges, llama.cpp uses the first, but tokenizers the last
     ids = vocabulary.ids
     for number, merge in enumerate(listed):
         left, _, right = merge.partition(" ")
@@ -99,5 +104,5 @@ def _merges(values: Mapping[str, Value], vocabulary: Vocabulary, where: str) -> 
             raise CorruptFile(
                 f"{MERGES}[{number}] is {shown(merge)}, but there is no token {shown(missing)}", where=where, try_=AGAIN
             )
-        found[left, right] = None
-    return list(found)
+        merges[left, right] = None
+    return list(merges)

@@ -1,4 +1,4 @@
-"""The parts of a tokenizer.json that say how text becomes tokens, as plain data."""
+"""The components of a tokenizer.json that turn text into tokens, as plain data."""
 
 from __future__ import annotations
 
@@ -6,30 +6,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Part = Mapping[str, Any]
+Component = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Core:
-    """The model with what goes before and behind it. notes: what the file does not hold, and how it was made up."""
+    """The components of a tokenizer: the model, and the steps before and after it.
 
-    model: Part
-    decoder: Part
-    normalizer: Part | None = None
-    pre_tokenizer: Part | None = None
-    post_processor: Part | None = None
+    notes: values that the GGUF file does not contain, and their replacements.
+    """
+
+    model: Component
+    decoder: Component
+    normalizer: Component | None = None
+    pre_tokenizer: Component | None = None
+    post_processor: Component | None = None
     notes: tuple[str, ...] = ()
 
 
-def sequence(kind: str, parts: list[Part]) -> Part | None:
-    """Return the parts as one, None where there are none. kind: what a Sequence calls its list."""
+def sequence(list_key: str, parts: list[Component]) -> Component | None:
+    """Return the components as one, or None for no components. list_key: the name of the list in a Sequence."""
     if len(parts) < 2:
         return parts[0] if parts else None
-    return {"type": "Sequence", kind: parts}
+    return {"type": "Sequence", list_key: parts}
 
 
-def bpe(vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], **settings: Any) -> Part:
-    """Return a BPE model with all that tokenizers writes of one."""
+def bpe(vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], **settings: Any) -> Component:
+    """Return a BPE model with all keys that the tokenizers library writes."""
     return {
         "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
         "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, **settings, "vocab": dict(vocabulary),

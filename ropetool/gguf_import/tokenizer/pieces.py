@@ -1,6 +1,6 @@
-"""SentencePiece vocabularies of a GGUF file as tokenizer.json has them: kinds llama (BPE by scores) and t5 (Unigram).
+"""SentencePiece vocabularies of a GGUF file as tokenizer.json: the models llama (BPE by scores) and t5 (Unigram).
 
-llama.cpp joins any two pieces that make a third one, the one of the highest score first; a tokenizer.json lists the pairs.
+llama.cpp joins any two pieces that form a piece, in the order of their scores. tokenizer.json lists the pairs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ropetool.errors import CorruptFile, LossyExport
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf.jsontext import shown
-from ropetool.gguf_import.tokenizer.core import Core, Part, bpe, sequence
+from ropetool.gguf_import.tokenizer.core import Component, Core, bpe, sequence
 from ropetool.gguf_import.tokenizer.vocabulary import (
     AGAIN,
     MODEL,
@@ -31,7 +31,7 @@ from ropetool.gguf_model.tokenizer.vocabulary import BYTE, NORMAL, SPACE
 ADD_SPACE, ONE_SPACE, CHARSMAP = (
     f"{PREFIX}{name}" for name in ("add_space_prefix", "remove_extra_whitespaces", "precompiled_charsmap")
 )
-SPELLED: Part = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+SPELLED: Component = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 Pair = tuple[str, str]
 
 
@@ -39,9 +39,9 @@ Pair = tuple[str, str]
 
 
 def joined_by_score(values: Mapping[str, Value], vocabulary: Vocabulary, unknown: int | None, where: str) -> Core:
-    """Return the parts of a BPE that joins by score, with byte fallback.
+    """Return the components of a BPE that joins by score, with byte fallback.
 
-    Raises: LossyExport for bytes without a token, and for scores that no list of pairs follows; CorruptFile.
+    Raises: LossyExport for bytes without a token, and for tokens that are too long; CorruptFile.
     """
     missing = next((name for name in map("<0x{:02X}>".format, range(256)) if name not in vocabulary.ids), None)
     if missing is not None:
@@ -52,7 +52,7 @@ def joined_by_score(values: Mapping[str, Value], vocabulary: Vocabulary, unknown
     merges, notes = _merges(vocabulary, _scores(values, vocabulary, where), where)
     prefixed = read_bool(values, ADD_SPACE, True, where)
     normalizers = [{"type": "Prepend", "prepend": SPACE}, SPELLED] if prefixed else [SPELLED]
-    decoders: list[Part] = [
+    decoders: list[Component] = [
         {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
         *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixed else []),
     ]  # fmt: skip
@@ -80,10 +80,10 @@ def _scores(values: Mapping[str, Value], vocabulary: Vocabulary, where: str) -> 
 
 
 def _merges(vocabulary: Vocabulary, scores: Sequence[float], where: str) -> tuple[list[Pair], list[str]]:
-    """Return all pairs that llama.cpp joins, in the order in which it prefers them, and notes.
+    """Return all pairs that llama.cpp joins, in its order of preference, and notes.
 
-    Of pairs of one score it takes the leftmost, and so a run (====) grows from its left end: those whose left part is
-    longer go first. Pairs that make the same piece are such.
+    Among pairs of equal score, llama.cpp joins the leftmost. So a run (====) grows from its left end, and pairs with a
+    longer left part come first. Pairs that form the same piece have the same score.
     """
     joinable = dict(vocabulary.joinable())
     if sum(len(text) ** 2 for text in joinable) > MAX_STEPS:
@@ -112,7 +112,7 @@ def _merges(vocabulary: Vocabulary, scores: Sequence[float], where: str) -> tupl
 
 
 def _halves(text: str, known: Mapping[str, str]) -> Iterator[Pair]:
-    """Yield the pairs of pieces that make a piece. known: each piece as the one object that there is to be of it."""
+    """Yield the pairs of pieces that form a piece. known: a single string object for each piece, which saves memory."""
     for cut in range(1, len(text)):
         left, right = known.get(text[:cut]), known.get(text[cut:])
         if left is not None and right is not None:
@@ -120,7 +120,7 @@ def _halves(text: str, known: Mapping[str, str]) -> Iterator[Pair]:
 
 
 def _overlapping(tied: Sequence[Pair]) -> Pair | None:
-    """Return two pieces of which one pair may end where another's begins: which is joined then depends on the text."""
+    """Return two pieces whose pairs can overlap in a text, or None. The text then determines which pair is joined."""
     made_from: dict[str, list[str]] = {}
     for left, right in tied:
         known = made_from.setdefault(left, [])
@@ -129,7 +129,7 @@ def _overlapping(tied: Sequence[Pair]) -> Pair | None:
     for left, right in tied:
         text = left + right
         for other in made_from.get(right, ()):
-            if other != text and not (_is_run(text) and _is_run(other)):  # those grow as they do there
+            if other != text and not (_is_run(text) and _is_run(other)):  # runs grow as in llama.cpp
                 return text, other
     return None
 
@@ -139,7 +139,9 @@ def _is_run(text: str) -> bool:
 
 
 def _letters_without_token(known: Mapping[str, int], types: Sequence[int]) -> Iterator[str]:
-    """Yield a note on pieces of letters that are no pieces themselves, which llama.cpp makes, and a list of pairs cannot."""
+    """Yield a note on pieces with letters that are not pieces. llama.cpp can form such pieces, but a list of pairs
+    cannot.
+    """
     for text, number in known.items():
         lacking = next((letter for letter in text if letter not in known), None)
         if len(text) > 1 and lacking is not None and types[number] != BYTE:
@@ -154,13 +156,13 @@ def _letters_without_token(known: Mapping[str, int], types: Sequence[int]) -> It
 
 
 def likeliest(values: Mapping[str, Value], vocabulary: Vocabulary, unknown: int | None, where: str) -> Core:
-    """Return the parts of a Unigram. Raises: LossyExport without an unknown token; CorruptFile."""
+    """Return the components of a Unigram. Raises: LossyExport without an unknown token; CorruptFile."""
     if unknown is None:
         raise LossyExport(
             f"does not set {PREFIX}unknown_token_id, which the {MODEL} t5 requires", where=where, try_=AGAIN
         )
     scores = _scores(values, vocabulary, where)
-    # The library takes the lowest of all scores for what an unknown letter costs, llama.cpp that of normal tokens.
+    # An unknown letter costs the lowest score: in the library of all tokens, in llama.cpp of normal tokens.
     lowest = min((scores[n] for n in vocabulary.ids.values() if vocabulary.types[n] == NORMAL), default=0.0)
     rows = max(vocabulary.ids.values()) + 1
     listed = [[f"[PAD{number}]", lowest] for number in range(rows)]
@@ -168,14 +170,14 @@ def likeliest(values: Mapping[str, Value], vocabulary: Vocabulary, unknown: int 
         listed[number] = [text, max(scores[number], lowest)]
     model = {"type": "Unigram", "unk_id": unknown, "vocab": listed, "byte_fallback": False}
     charsmap = _charsmap(values, where)
-    parts: list[Part] = []
+    parts: list[Component] = []
     if charsmap:
         parts.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()})
     merged = read_bool(values, ONE_SPACE, False, where)
     prefixed = merged or read_bool(values, ADD_SPACE, False, where)
     parts += [
         *([_replaced(r"\A +| +\z", ""), _replaced(" {2,}", " ")] if merged else []),
-        # Text of spaces alone gets none in front.
+        # A text that consists of spaces gets no space in front.
         *([{"type": "Prepend", "prepend": " "}, _replaced(r"\A (?= *\z)", "")] if prefixed else []),
         SPELLED,
     ]
@@ -188,7 +190,7 @@ def likeliest(values: Mapping[str, Value], vocabulary: Vocabulary, unknown: int 
     return Core(model, decoder, sequence("normalizers", parts), notes=(CHARSMAP_NOTE,) if charsmap else ())
 
 
-def _replaced(expression: str, by: str) -> Part:
+def _replaced(expression: str, by: str) -> Component:
     return {"type": "Replace", "pattern": {"Regex": expression}, "content": by}
 
 

@@ -1,6 +1,6 @@
-"""The vocabulary that a GGUF file states: tokens by id with their types, scores, merges, and which are special.
+"""The vocabulary of a GGUF file: tokens by id with their types and scores, and the special tokens.
 
-Reads keys as llama.cpp does, its defaults among them; what tokenizer.json makes of them is for the modules beside it.
+Missing keys have llama.cpp's defaults.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ropetool.errors import CorruptFile, LossyExport
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf.jsontext import is_text, shown
-from ropetool.gguf_model.tokenizer.special import KNOWN_ENDS
+from ropetool.gguf_model.tokenizer.special import KNOWN_ENDS, SpecialTokens
 from ropetool.gguf_model.tokenizer.vocabulary import (
     BYTE,
     CONTROL,
@@ -29,53 +29,47 @@ PREFIX = "tokenizer.ggml."
 MODEL, PRE, TOKENS, TYPES, SCORES, MERGES = (
     f"{PREFIX}{name}" for name in ("model", "pre", "tokens", "token_type", "scores", "merges")
 )
-# The kinds of special tokens that tokenizer_config.json names, and their keys; seperator is the files' own spelling.
+# The special tokens of tokenizer_config.json by role, with their GGUF keys. The files spell it seperator.
 SPECIAL_KEYS = {
     "bos": f"{PREFIX}bos_token_id", "eos": f"{PREFIX}eos_token_id", "unk": f"{PREFIX}unknown_token_id",
     "sep": f"{PREFIX}seperator_token_id", "pad": f"{PREFIX}padding_token_id", "mask": f"{PREFIX}mask_token_id",
 }  # fmt: skip
-MAX_TOKENS, MAX_MERGES = 1 << 20, 1 << 22  # Gemma's has 262,144 tokens, and 580,000 merges
+MAX_TOKENS, MAX_MERGES = 1 << 20, 1 << 22  # Gemma's vocabulary has 262,144 tokens and 580,000 merges
 _INTEGERS = frozenset(ValueType) - {ValueType.BOOL, ValueType.F32, ValueType.F64, ValueType.STR, ValueType.ARR}
-_ASIDE = ("sep", "pad", "mask")  # kinds that no text is given, and generation does not end at
-_FOUND_IN_TEXT = (UNKNOWN, CONTROL, USER_DEFINED)
+_UNUSED_IN_TEXT = ("sep", "pad", "mask")  # roles of tokens that are neither added to a text nor end it
+_MATCHED_IN_TEXT = (UNKNOWN, CONTROL, USER_DEFINED)
 AGAIN = "convert the original checkpoint again, with ropetool export or llama.cpp's converter"
 
 
 @dataclass(frozen=True)
-class Special:
-    """The special tokens' ids by kind (bos, eos ...), and whether each text gets the first in front, the second behind."""
-
-    ids: Mapping[str, int]
-    add_bos: bool
-    add_eos: bool
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Vocabulary:
-    """The tokens that stand for something, by text in the order of their ids, and the type of each row.
+    """The tokens that have a text, in the order of their ids, and the type of each row.
 
-    found: those that are looked for in the text before it is split, with whether they are special. unused: ids of rows
-    that no text gives, which are left out.
+    ids: the ids by text.
+    types: llama.cpp's token type of each row.
+    matched: tokens that are matched in the text before it is split, with whether they are special.
+    unused: ids of rows that no text produces; the tokenizer leaves them out.
     """
 
     ids: Mapping[str, int]
     types: Sequence[int]
-    found: Mapping[str, bool]
+    matched: Mapping[str, bool]
     unused: Sequence[int]
 
     @property
     def rows(self) -> int:
-        """The number of tokens, unused ones among them."""
+        """The number of rows, including unused ones."""
         return len(self.types)
 
     def joinable(self) -> Iterator[tuple[str, int]]:
-        """Yield the tokens that text is made of, with their ids: all but those that are looked for before."""
-        return ((text, number) for text, number in self.ids.items() if text not in self.found)
+        """Yield the tokens that a split text consists of, with their ids. Tokens that are matched before the split
+        are left out.
+        """
+        return ((text, number) for text, number in self.ids.items() if text not in self.matched)
 
 
 def read_vocabulary(values: Mapping[str, Value], where: str) -> Vocabulary:
-    """Return the tokens of a file. Raises: CorruptFile for lists that contradict each other or themselves."""
+    """Return the tokens of a file. Raises: CorruptFile for missing, invalid or contradictory lists."""
     texts = read_texts(values, TOKENS, MAX_TOKENS, where)
     if texts is None:
         raise CorruptFile(f"does not set {TOKENS}, so ropetool cannot write a tokenizer", where=where, try_=AGAIN)
@@ -87,17 +81,17 @@ def read_vocabulary(values: Mapping[str, Value], where: str) -> Vocabulary:
     for number, text in enumerate(texts):
         if number not in left_out and ids.setdefault(text, number) != number:
             raise CorruptFile(f"{TOKENS} contains {shown(text)} twice, as {ids[text]} and {number}", where=where)
-    found = {
+    matched = {
         text: types[number] != USER_DEFINED
         for text, number in ids.items()
-        if types[number] in _FOUND_IN_TEXT or text in KNOWN_ENDS  # llama.cpp makes these control tokens
+        if types[number] in _MATCHED_IN_TEXT or text in KNOWN_ENDS  # llama.cpp makes these control tokens
     }
-    return Vocabulary(ids, types, found, unused)
+    return Vocabulary(ids, types, matched, unused)
 
 
-def _is_filler(text: str, number: int, kind: int) -> bool:
-    """Return whether converters have written a row so that the embedding has as many rows as there are tokens."""
-    return text == f"[PAD{number}]" and kind != NORMAL
+def _is_filler(text: str, number: int, token_type: int) -> bool:
+    """Return whether a converter wrote this row only to give the embedding a token for each row."""
+    return text == f"[PAD{number}]" and token_type != NORMAL
 
 
 def _types(values: Mapping[str, Value], rows: int, where: str) -> Sequence[int]:
@@ -123,86 +117,91 @@ def read_special(
     defaults: Mapping[str, int],
     adds: tuple[bool, bool],
     where: str,
-) -> Special:
-    """Return the special tokens. `defaults` and `adds` (bos, eos) are llama.cpp's where the file says nothing.
+) -> SpecialTokens:
+    """Return the special tokens.
 
-    A default counts only where the token is one that text is searched for: others are normal words.
-    Raises: CorruptFile for ids beyond the tokens, or of rows without one; LossyExport if a token is to be added and none is.
+    defaults: llama.cpp's default ids by role. A default counts only if its token is matched in text, because others are
+      normal words.
+    adds: llama.cpp's defaults for adding bos and eos.
+    Raises: CorruptFile for ids that no row has; LossyExport if a token must be added but is not set.
     """
     texts = {number: text for text, number in vocabulary.ids.items()}
     ids: dict[str, int] = {}
     notes: list[str] = []
-    for kind, key in SPECIAL_KEYS.items():
+    for role, key in SPECIAL_KEYS.items():
         number = read_id(values, key, vocabulary.rows, where)
         if number is None:
-            number = defaults.get(kind)
-            if number is None or texts.get(number) not in vocabulary.found:
+            number = defaults.get(role)
+            if number is None or texts.get(number) not in vocabulary.matched:
                 continue
             notes.append(f"the file does not set {key}: the tokenizer uses {texts[number]!r}, as llama.cpp does")
-        if kind in _ASIDE and number in texts and texts[number] not in vocabulary.found:
+        if role in _UNUSED_IN_TEXT and number in texts and texts[number] not in vocabulary.matched:
             notes.append(
                 f"{key} is {texts[number]!r}, a normal token: left out, because transformers would match it in text"
             )
         elif number in texts:
-            ids[kind] = number
+            ids[role] = number
         else:
             notes.append(f"{key} is {number}, a row without a token: left out")
     added = []
-    for kind, default in zip(("bos", "eos"), adds, strict=True):
-        key = f"{PREFIX}add_{kind}_token"
-        wanted = read_bool(values, key, default, where)
-        if wanted and kind not in ids:
+    for role, default in zip(("bos", "eos"), adds, strict=True):
+        key = f"{PREFIX}add_{role}_token"
+        is_added = read_bool(values, key, default, where)
+        if is_added and role not in ids:
             raise LossyExport(
-                f"{key} is true, in the file or by llama.cpp's default, but {SPECIAL_KEYS[kind]} does not set a token to add",
+                f"{key} is true, in the file or by llama.cpp's default, but {SPECIAL_KEYS[role]} does not set a token to add",
                 where=where, try_=AGAIN,
             )  # fmt: skip
-        added.append(wanted)
-    return Special(ids, added[0], added[1], tuple(notes))
+        added.append(is_added)
+    return SpecialTokens(ids, added[0], added[1], tuple(notes))
 
 
 def read_id(values: Mapping[str, Value], key: str, rows: int, where: str) -> int | None:
-    """Return the token id that a key states, None without the key. Raises: CorruptFile if no token has it."""
+    """Return the token id of a key, or None if the key is missing. Raises: CorruptFile if no row has this id."""
     value = values.get(key)
     if value is None:
         return None
     number = value.decode() if value.type in _INTEGERS else None
     if not isinstance(number, int) or not 0 <= number < rows:
-        raise CorruptFile(f"{key} is {_said(value)}; it must be a token's id, 0 to {rows - 1}", where=where)
+        raise CorruptFile(f"{key} is {_quoted(value)}; it must be a token's id, 0 to {rows - 1}", where=where)
     return number
 
 
-# --- values by their kind
+# --- values by their type
 
 
 def read_bool(values: Mapping[str, Value], key: str, default: bool, where: str) -> bool:
-    """Return a switch. Raises: CorruptFile for a value of another kind."""
+    """Return a boolean, or the default if the key is missing. Raises: CorruptFile for a value of a different type."""
     value = values.get(key)
     if value is None:
         return default
     if value.type is not ValueType.BOOL:
-        raise CorruptFile(f"{key} is {_said(value)}; it must be true or false", where=where)
+        raise CorruptFile(f"{key} is {_quoted(value)}; it must be true or false", where=where)
     return bool(value.decode())
 
 
 def read_text(values: Mapping[str, Value], key: str, where: str) -> str | None:
-    """Return a text, None without the key. Raises: CorruptFile for a value of another kind, or bytes that are not UTF-8."""
+    """Return a text, or None if the key is missing.
+
+    Raises: CorruptFile for a value of a different type, or bytes that are not UTF-8.
+    """
     value = values.get(key)
     if value is None:
         return None
     text = value.decode() if value.type is ValueType.STR else None
     if not is_text(text):
-        raise CorruptFile(f"{key} is {_said(value)}; it must be text in UTF-8", where=where)
+        raise CorruptFile(f"{key} is {_quoted(value)}; it must be text in UTF-8", where=where)
     assert isinstance(text, str)
     return text
 
 
 def read_texts(values: Mapping[str, Value], key: str, most: int, where: str) -> list[str] | None:
-    """Return a list of texts, None without the key. Raises: CorruptFile for another kind, and for more than so many."""
+    """Return a list of at most `most` texts, or None if the key is missing. Raises: CorruptFile for any other value."""
     value = values.get(key)
     if value is None:
         return None
     if value.element is not ValueType.STR or value.count > most:
-        raise CorruptFile(f"{key} is {_said(value)}; it must be a list of at most {most:,} texts", where=where)
+        raise CorruptFile(f"{key} is {_quoted(value)}; it must be a list of at most {most:,} texts", where=where)
     texts = value.decode()
     assert isinstance(texts, list)
     return texts
@@ -211,19 +210,23 @@ def read_texts(values: Mapping[str, Value], key: str, most: int, where: str) -> 
 def read_numbers(
     values: Mapping[str, Value], key: str, elements: Collection[ValueType], rows: int, where: str
 ) -> npt.NDArray[Any] | None:
-    """Return a list with a number for each token, None without the key. Raises: CorruptFile for any other."""
+    """Return a list with a number for each row, or None if the key is missing. Raises: CorruptFile for any other
+    value.
+    """
     value = values.get(key)
     if value is None:
         return None
     if value.element not in elements or value.count != rows:
-        kinds = " or ".join(sorted(element.label for element in elements))
-        raise CorruptFile(f"{key} is {_said(value)}; it must be {rows:,} of {kinds}, one for each token", where=where)
+        labels = " or ".join(sorted(element.label for element in elements))
+        raise CorruptFile(
+            f"{key} is {_quoted(value)}; it must be {rows:,} of {labels}, one for each token", where=where
+        )
     numbers = value.decode()
     assert isinstance(numbers, np.ndarray)
     return numbers
 
 
-def _said(value: Value) -> str:
+def _quoted(value: Value) -> str:
     if value.type is ValueType.ARR:
         return f"a list of {value.count:,} {value.element.label if value.element else ''}"
     decoded = value.decode()

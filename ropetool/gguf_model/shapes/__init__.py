@@ -1,6 +1,6 @@
-"""The shape of a model: the tensors that its config asks for, and where each goes in a GGUF file.
+"""The shape of a model: the tensors that its config requires, and the name of each in a GGUF file.
 
-The table of each family is the `export` part of its file in families/; what bytes make a tensor is for tensors.py.
+Each family has a table: the `export` part of its file in families/.
 """
 
 from __future__ import annotations
@@ -12,32 +12,46 @@ from ropetool import families
 from ropetool.errors import LossyExport
 from ropetool.families.family import Family
 from ropetool.families.tensors import Function, Row
-from ropetool.gguf_model.shapes.base import REQUIRED, Model
+from ropetool.gguf_model.shapes.base import REQUIRED, ModelShape
 from ropetool.gguf_model.shapes.orders import ORDERS, Permutation
-from ropetool.gguf_model.shapes.reading import read_model, stated_keys
+from ropetool.gguf_model.shapes.reading import model_keys, read_model
 
-__all__ = ["Model", "Permutation", "Wanted", "check_exported", "read_model", "stated_keys", "tensors", "unread"]
+__all__ = [
+    "ExpectedTensor",
+    "ModelShape",
+    "Permutation",
+    "check_exported",
+    "model_keys",
+    "read_model",
+    "tensors",
+    "unread",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A tensor of the file: the names that make it up, one after the other, each in these orders.
+class ExpectedTensor:
+    """A tensor of the GGUF file that the config requires.
 
-    shape: that of each source; written: that of the whole. offset: what is added to each number. function: what else is
-    done to it.
+    name: its name in the file.
+    sources: the checkpoint's tensors that it consists of, in order.
+    shape: the shape of each source.
+    written: the shape of the whole tensor.
+    orders: the orders of elements. Each source is written once in each of them; empty for the stored order.
+    offset: added to each number.
+    function: applied to each number after the offset; empty for none.
     """
 
     name: str
     sources: tuple[str, ...]
     shape: tuple[int, ...]
     written: tuple[int, ...]
-    turns: tuple[Permutation, ...] = ()
+    orders: tuple[Permutation, ...] = ()
     offset: float = 0.0
     function: Function = ""
 
 
 def check_exported(family: Family, where: str) -> None:
-    """Raise LossyExport where a family has no table."""
+    """Raise LossyExport if a family has no export table."""
     if family.export is None:
         raise LossyExport(
             f"ropetool has no tensor table for {family.name}, only for {len(families.exported())} other families "
@@ -47,25 +61,25 @@ def check_exported(family: Family, where: str) -> None:
         )  # fmt: skip
 
 
-def tensors(model: Model, interleaved: bool) -> Iterator[Wanted]:
+def tensors(model: ModelShape, interleaved: bool) -> Iterator[ExpectedTensor]:
     """Yield every tensor of the model, from the embedding to the head.
 
-    interleaved: llama.cpp pairs neighbouring channels, where the checkpoint pairs those half a head apart.
+    interleaved: whether llama.cpp pairs neighbouring channels, but the checkpoint pairs channels half a head apart.
     """
     first, *last = (row for row in model.table.outer if model.has(row))
-    yield _wanted(model, first, "", "", interleaved)
+    yield _expected(model, first, "", "", interleaved)
     for layer in range(model.layers):
         for row in model.table.layer:
             if row.gguf and model.has(row, layer):
-                yield _wanted(model, row, f"{model.table.prefix}{layer}.", f"blk.{layer}.", interleaved)
+                yield _expected(model, row, f"{model.table.prefix}{layer}.", f"blk.{layer}.", interleaved)
     for row in last:
-        yield _wanted(model, row, "", "", interleaved)
+        yield _expected(model, row, "", "", interleaved)
     if model.tied and model.table.head == REQUIRED:
-        yield _wanted(model, Row(first.hf, "output.weight", first.shape), "", "", interleaved)
+        yield _expected(model, Row(first.hf, "output.weight", first.shape), "", "", interleaved)
 
 
-def unread(model: Model) -> Iterator[str]:
-    """Yield the tensors that the checkpoint may have and transformers leaves aside."""
+def unread(model: ModelShape) -> Iterator[str]:
+    """Yield the names of tensors that the checkpoint may contain, but transformers ignores."""
     for row in model.table.layer:
         if not row.gguf:
             yield from (
@@ -73,11 +87,11 @@ def unread(model: Model) -> Iterator[str]:
             )
 
 
-def _wanted(model: Model, row: Row, prefix: str, block: str, interleaved: bool) -> Wanted:
+def _expected(model: ModelShape, row: Row, prefix: str, block: str, interleaved: bool) -> ExpectedTensor:
     shape = model.shape(row.shape)
     numbers = range(model.counts[row.many]) if row.many else (0,)
     sources = tuple(prefix + row.hf.replace("{x}", str(x)) for x in numbers)
-    moves = row.order and (row.order != "interleave_pairs" or interleaved)
+    reorders = row.order and (row.order != "interleave_pairs" or interleaved)
     written = (len(sources), *shape) if row.many else model.shape(row.written or row.shape)
-    turns = ORDERS[row.order](model.counts, shape) if moves else ()
-    return Wanted(block + row.gguf, sources, shape, written, turns, row.offset, row.function)
+    orders = ORDERS[row.order](model.counts, shape) if reorders else ()
+    return ExpectedTensor(block + row.gguf, sources, shape, written, orders, row.offset, row.function)

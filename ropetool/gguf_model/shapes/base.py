@@ -1,7 +1,4 @@
-"""One model of a family with its numbers, and what the program beside a family's table may say of it.
-
-Knows no family; the tables stand in families/, the programs in rules.py.
-"""
+"""One model of a family with its sizes, and the rules that complete a family's export table."""
 
 from __future__ import annotations
 
@@ -16,13 +13,18 @@ from ropetool.files.gguf import Value
 from ropetool.files.hf.jsontext import shown
 from ropetool.rope.tables import is_number
 
-OPTIONAL, REQUIRED, ABSENT = "optional", "required", "absent"  # what llama.cpp makes of output.weight
+OPTIONAL, REQUIRED, ABSENT = "optional", "required", "absent"  # how llama.cpp treats output.weight
 
 
 @dataclass(frozen=True)
 class Filed:
-    """What a GGUF file says of a model: its sizes by their names in a table, its keys without the architecture's name,
-    the names of its tensors."""
+    """The facts about a model in a GGUF file.
+
+    arch: the name of its architecture.
+    sizes: the sizes, by their names in an export table.
+    keys: the keys, without the architecture's name.
+    tensors: the names of the tensors.
+    """
 
     arch: str
     sizes: Mapping[str, int]
@@ -32,25 +34,31 @@ class Filed:
 
 @dataclass(frozen=True)
 class Rules:
-    """What no table can say of a family. keys: further GGUF keys. check: refuses what else llama.cpp does not compute.
+    """The rules of a family that a table cannot express.
 
-    caveats: notes on what it computes a little otherwise. stated: the keys of the config that a file comes
-    from, as far as no table says them, what llama.cpp computes without being told among them. config: the config with its
-    sizes under the keys of the table, where the class reckons them out or has older keys.
+    keys: further GGUF keys.
+    check: raises LossyExport or ConfigError for settings that llama.cpp does not compute.
+    caveats: notes about small differences in llama.cpp's results.
+    from_file: config keys for a GGUF file, if the table does not have them. These include settings that llama.cpp
+      assumes.
+    config: the config with its sizes under the table's keys, if the class computes sizes or accepts older keys.
     """
 
-    keys: Callable[[Model], Mapping[str, Value]] = lambda model: {}
-    check: Callable[[Model], None] = lambda model: None
-    caveats: Callable[[Model], tuple[str, ...]] = lambda model: ()
-    stated: Callable[[Filed], Mapping[str, Any]] = lambda filed: {}
+    keys: Callable[[ModelShape], Mapping[str, Value]] = lambda model: {}
+    check: Callable[[ModelShape], None] = lambda model: None
+    caveats: Callable[[ModelShape], tuple[str, ...]] = lambda model: ()
+    from_file: Callable[[Filed], Mapping[str, Any]] = lambda filed: {}
     config: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
 
 
 @dataclass(frozen=True)
-class Model:
-    """One model of a family: its config, and the numbers and switches that its table counts with.
+class ModelShape:
+    """One model of a family: its config, and the sizes and switches of its export table.
 
-    kinds: the kind of each layer, none of a family whose layers are alike.
+    counts: sizes by name.
+    switches: booleans by name.
+    where: the config file, for error messages.
+    kinds: the layer type of each layer; empty if the family has no layer types.
     """
 
     family: Family
@@ -73,36 +81,36 @@ class Model:
 
     @property
     def embedding(self) -> str:
-        """The name of the embedding among the checkpoint's tensors."""
+        """The checkpoint's name of the embedding."""
         return self.table.outer[0].hf
 
     @property
     def head(self) -> str:
-        """The name of the head among the checkpoint's tensors."""
+        """The checkpoint's name of the head."""
         return next(row.hf for row in self.table.outer if row.when == "untied")
 
-    def untied(self, reason: str) -> Model:
-        """Return the model with a head of its own. Raises: LossyExport where llama.cpp has no place for one."""
+    def untied(self, reason: str) -> ModelShape:
+        """Return the model with a separate head. Raises: LossyExport if llama.cpp does not support one."""
         if self.table.head == ABSENT:
             raise self.lossy(f"{reason}; llama.cpp uses the embedding as the head of {self.arch}")
         return replace(self, switches={**self.switches, "tied": False, "untied": True})
 
-    def stored_as(self, held: Collection[str]) -> Model:
-        """Return the model with the switches that the names of a checkpoint's tensors decide."""
-        found = {
+    def stored_as(self, held: Collection[str]) -> ModelShape:
+        """Return the model with the switches that depend on the names of the checkpoint's tensors."""
+        decided = {
             switch: any(f"{self.table.prefix}{layer}.{hf}" in held for layer in range(self.layers))
             for switch, hf in self.table.held.items()
         }
-        return replace(self, switches={**self.switches, **found})
+        return replace(self, switches={**self.switches, **decided})
 
     @property
     def experts(self) -> int:
-        """How many experts a layer has, 0 for a dense model."""
+        """The number of experts in a layer, 0 for a dense model."""
         return self.counts.get("experts", 0)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What llama.cpp computes a little otherwise."""
+        """Notes about small differences in llama.cpp's results."""
         activation = self.config.get(self.table.activation_key, self.table.activations[0])
         caveats = self.rules.caveats(self)
         if activation not in self.table.approximated:
@@ -114,37 +122,39 @@ class Model:
 
     @property
     def drafts(self) -> int:
-        """How many layers behind the last only draft tokens."""
+        """The number of layers after the last one that only draft tokens."""
         return self.counts.get(DRAFTS, 0)
 
     def number(self, key: str, default: float) -> float:
-        """Return a number of the config, the default where it is absent. Raises: ConfigError."""
+        """Return a number of the config, or the default if the key is missing. Raises: ConfigError if it is not a
+        number.
+        """
         value = self.config.get(key, default)
         if not is_number(value):
             raise ConfigError(f"{shown(value)} must be a number", where=f"{self.where}: {key}")
         return float(value)
 
     def need_nonzero(self, key: str, default: float) -> None:
-        """Raise LossyExport for a multiplier of 0, which llama.cpp takes for one that is not set."""
+        """Raise LossyExport for a multiplier of 0, because llama.cpp treats 0 as a missing key."""
         if self.number(key, default) == 0:
             raise self.lossy(f"{key} is 0; llama.cpp computes as if it were not set")
 
     def shape(self, sizes: str) -> tuple[int, ...]:
-        """Return the numbers of sizes by name."""
+        """Return a shape from names of sizes that are separated by spaces."""
         return tuple(self.counts[size] for size in sizes.split())
 
     def has(self, row: Row, layer: int | None = None) -> bool:
-        """Return whether the model has this tensor, in this layer."""
+        """Return whether the model has this tensor, in this layer if one is given."""
         return self.holds(row.when, layer)
 
     def holds(self, when: str, layer: int | None = None) -> bool:
-        """Return whether switches are as `when` has them, in this layer."""
+        """Return whether the switches meet the condition `when`, in this layer if one is given."""
         dense = layer is not None and layer < self.counts.get("dense_layers", self.layers)
         on = {name: self.counts[name] > 0 for name in (*self.table.counts, *self.table.derived)}
         on |= {**self.switches, "dense": dense, "sparse": not dense}
         if layer is not None:
             on |= {name: self._is_on(switch, layer) for name, switch in self.table.layer_switches.items()}
-        return all(on[switch] == wanted for switch, wanted in conditions(when))
+        return all(on[switch] == required for switch, required in conditions(when))
 
     def _is_on(self, switch: LayerSwitch, layer: int) -> bool:
         every = self.counts[switch.every] if switch.every else 1
@@ -158,5 +168,5 @@ class Model:
         )
 
     def lossy(self, text: str, try_: str = "") -> LossyExport:
-        """Return the error for what llama.cpp does not compute."""
+        """Return a LossyExport for a setting that llama.cpp does not compute."""
         return LossyExport(text, where=self.where, try_=try_)

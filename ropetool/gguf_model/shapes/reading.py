@@ -1,6 +1,6 @@
-"""The numbers of one model, read from config.json by its family's table, and the keys of a GGUF file that state them.
+"""The sizes of a model, read from config.json with its family's table, and the GGUF keys that contain them.
 
-Refuses what transformers computes and llama.cpp does not; knows no family.
+It raises an error for settings that transformers supports and llama.cpp does not.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ropetool.files.hf.jsontext import shown
 from ropetool.gguf_model.fp8 import is_fp8
 from ropetool.gguf_model.mxfp4 import is_mxfp4
 from ropetool.gguf_model.packed import QUANTIZATION_CONFIG, check_readable
-from ropetool.gguf_model.shapes.base import Model
+from ropetool.gguf_model.shapes.base import ModelShape
 from ropetool.gguf_model.shapes.rules import RULES
 from ropetool.rope.tables import is_number
 from ropetool.runtimes import hf_formulas
 from ropetool.runtimes.llama_cpp import architectures as keys
 from ropetool.runtimes.llama_cpp.architectures import MAX_LAYERS
 
-MAX_VOCABULARY = 2**20  # Gemma has the most known, 262,208; a hostile one would be written row by row
-# Keys of the file that hold a size of every model.
+MAX_VOCABULARY = 2**20  # Gemma's is the largest known, 262,208; export writes one row per token
+# GGUF keys with a size that every model has.
 COUNTED = {
     keys.BLOCK_COUNT: "layers", keys.EMBEDDING_LENGTH: "hidden", "feed_forward_length": "intermediate",
     keys.HEAD_COUNT: "heads", keys.HEAD_COUNT_KV: "kv_heads", keys.KEY_LENGTH: "head_dim",
@@ -38,11 +38,12 @@ EPSILONS = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer
 
 def read_model(
     family: Family, config: Mapping[str, Any], arch: str, head_dim: int, rotary_dim: int, where: str
-) -> Model:
-    """Return the model that the config states, with the class's defaults where it is silent; `arch` is llama.cpp's name.
+) -> ModelShape:
+    """Return the model of a config, with the class's defaults for missing keys. `arch` is llama.cpp's name.
 
-    The family has a table. Raises: ConfigError for a size that is missing or no count; LossyExport for what llama.cpp
-    would not compute; UnsupportedDtype for quantised weights.
+    The family must have an export table.
+    Raises: ConfigError for a size that is missing or not a valid number; LossyExport for a setting that llama.cpp does
+    not compute; UnsupportedDtype for quantised weights.
     """
     table = family.export
     assert table is not None
@@ -56,10 +57,10 @@ def read_model(
     }  # fmt: skip
     common["intermediate"] = _count(config, table.counts.get("intermediate", Count("intermediate_size")), common, where)
     common["kv_heads"] = _kv_heads(config, family, table, common, where)
-    stated = {name: _count(config, one, common, where) for name, one in table.counts.items()} | common
-    stated |= {
-        "queries": stated["heads"] * head_dim, "keys": stated["kv_heads"] * head_dim, "one": 1,
-        "twice": 2 * stated["intermediate"],
+    counts = {name: _count(config, one, common, where) for name, one in table.counts.items()} | common
+    counts |= {
+        "queries": counts["heads"] * head_dim, "keys": counts["kv_heads"] * head_dim, "one": 1,
+        "twice": 2 * counts["intermediate"],
     }  # fmt: skip
     switches = {
         key: config.get(key, config.get(table.switch_names.get(key, key), default)) is True
@@ -68,9 +69,9 @@ def read_model(
     switches |= dict.fromkeys(table.held, False)
     tied = config.get("tie_word_embeddings", table.tied) is True
     switches |= {"tied": tied, "untied": not tied}
-    counts = derived(table.derived, stated)
+    counts = derived(table.derived, counts)
     kinds = tuple(hf_formulas.kinds(config, family, counts["layers"])) if family.has_kinds else ()
-    model = Model(family, table, RULES[table.rules], config, arch, counts, switches, where, kinds)
+    model = ModelShape(family, table, RULES[table.rules], config, arch, counts, switches, where, kinds)
     _check_architecture(model)
     for one in table.keys.values():
         if one.nonzero and not (one.optional and config.get(one.number) is None):
@@ -79,14 +80,17 @@ def read_model(
     return model
 
 
-def stated_keys(model: Model) -> dict[str, Value]:
-    """Return the sizes of the model under its architecture's name; none of its rotary keys but how many channels."""
+def model_keys(model: ModelShape) -> dict[str, Value]:
+    """Return the sizes and constants of the model as GGUF keys, with the architecture's name in front.
+
+    Of the rotary keys, only the number of rotating channels and the sections are included.
+    """
     values = {
         key: Value.of(ValueType.U32, model.counts[size]) for key, size in ({**COUNTED, **model.table.sizes}).items()
     }
     values[EPSILONS[model.table.norms]] = Value.of(ValueType.F32, _epsilon(model))
     values |= {key: Value.of(_CONSTANT[type(value)], value) for key, value in model.table.constants.items()}
-    values |= {key: _stated(model, one) for key, one in model.table.keys.items() if not _left_out(model, one)}
+    values |= {key: _value(model, one) for key, one in model.table.keys.items() if not _left_out(model, one)}
     values |= {key: _per_layer(model, one) for key, one in model.table.arrays.items() if model.holds(one.where)}
     if model.table.sections:
         values[keys.DIMENSION_SECTIONS] = Value.array(ValueType.I32, _sections(model))
@@ -94,7 +98,7 @@ def stated_keys(model: Model) -> dict[str, Value]:
     return {f"{model.arch}.{key}": value for key, value in values.items()}
 
 
-def _stated(model: Model, one: Stated) -> Value:
+def _value(model: ModelShape, one: Stated) -> Value:
     if one.switch:
         return Value.of(ValueType.BOOL, model.switches[one.switch])
     if one.entries:
@@ -102,18 +106,18 @@ def _stated(model: Model, one: Stated) -> Value:
     return Value.of(ValueType.F32, model.number(one.number, one.default))
 
 
-def _entries(model: Model, one: Stated) -> int:
-    found: Any = model.config
+def _entries(model: ModelShape, one: Stated) -> int:
+    value: Any = model.config
     for key in one.entries.split("."):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    if found is None:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    if value is None:
         return int(one.default)
-    if not isinstance(found, list):
-        raise ConfigError(f"{shown(found)} must be a list", where=f"{model.where}: {one.entries}")
-    return len(found)
+    if not isinstance(value, list):
+        raise ConfigError(f"{shown(value)} must be a list", where=f"{model.where}: {one.entries}")
+    return len(value)
 
 
-def _per_layer(model: Model, one: PerLayer) -> Value:
+def _per_layer(model: ModelShape, one: PerLayer) -> Value:
     on = [model.holds(one.when, layer) for layer in range(model.layers)]
     if not one.size:
         return Value.array(ValueType.BOOL, on)
@@ -121,14 +125,14 @@ def _per_layer(model: Model, one: PerLayer) -> Value:
     return Value.array(ValueType.I32, [model.counts[one.size] if each else other for each in on])
 
 
-def _sections(model: Model) -> tuple[int, ...]:
-    """Return the four sections that llama.cpp reads, the last ones 0 where the config states fewer."""
+def _sections(model: ModelShape) -> tuple[int, ...]:
+    """Return the four sections that llama.cpp reads, with zeros for sections that the config lacks."""
     rope = model.config.get(names.ROPE_SCALING) or model.config.get(names.ROPE_PARAMETERS) or {}
-    stated = rope.get(names.MROPE_SECTION) or model.table.sections
-    return tuple((*stated, 0, 0, 0, 0)[:4])
+    sections = rope.get(names.MROPE_SECTION) or model.table.sections
+    return tuple((*sections, 0, 0, 0, 0)[:4])
 
 
-def _left_out(model: Model, one: Stated) -> bool:
+def _left_out(model: ModelShape, one: Stated) -> bool:
     return one.optional and not model.config.get(one.number)
 
 
@@ -136,7 +140,9 @@ def _left_out(model: Model, one: Stated) -> bool:
 
 
 def _count(config: Mapping[str, Any], one: Count, common: Mapping[str, int], where: str) -> int:
-    """Return a size of the config, counted in a list of words where it has one."""
+    """Return a size of the config. If the config has a list of words for it, the size is the number of leading first
+    words.
+    """
     words = config.get(one.words_key) if one.words_key else None
     if words is not None:
         return _leading(words, one, common["layers"], where)
@@ -145,25 +151,29 @@ def _count(config: Mapping[str, Any], one: Count, common: Mapping[str, int], whe
 
 
 def _leading(words: Any, one: Count, layers: int, where: str) -> int:
-    """Return how many leading layers have the first of two words. Raises: ConfigError; LossyExport for others that do."""
+    """Return how many leading layers have the first of two words.
+
+    Raises: ConfigError for an invalid list; LossyExport if later layers have that word too.
+    """
     place = f"{where}: {one.words_key}"
     if not isinstance(words, list) or len(words) < layers or any(word not in one.words for word in words):
         raise ConfigError(
             f"must be a list of {layers} words, {' or '.join(map(shown, one.words))} for each layer", where=place
         )
-    found = words[:layers].count(one.words[0])
-    if one.words[0] in words[found:layers]:
+    leading = words[:layers].count(one.words[0])
+    if one.words[0] in words[leading:layers]:
         raise LossyExport(
             f"has {one.words[0]} layers after others; llama.cpp supports {one.words[0]} only in the first layers",
             where=place,
         )
-    return found
+    return leading
 
 
 def count(config: Mapping[str, Any], one: Count, where: str) -> int:
     """Return a size of the config.
 
-    Raises: ConfigError for one that is missing or no count; LossyExport for layers of which each has another.
+    Raises: ConfigError for a size that is missing or not a whole number in range; LossyExport for sizes that differ
+    between layers.
     """
     key = next((key for key in (one.key, *one.others) if config.get(key) is not None), one.key)
     value = config.get(key)
@@ -190,19 +200,20 @@ def _kv_heads(config: Mapping[str, Any], family: Family, table: Export, common: 
         return heads
     if family.one_key_for_all(config):
         return 1
-    assumed = None if family.mla else family.default_sizes.get(names.NUM_KEY_VALUE_HEADS)  # all share MLA's one key
+    # MLA has one key for all heads.
+    assumed = None if family.mla else family.default_sizes.get(names.NUM_KEY_VALUE_HEADS)
     usual = Count(names.NUM_KEY_VALUE_HEADS, assumed or heads, null=heads)
     return _count(config, table.counts.get("kv_heads", usual), common, where)
 
 
-def _epsilon(model: Model) -> float:
+def _epsilon(model: ModelShape) -> float:
     value = model.config.get(model.table.eps_key, model.table.eps)
     if not is_number(value) or value <= 0:
         raise ConfigError(f"{shown(value)} must be a number above 0", where=f"{model.where}: {model.table.eps_key}")
     return float(value)
 
 
-# --- refusing
+# --- settings that llama.cpp does not compute
 
 
 def _check_computable(config: Mapping[str, Any], table: Export, where: str) -> None:
@@ -217,15 +228,17 @@ def _check_computable(config: Mapping[str, Any], table: Export, where: str) -> N
             where=where,
         )
     for key, values in table.fixed.items():
-        stated = config.get(key, table.switches.get(key, values[0]))
-        if stated not in values:
+        value = config.get(key, table.switches.get(key, values[0]))
+        if value not in values:
             raise LossyExport(
-                f"{key} is {shown(stated)}; llama.cpp computes as if it were {shown(values[0])}", where=where
+                f"{key} is {shown(value)}; llama.cpp computes as if it were {shown(values[0])}", where=where
             )
 
 
-def _check_architecture(model: Model) -> None:
-    """Refuse what transformers computes and llama.cpp has no place for."""
+def _check_architecture(model: ModelShape) -> None:
+    """Raise LossyExport for settings that llama.cpp does not support, and ConfigError for sizes that contradict each
+    other.
+    """
     c, table = model.counts, model.table
     if table.square and c["queries"] != c["hidden"]:
         raise model.lossy(

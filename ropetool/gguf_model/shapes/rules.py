@@ -1,6 +1,7 @@
-"""What no table can say: checks of numbers against each other, and keys that depend on several of them.
+"""Rules that an export table cannot express: checks that compare several settings, and keys that depend on several
+sizes.
 
-By the name that a family's file gives under `rules`. Source: transformers 5.23.0, models/*/configuration_*.py and
+A family's file names its rules under `rules`. Source: transformers 5.23.0, models/*/configuration_*.py and
 modeling_*.py; src/models/*.cpp of llama.cpp.
 """
 
@@ -13,15 +14,15 @@ from ropetool import names
 from ropetool.errors import ConfigError
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf.jsontext import shown
-from ropetool.gguf_model.shapes.base import Filed, Model, Rules
+from ropetool.gguf_model.shapes.base import Filed, ModelShape, Rules
 from ropetool.rope.tables import is_number
 
 # --- cohere
 
-COHERE_NORMS = 64  # layers from which on llama.cpp looks for norms of queries and keys in a command-r
+COHERE_NORMS = 64  # number of layers; from here on, llama.cpp expects norms of queries and keys in a command-r
 
 
-def _check_cohere(model: Model) -> None:
+def _check_cohere(model: ModelShape) -> None:
     normed = model.switches["use_qk_norm"]
     if normed != (model.layers >= COHERE_NORMS):
         raise model.lossy(
@@ -36,20 +37,20 @@ def _cohere_norms(filed: Filed) -> Mapping[str, Any]:
 
 # --- gemma
 
-LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, which llama.cpp knows by that number
+LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, which llama.cpp identifies by this number
 
 
 def _divided(sizes: Mapping[str, int], arch: str) -> int:
-    """Return what llama.cpp divides a gemma's scores by, under the root."""
+    """Return the number whose square root llama.cpp divides a gemma's scores by."""
     return sizes["hidden"] // sizes["heads"] if sizes["layers"] == LARGEST[arch] else sizes["head_dim"]
 
 
-def _check_score(model: Model) -> None:
-    """Refuse a query_pre_attn_scalar that is not what llama.cpp divides by."""
-    stated, divided = model.number("query_pre_attn_scalar", 256.0), _divided(model.counts, model.arch)
-    if stated != divided:
+def _check_score(model: ModelShape) -> None:
+    """Raise LossyExport if query_pre_attn_scalar is not the number that llama.cpp uses."""
+    scalar, divided = model.number("query_pre_attn_scalar", 256.0), _divided(model.counts, model.arch)
+    if scalar != divided:
         raise model.lossy(
-            f"query_pre_attn_scalar is {stated:g}; llama.cpp uses {divided} for a {model.arch} of this size"
+            f"query_pre_attn_scalar is {scalar:g}; llama.cpp uses {divided} for a {model.arch} of this size"
         )
 
 
@@ -57,7 +58,7 @@ def _score(filed: Filed) -> Mapping[str, Any]:
     return {"query_pre_attn_scalar": _divided(filed.sizes, filed.arch)}
 
 
-def _check_capped(model: Model) -> None:
+def _check_capped(model: ModelShape) -> None:
     _check_score(model)
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if model.config.get(key, 0) is None:
@@ -67,8 +68,8 @@ def _check_capped(model: Model) -> None:
 # --- experts
 
 
-def _check_last_sparse(model: Model) -> None:
-    """Refuse experts that end before the last layer."""
+def _check_last_sparse(model: ModelShape) -> None:
+    """Raise LossyExport if the experts end before the last layer."""
     last = model.config.get("moe_layer_end_index")
     if last not in (None, -1) and (not isinstance(last, int) or last < model.layers - 1):
         raise model.lossy(
@@ -77,16 +78,16 @@ def _check_last_sparse(model: Model) -> None:
 
 
 def _of_shared(filed: Filed) -> Mapping[str, Any]:
-    """Return how many experts make up the shared one, whose size alone a hy_v3 file states."""
+    """Return the number of experts in the shared one. A hy_v3 file has only the size of the shared expert."""
     one, whole = filed.sizes.get("expert_intermediate", 0), filed.sizes.get("all_shared", 0)
     return {"num_shared_experts": whole // one} if one else {}
 
 
-WITHOUT_NORMS = 128  # experts of the llama4 whose queries and keys llama.cpp does not normalise
+WITHOUT_NORMS = 128  # experts of the llama4 model without norms of queries and keys in llama.cpp
 
 
-def _check_llama4(model: Model) -> None:
-    """Refuse norms and experts elsewhere than where llama.cpp takes them to be."""
+def _check_llama4(model: ModelShape) -> None:
+    """Raise LossyExport if norms or experts are not where llama.cpp assumes them."""
     normed, step = model.config.get("use_qk_norm", True) is True, model.counts["step"]
     if normed != (model.experts != WITHOUT_NORMS):
         raise model.lossy(
@@ -105,44 +106,44 @@ def _of_llama4(filed: Filed) -> Mapping[str, Any]:
     return {"use_qk_norm": filed.sizes.get("experts") != WITHOUT_NORMS}
 
 
-# --- DeepSeek: queries, keys and values through latents, experts behind some dense layers
+# --- DeepSeek: queries, keys and values through latents, experts after some dense layers
 
 SOFTMAX, SIGMOID = 1, 2  # llama_expert_gating_func_type in src/llama-hparams.h
-WITHOUT_QUERY_LATENT = (26, 27)  # layers of the Lite models, which llama.cpp knows by that number
-KANANA = (48, 128256)  # layers and vocabulary of another one
-LATENT_EPS = 1e-6  # of q_a_layernorm and kv_a_layernorm, whatever the config says
-# Random logits move by half of eps to five times eps over the mean square of a latent: by 1e-4 here where that is 2.
+WITHOUT_QUERY_LATENT = (26, 27)  # layers of the Lite models, which llama.cpp identifies by this number
+KANANA = (48, 128256)  # layers and vocabulary of Kanana, the other model without a latent of queries
+LATENT_EPS = 1e-6  # of q_a_layernorm and kv_a_layernorm; the config does not affect it
+# Random logits change by 0.5 to 5 times eps / (mean square of a latent). With a mean square of 2, this is about 1e-4.
 MOST_EPS = 1e-4
 
 
 def _without_query_latent(sizes: Mapping[str, int]) -> bool:
-    """Return whether llama.cpp takes a deepseek2 of these sizes to have no latent of queries."""
+    """Return whether llama.cpp assumes that a deepseek2 of these sizes has no latent of queries."""
     return sizes["layers"] in WITHOUT_QUERY_LATENT or (sizes["layers"], sizes["vocabulary"]) == KANANA
 
 
-def _query_latent_key(model: Model) -> dict[str, Value]:
+def _query_latent_key(model: ModelShape) -> dict[str, Value]:
     c = model.counts
     if _without_query_latent(c) and not c["query_latent"]:
         return {}
     return {"attention.q_lora_rank": Value.of(ValueType.U32, c["query_latent"])}
 
 
-def _latent_keys(model: Model, gating: int, scale: float) -> dict[str, Value]:
-    """Return the keys of the latents and of the choice among experts."""
+def _latent_keys(model: ModelShape, gating: int, scale: float) -> dict[str, Value]:
+    """Return the keys of the latents and of the selection of experts."""
     c = model.counts
     numbers = {"leading_dense_block_count": c["dense_layers"], "expert_gating_func": gating}
-    found = {key: Value.of(ValueType.U32, number) for key, number in numbers.items()} | _query_latent_key(model)
-    return found | {"expert_weights_scale": Value.of(ValueType.F32, model.number("routed_scaling_factor", scale))}
+    values = {key: Value.of(ValueType.U32, number) for key, number in numbers.items()} | _query_latent_key(model)
+    return values | {"expert_weights_scale": Value.of(ValueType.F32, model.number("routed_scaling_factor", scale))}
 
 
-def _v2_keys(model: Model) -> Mapping[str, Value]:
+def _v2_keys(model: ModelShape) -> Mapping[str, Value]:
     return _latent_keys(model, SOFTMAX, 1.0)
 
 
-def _v3_keys(model: Model) -> Mapping[str, Value]:
+def _v3_keys(model: ModelShape) -> Mapping[str, Value]:
     c, normed = model.counts, model.config.get("norm_topk_prob", True) is True
     numbers = {"expert_group_count": c["groups"], "expert_group_used_count": c["groups_used"]}
-    # All groups is the same choice as no groups, and llama.cpp aborts on it (src/llama-model.cpp).
+    # To use all groups is to use none, and llama.cpp aborts if all are used (src/llama-model.cpp).
     groups = numbers if c["groups_used"] < c["groups"] else {}
     return {
         **_latent_keys(model, SIGMOID, 2.5), "expert_weights_norm": Value.of(ValueType.BOOL, normed),
@@ -150,10 +151,10 @@ def _v3_keys(model: Model) -> Mapping[str, Value]:
     }  # fmt: skip
 
 
-def _latent_eps(model: Model) -> tuple[str, ...]:
-    """Return a note on norms of latents to which llama.cpp adds another number.
+def _latent_eps(model: ModelShape) -> tuple[str, ...]:
+    """Return a note if llama.cpp uses a different eps in the norms of latents.
 
-    Raises: LossyExport for one that is far off.
+    Raises: LossyExport if the difference is large.
     """
     eps = model.number("rms_norm_eps", model.table.eps)
     if eps == LATENT_EPS:
@@ -165,7 +166,7 @@ def _latent_eps(model: Model) -> tuple[str, ...]:
 
 
 def _of_plain_latents(filed: Filed) -> dict[str, Any]:
-    """Return the keys of a config that say the sizes of latents and heads."""
+    """Return the config keys for the sizes of latents and heads."""
     return {
         "q_lora_rank": filed.keys.get("attention.q_lora_rank"), "qk_rope_head_dim": filed.sizes["head_dim"],
         "num_key_value_heads": filed.sizes["heads"],
@@ -174,7 +175,7 @@ def _of_plain_latents(filed: Filed) -> dict[str, Any]:
 
 
 def _of_latents(filed: Filed) -> dict[str, Any]:
-    """Return the keys of a config that _latent_keys writes, and of expert groups."""
+    """Return the config keys for the GGUF keys of _latent_keys and of expert groups."""
     read = filed.keys.get
     return {
         **_of_plain_latents(filed), "first_k_dense_replace": read("leading_dense_block_count", 0),
@@ -191,7 +192,7 @@ def _of_v3(filed: Filed) -> Mapping[str, Any]:
     return {**_of_latents(filed), "norm_topk_prob": filed.keys.get("expert_weights_norm", False)}
 
 
-def _check_latents(model: Model) -> None:
+def _check_latents(model: ModelShape) -> None:
     _latent_eps(model)
     if model.counts["query_latent"] and _without_query_latent(model.counts):
         raise model.lossy(
@@ -204,7 +205,7 @@ def _check_latents(model: Model) -> None:
         )
 
 
-def _check_v2(model: Model) -> None:
+def _check_v2(model: ModelShape) -> None:
     _check_latents(model)
     c, method = model.counts, model.config.get("topk_method", "greedy")
     if method != "greedy" and c["groups"] > max(1, c["groups_used"]):
@@ -213,8 +214,8 @@ def _check_v2(model: Model) -> None:
         )
 
 
-def _check_v3(model: Model) -> None:
-    """Refuse groups that transformers does not compute, and llama.cpp aborts on."""
+def _check_v3(model: ModelShape) -> None:
+    """Raise ConfigError for groups that transformers cannot compute; llama.cpp aborts on them."""
     _check_latents(model)
     experts, groups, used = (model.counts[name] for name in ("experts", "groups", "groups_used"))
     if groups > 1 and (experts % groups or experts < 2 * groups or not 0 < used <= groups):
@@ -224,14 +225,14 @@ def _check_v3(model: Model) -> None:
         )
 
 
-def _check_eps(model: Model) -> None:
+def _check_eps(model: ModelShape) -> None:
     _latent_eps(model)
 
 
 def _of_minicpm3(filed: Filed) -> Mapping[str, Any]:
     turning, whole = filed.keys.get("rope.dimension_count"), filed.keys.get("attention.key_length")
     if turning is None or whole is None:
-        return {}  # the class's own sizes, which are compared with what llama.cpp takes
+        return {}  # then the class's default sizes apply, which are compared with the sizes that llama.cpp assumes
     return {"qk_rope_head_dim": turning, "qk_nope_head_dim": whole - turning}
 
 
@@ -241,20 +242,22 @@ GEMMA4_CAP = 30.0  # f_final_logit_softcapping in src/llama-hparams.h
 
 
 def _gemma4_heads(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the config with the key heads of full-attention layers, which have their own where values are keys.
+    """Return the config with the number of key heads in full-attention layers, and with 0 for a missing cap of the
+    logits.
 
-    Without a cap on logits it is 0: llama.cpp caps at GEMMA4_CAP where a file says nothing.
+    If values are keys (attention_k_eq_v), full-attention layers have their own number of key heads. A missing cap must
+    become 0, because llama.cpp caps at GEMMA4_CAP if a file lacks the key.
     """
-    stated = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None
-    alike = config.get(names.NUM_KEY_VALUE_HEADS, 4)
+    own = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None
+    common = config.get(names.NUM_KEY_VALUE_HEADS, 4)
     capped = config.get("final_logit_softcapping") or 0.0
     return {
-        **config, "num_global_key_value_heads": alike if stated is None else stated, "final_logit_softcapping": capped
+        **config, "num_global_key_value_heads": common if own is None else own, "final_logit_softcapping": capped
     }  # fmt: skip
 
 
-def _check_gemma4(model: Model) -> None:
-    """Refuse sizes that are said elsewhere, and those that do not belong together."""
+def _check_gemma4(model: ModelShape) -> None:
+    """Raise an error for sizes that are set per layer, and for sizes that contradict each other."""
     c = model.counts
     if model.config.get("per_layer_config") is not None:
         raise model.lossy(
@@ -277,7 +280,7 @@ def _check_gemma4(model: Model) -> None:
         )
 
 
-def _gemma4_experts(model: Model) -> Mapping[str, Value]:
+def _gemma4_experts(model: ModelShape) -> Mapping[str, Value]:
     if not model.switches["enable_moe_block"]:
         return {}
     sizes = {
@@ -287,13 +290,13 @@ def _gemma4_experts(model: Model) -> Mapping[str, Value]:
 
 
 def _of_gemma4(filed: Filed) -> Mapping[str, Any]:
-    """Return what differs between the layers of a file, by the first layer of each kind."""
+    """Return the config keys for sizes that depend on the layer type, read from the first layer of each type."""
     read = filed.keys.get
     slides = read("attention.sliding_window_pattern")
     slides = slides if isinstance(slides, list) else []
     full = slides.index(False) if False in slides else 0
     wide, heads = read("feed_forward_length"), read("attention.head_count_kv")
-    found = {
+    config = {
         "head_dim": read("attention.key_length_swa"),
         "global_head_dim": filed.sizes["head_dim"],
         "final_logit_softcapping": read("final_logit_softcapping", GEMMA4_CAP) or None,
@@ -303,26 +306,30 @@ def _of_gemma4(filed: Filed) -> Mapping[str, Any]:
         "top_k_experts": read("expert_used_count"),
     }
     if not isinstance(heads, list):
-        return found
-    by_kind = dict(zip(reversed(slides), reversed(heads[: len(slides)]), strict=False))
+        return config
+    heads_by_sliding = dict(zip(reversed(slides), reversed(heads[: len(slides)]), strict=False))
     return {
-        **found, names.NUM_KEY_VALUE_HEADS: by_kind.get(True), "num_global_key_value_heads": by_kind.get(False)
-    }  # fmt: skip
+        **config,
+        names.NUM_KEY_VALUE_HEADS: heads_by_sliding.get(True),
+        "num_global_key_value_heads": heads_by_sliding.get(False),
+    }
 
 
-# --- layers that keep a state
+# --- layers with a state
 
 
 def _lfm2_sizes(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the config with the width that Lfm2MLP makes of the stated one, and a tie_embedding under its newer name."""
-    found = _tie_embedding(config)
+    """Return the config with the width that Lfm2MLP computes, and with tie_embedding under its newer name."""
+    renamed = _tie_embedding(config)
     width = config.get("block_ff_dim", config.get("intermediate_size"))
     if config.get("block_auto_adjust_ff_dim", True) and isinstance(width, int):
         width, share = int(2 * width / 3), config.get("block_ffn_dim_multiplier", 1.0)
         step = config.get("block_multiple_of", 256)
-        if is_number(share) and isinstance(step, int) and step > 0:  # a share of null leaves it there
+        if (
+            is_number(share) and isinstance(step, int) and step > 0
+        ):  # if the multiplier is null, the class keeps the width
             width = -(-int(share * width) // step) * step
-    return {**found, "intermediate_size": width}
+    return {**renamed, "intermediate_size": width}
 
 
 def _tie_embedding(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -336,18 +343,18 @@ def _of_lfm2(filed: Filed) -> Mapping[str, Any]:
 INTERVAL = "full_attention_interval"
 
 
-def _interval(model: Model) -> Mapping[str, Value]:
-    """Return the key that older releases of llama.cpp find the full-attention layers by."""
-    stated = model.config.get(INTERVAL, 4)
-    return {INTERVAL: Value.of(ValueType.U32, stated if isinstance(stated, int) and stated > 0 else 4)}
+def _interval(model: ModelShape) -> Mapping[str, Value]:
+    """Return the key that older releases of llama.cpp use to find the full-attention layers."""
+    interval = model.config.get(INTERVAL, 4)
+    return {INTERVAL: Value.of(ValueType.U32, interval if isinstance(interval, int) and interval > 0 else 4)}
 
 
 def _of_delta(filed: Filed) -> Mapping[str, Any]:
     return {INTERVAL: filed.keys.get(INTERVAL)}
 
 
-def _check_delta(model: Model) -> None:
-    """Refuse value heads that do not divide among those of the keys."""
+def _check_delta(model: ModelShape) -> None:
+    """Raise ConfigError if the value heads are not a multiple of the key heads."""
     c = model.counts
     if c["linear_values"] % c["linear_keys"]:
         raise ConfigError(
@@ -360,28 +367,28 @@ def _check_delta(model: Model) -> None:
 
 
 def _of_falcon(filed: Filed) -> Mapping[str, Any]:
-    """Return which of falcon's three forms a file has, by its groups and by its norms."""
+    """Return the form of a falcon file, of three forms, by its groups and its norms."""
     groups, two = filed.sizes.get("kv_heads", filed.sizes["heads"]), "blk.0.attn_norm_2.weight" in filed.tensors
     new = two or 1 < groups < filed.sizes["heads"]
-    found = {"new_decoder_architecture": new, "multi_query": not new and groups == 1}
-    return {**found, "num_ln_in_parallel_attn": 2 if two else 1} if new else found
+    form = {"new_decoder_architecture": new, "multi_query": not new and groups == 1}
+    return {**form, "num_ln_in_parallel_attn": 2 if two else 1} if new else form
 
 
 RULES: Mapping[str, Rules] = {
     "": Rules(),
-    "cohere": Rules(check=_check_cohere, stated=_cohere_norms),
-    "gemma2": Rules(check=_check_capped, stated=_score),
-    "gemma3": Rules(check=_check_score, stated=_score),
-    "gemma4": Rules(_gemma4_experts, _check_gemma4, stated=_of_gemma4, config=_gemma4_heads),
+    "cohere": Rules(check=_check_cohere, from_file=_cohere_norms),
+    "gemma2": Rules(check=_check_capped, from_file=_score),
+    "gemma3": Rules(check=_check_score, from_file=_score),
+    "gemma4": Rules(_gemma4_experts, _check_gemma4, from_file=_of_gemma4, config=_gemma4_heads),
     "ernie4_5_moe": Rules(check=_check_last_sparse),
-    "hy_v3": Rules(stated=_of_shared),
-    "llama4": Rules(check=_check_llama4, stated=_of_llama4),
-    "lfm2": Rules(stated=_of_lfm2, config=_lfm2_sizes),
+    "hy_v3": Rules(from_file=_of_shared),
+    "llama4": Rules(check=_check_llama4, from_file=_of_llama4),
+    "lfm2": Rules(from_file=_of_lfm2, config=_lfm2_sizes),
     "lfm2_moe": Rules(config=_tie_embedding),
-    "gated_delta": Rules(keys=_interval, check=_check_delta, stated=_of_delta),
+    "gated_delta": Rules(keys=_interval, check=_check_delta, from_file=_of_delta),
     "latents": Rules(_query_latent_key, _check_latents, _latent_eps, _of_plain_latents),
     "deepseek_v2": Rules(_v2_keys, _check_v2, _latent_eps, _of_v2),
     "deepseek_v3": Rules(_v3_keys, _check_v3, _latent_eps, _of_v3),
-    "minicpm3": Rules(check=_check_eps, caveats=_latent_eps, stated=_of_minicpm3),
-    "falcon": Rules(stated=_of_falcon),
+    "minicpm3": Rules(check=_check_eps, caveats=_latent_eps, from_file=_of_minicpm3),
+    "falcon": Rules(from_file=_of_falcon),
 }

@@ -1,6 +1,6 @@
 """The tokenizer of a checkpoint as the keys of a GGUF file: tokens and their types, merges or scores, special tokens.
 
-Refuses what llama.cpp would tokenise otherwise; which names and scores stand for what is for the modules beside it.
+It raises LossyExport for a tokenizer that llama.cpp would follow differently.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ from ropetool.gguf_model.tokenizer.pieces import (
     pieces_of_model_file,
 )
 from ropetool.gguf_model.tokenizer.pretokenizer import recognise
-from ropetool.gguf_model.tokenizer.special import Special, chat_templates, special_tokens
+from ropetool.gguf_model.tokenizer.special import SpecialTokens, chat_templates, special_tokens
 from ropetool.gguf_model.tokenizer.vocabulary import Tokens, laid_out, numbered
 
 ADDED_TOKENS_JSON = "added_tokens.json"
-# Gemma's has 34 MB and 2.0 million values, a list and two texts for each of its 580,000 merges among them.
+# Gemma's has 34 MB and 2.0 million values; each of its 580,000 merges is a list and two texts.
 LIMITS = JsonLimits(64 << 20, 4_000_000)
 LISTED_TEMPLATES, TEMPLATE = "tokenizer.chat_templates", "tokenizer.chat_template."
-NO_PRE_TOKENIZER = "default"  # what the stock converter writes where llama.cpp does not look
+NO_PRE_TOKENIZER = "default"  # llama.cpp ignores this key for SentencePiece; its converter writes the same value
 
 
 def tokenizer_values(path: Path, config: Mapping[str, Any], rows: int) -> tuple[dict[str, Value], tuple[str, ...]]:
     """Return the tokenizer.* keys for a model with this many rows in its embedding, and notes.
 
-    A tokenizer.json is what transformers goes by; without one the tokenizer.model is, with what is added beside it.
-    Raises: MissingFile without either; LossyExport for one that llama.cpp would not follow; CorruptFile.
+    Reads tokenizer.json, as transformers does. Without this file, reads tokenizer.model and the added tokens of other
+    files.
+    Raises: MissingFile if neither file exists; LossyExport for a tokenizer that llama.cpp would follow differently;
+    CorruptFile.
     """
     file = path / names.TOKENIZER_JSON
     with uncollected():
@@ -63,7 +65,7 @@ def _from_json(
 ) -> tuple[dict[str, Value], tuple[str, ...]]:
     where = str(path / names.TOKENIZER_JSON)
     model = taken(tokenizer, "model", OBJECT, where)
-    if "type" not in model and "merges" in model:  # the tokenizers library of before wrote none, for BPE alone
+    if "type" not in model and "merges" in model:  # old releases of tokenizers wrote no type, and only for BPE
         model = {**model, "type": "BPE"}
         tokenizer = {**tokenizer, "model": model}
     added = taken(tokenizer, "added_tokens", LIST, where, [])
@@ -91,17 +93,17 @@ def _from_model_file(path: Path, config: Mapping[str, Any], rows: int) -> tuple[
 
 
 def _added_beside(path: Path) -> list[Any]:
-    """Return the tokens that files beside tokenizer.model add, each as tokenizer.json would have it."""
+    """Return the tokens that other files add to tokenizer.model, each in the form of tokenizer.json."""
     listed = read_optional_object(path / ADDED_TOKENS_JSON)
-    found: dict[Any, Any] = {} if listed is None else {n: {"id": n, "content": text} for text, n in listed[1].items()}
-    stated = read_optional_object(path / names.TOKENIZER_CONFIG_JSON)
-    decoder = (stated[1] if stated is not None else {}).get("added_tokens_decoder")
+    added: dict[Any, Any] = {} if listed is None else {n: {"id": n, "content": text} for text, n in listed[1].items()}
+    tokenizer_config = read_optional_object(path / names.TOKENIZER_CONFIG_JSON)
+    decoder = (tokenizer_config[1] if tokenizer_config is not None else {}).get("added_tokens_decoder")
     if isinstance(decoder, Mapping):
         for number, token in decoder.items():
             if not isinstance(token, Mapping) or not (number.isdecimal() and len(number) < 10):
                 raise CorruptFile(f"the added token {number!r} must be a number and an object", where=str(path))
-            found[int(number)] = {**token, "id": int(number)}
-    return list(found.values())
+            added[int(number)] = {**token, "id": int(number)}
+    return list(added.values())
 
 
 # --- keys
@@ -116,7 +118,7 @@ def _bpe_values(pre: str, tokens: Tokens, model: Mapping[str, Any]) -> dict[str,
         keys.PRE: Value.of(ValueType.STR, pre),
         keys.LIST: Value.array(ValueType.STR, tokens.texts),
         keys.TOKEN_TYPE: Value.array(ValueType.I32, tokens.types),
-        # As text or as a list of two; either was checked to be a pair.
+        # A merge is a text or a list of two. check_bpe made sure that it is a pair.
         keys.MERGES: Value.array(ValueType.STR, [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]),
     }
 
@@ -126,21 +128,21 @@ def _piece_values(pieces: Pieces, tokens: Tokens) -> dict[str, Value]:
 
     keys = gguf.Keys.Tokenizer
     values = {
-        keys.MODEL: Value.of(ValueType.STR, pieces.kind),
+        keys.MODEL: Value.of(ValueType.STR, pieces.model),
         keys.PRE: Value.of(ValueType.STR, NO_PRE_TOKENIZER),
         keys.LIST: Value.array(ValueType.STR, tokens.texts),
         keys.SCORES: Value.array(ValueType.F32, tokens.scores),
         keys.TOKEN_TYPE: Value.array(ValueType.I32, tokens.types),
         keys.ADD_PREFIX: Value.of(ValueType.BOOL, pieces.add_space_prefix),
     }
-    if pieces.kind == T5:
+    if pieces.model == T5:
         values[keys.REMOVE_EXTRA_WS] = Value.of(ValueType.BOOL, pieces.remove_extra_whitespaces)
     if pieces.charsmap:
         values[keys.PRECOMPILED_CHARSMAP] = Value.array(ValueType.U8, pieces.charsmap)
     return values
 
 
-def _special_values(special: Special) -> dict[str, Value]:
+def _special_values(special: SpecialTokens) -> dict[str, Value]:
     import gguf
 
     keys = gguf.Keys.Tokenizer
@@ -149,8 +151,8 @@ def _special_values(special: Special) -> dict[str, Value]:
         "mask": keys.MASK_ID, "eot": keys.EOT_ID, "eom": keys.EOM_ID,
     }  # fmt: skip
     return {
-        **{named[kind]: Value.of(ValueType.U32, number) for kind, number in special.ids.items()},
-        # Always stated: where they are absent llama.cpp decides by the name of the pre-tokenizer.
+        **{named[role]: Value.of(ValueType.U32, number) for role, number in special.ids.items()},
+        # Always written, because llama.cpp otherwise decides by the name of the pre-tokenizer.
         keys.ADD_BOS: Value.of(ValueType.BOOL, special.add_bos),
         keys.ADD_EOS: Value.of(ValueType.BOOL, special.add_eos),
     }
@@ -161,17 +163,16 @@ def _template_values(path: Path) -> dict[str, Value]:
     if not templates:
         return {}
     _check_names(templates, path)
-    found = collected("", lambda writer: writer.add_chat_template(templates))
-    found = {key: value for key, value in found.items() if key.startswith("tokenizer.")}
-    more = sorted(key.removeprefix(TEMPLATE) for key in found if key.startswith(TEMPLATE))
-    # The package has the names in a set, whose order differs from run to run.
-    return {**found, LISTED_TEMPLATES: Value.array(ValueType.STR, more)} if more else found
+    values = collected("", lambda writer: writer.add_chat_template(templates))
+    values = {key: value for key, value in values.items() if key.startswith("tokenizer.")}
+    more = sorted(key.removeprefix(TEMPLATE) for key in values if key.startswith(TEMPLATE))
+    # The package keeps the names in a set, whose order differs from run to run.
+    return {**values, LISTED_TEMPLATES: Value.array(ValueType.STR, more)} if more else values
 
 
 def _check_names(templates: Sequence[Mapping[str, str]], path: Path) -> None:
-    """Return if no two templates get one key: all but letters and digits of a name become _ in it.
-
-    Raises: LossyExport.
+    """Raise LossyExport if two templates would have the same key. The key has _ for all but letters and digits of
+    the name.
     """
     first: dict[str, Mapping[str, str]] = {}
     for one in templates:

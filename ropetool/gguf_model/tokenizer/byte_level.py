@@ -1,6 +1,6 @@
-"""What llama.cpp needs of a byte-level BPE: its merges, and a refusal of everything that it would do otherwise.
+"""The merges of a byte-level BPE, and errors for settings that llama.cpp does not support.
 
-Knows the model of a tokenizer.json; how text is split before is for pretokenizer.py.
+pretokenizer.py has the splitting of text before the merges.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ropetool.files.hf.jsontext import shown
 
 
 def check_byte_level(tokenizer: Mapping[str, Any], where: str) -> None:
-    """Return if a tokenizer.json with a BPE model is byte-level. Raises: LossyExport for one that is not."""
+    """Raise LossyExport unless a tokenizer.json with a BPE model is byte-level."""
     model, decoder = tokenizer["model"], tokenizer.get("decoder")
     if not isinstance(decoder, Mapping) or decoder.get("type") != "ByteLevel":
         raise LossyExport(f"is not byte-level: its decoder is {shown(decoder)}, not ByteLevel", where=where)
@@ -22,7 +22,10 @@ def check_byte_level(tokenizer: Mapping[str, Any], where: str) -> None:
 
 
 def check_bpe(model: Mapping[str, Any], where: str) -> None:
-    """Return if this is a BPE as llama.cpp knows it. Raises: CorruptFile without vocab or merges; LossyExport."""
+    """Raise an error unless llama.cpp supports this BPE.
+
+    Raises: CorruptFile if vocab or merges are missing or invalid; LossyExport for a setting that llama.cpp ignores.
+    """
     if not isinstance(model.get("vocab"), Mapping) or not isinstance(model.get("merges"), list):
         raise CorruptFile("vocab or merges is missing", where=where)
     for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
@@ -41,6 +44,8 @@ def check_bpe(model: Mapping[str, Any], where: str) -> None:
 
 
 def _byte_letters() -> set[str]:
-    """Return the letters that byte-level BPE spells the 256 bytes by: themselves, or beyond 255 what cannot be seen."""
+    """Return the letters that byte-level BPE uses for the 256 bytes: visible bytes stay, the others are letters from
+    256 on.
+    """
     seen = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     return {chr(byte) for byte in seen} | {chr(256 + at) for at in range(256 - len(seen))}

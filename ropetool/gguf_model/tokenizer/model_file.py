@@ -1,6 +1,6 @@
-"""A SentencePiece tokenizer.model read: its pieces, and the settings that decide how text is split.
+"""A reader of SentencePiece's tokenizer.model: the pieces, and the settings that affect how text is split.
 
-Reads the few fields of the protobuf that matter and passes over all others; knows nothing of GGUF.
+It reads the few protobuf fields that matter and skips all others.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ropetool.files.regular import read_regular
 
 UNIGRAM, BPE = 1, 2  # TrainerSpec.ModelType in sentencepiece_model.proto
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types of protobuf
-MAX_FILE = 64 << 20  # bytes; the largest known have five
-MAX_PIECES = 1 << 19  # Gemma's has 262,144, and no known one more; each costs 3 us and 200 bytes
+MAX_FILE = 64 << 20  # bytes; the largest known files have 5 MB
+MAX_PIECES = 1 << 19  # Gemma's 262,144 are the most known; each piece costs 3 us and 200 bytes
 MAX_FIELDS = 1 << 20  # of all messages together; a trainer's own symbols are fields too
-MAX_CHARSMAP = 4 << 20  # bytes; the largest known have a tenth
+MAX_CHARSMAP = 4 << 20  # bytes; the largest known has a tenth of this
 
 # Numbers of fields. Source: github.com/google/sentencepiece, src/sentencepiece_model.proto.
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
@@ -29,15 +29,18 @@ _PIECE, _SCORE, _TYPE = 1, 2, 3
 _MODEL_TYPE, _SUFFIX = 3, 24
 _CHARSMAP, _DUMMY_PREFIX, _EXTRA_SPACES = 2, 3, 4
 
-# A piece as all writers have it, text, score and perhaps type: read in a third of the time.
+# The usual form of a piece: text, score and perhaps type. The expression takes a third of the time of the field reader.
 _PLAIN = re.compile(rb"\x0a([\0-\x7f])(.*)\x15(.{4})(?:\x18([\0-\x7f]))?", re.DOTALL)
 _FLOAT = struct.Struct("<f")
 
 Field = tuple[int, int | bytes]
 
 
-class Piece(NamedTuple):
-    """One piece; its type is numbered as llama.cpp's token types are: 1 normal, 2 unknown, 3 control and so on."""
+class SentencePiece(NamedTuple):
+    """A piece of the vocabulary.
+
+    type: the number of llama.cpp's token type: 1 normal, 2 unknown, 3 control and so on.
+    """
 
     text: str
     score: float
@@ -46,9 +49,14 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelFile:
-    """The pieces by id. charsmap: what characters are replaced by before, in SentencePiece's own form."""
+    """The contents of a tokenizer.model.
 
-    pieces: tuple[Piece, ...]
+    pieces: the pieces by id.
+    model_type: UNIGRAM, BPE or another number of TrainerSpec.ModelType.
+    charsmap: the replacements of characters before the split, in SentencePiece's binary format.
+    """
+
+    pieces: tuple[SentencePiece, ...]
     model_type: int
     add_dummy_prefix: bool
     remove_extra_whitespaces: bool
@@ -57,7 +65,10 @@ class ModelFile:
 
 
 def read_model_file(path: Path) -> ModelFile:
-    """Return what a tokenizer.model holds. Raises: CorruptFile if it is none; CheckpointError if it cannot be read."""
+    """Return the contents of a tokenizer.model.
+
+    Raises: CorruptFile if it is not a SentencePiece model; CheckpointError if it cannot be read.
+    """
     try:
         with uncollected():
             return _Reader(read_regular(path, MAX_FILE)).model()
@@ -66,14 +77,16 @@ def read_model_file(path: Path) -> ModelFile:
 
 
 class _Reader:
-    """The messages of a file; it counts what it makes an object of, so that no file takes more than a model does."""
+    """A reader of one file. It counts fields and pieces, so that a hostile file cannot create more objects than a
+    real model.
+    """
 
     def __init__(self, raw: bytes) -> None:
         self._raw = raw
         self._fields_left = MAX_FIELDS
 
     def model(self) -> ModelFile:
-        pieces: list[Piece] = []
+        pieces: list[SentencePiece] = []
         trainer: dict[int, int | bytes] = {}
         normalizer: dict[int, int | bytes] = {}
         for number, value in self._fields(self._raw):
@@ -96,17 +109,17 @@ class _Reader:
             _number(normalizer.get(_EXTRA_SPACES, 1)) != 0, _number(trainer.get(_SUFFIX, 0)) != 0, charsmap,
         )  # fmt: skip
 
-    def _piece(self, raw: bytes) -> Piece:
+    def _piece(self, raw: bytes) -> SentencePiece:
         plain = _PLAIN.fullmatch(raw)
         if plain is not None and len(plain[2]) == plain[1][0]:
-            kind = plain[4]
-            return Piece(plain[2].decode(), _FLOAT.unpack(plain[3])[0], kind[0] if kind else 1)
+            piece_type = plain[4]
+            return SentencePiece(plain[2].decode(), _FLOAT.unpack(plain[3])[0], piece_type[0] if piece_type else 1)
         fields = dict(self._fields(raw))
         (score,) = _FLOAT.unpack(_message(fields.get(_SCORE, b"\0\0\0\0")))
-        return Piece(_message(fields.get(_PIECE, b"")).decode(), score, _number(fields.get(_TYPE, 1)))
+        return SentencePiece(_message(fields.get(_PIECE, b"")).decode(), score, _number(fields.get(_TYPE, 1)))
 
     def _fields(self, raw: bytes) -> Iterator[Field]:
-        """Yield the fields of a message: its number with an integer, or with the bytes of anything else."""
+        """Yield the number and the value of each field of a message: an integer, or bytes for all other wire types."""
         at = 0
         while at < len(raw):
             self._fields_left -= 1

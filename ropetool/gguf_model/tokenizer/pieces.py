@@ -1,6 +1,7 @@
-"""SentencePiece vocabularies, from tokenizer.json or tokenizer.model: pieces, scores, and what is done to spaces.
+"""SentencePiece vocabularies from tokenizer.json or tokenizer.model: pieces, scores and the treatment of spaces.
 
-llama.cpp knows two kinds: "llama", which joins the pair of the best score, and "t5", the most likely pieces (Unigram).
+llama.cpp has two tokenizers for them: "llama" joins the pair with the best score, and "t5" finds the most likely pieces
+  (Unigram).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ropetool.gguf_model.tokenizer.vocabulary import BYTE, NORMAL, SPACE, UNKNOW
 from ropetool.rope.tables import is_number
 
 SENTENCEPIECE_MODEL = "tokenizer.model"
-LLAMA, T5 = "llama", "t5"  # llama.cpp's names of the two kinds, tokenizer.ggml.model
+LLAMA, T5 = "llama", "t5"  # llama.cpp's names of the two tokenizers, tokenizer.ggml.model
 NORMALISES = "replaces characters or joins spaces before it splits text; llama.cpp does not"
 CHARSMAP_NOTE = (
     "the tokenizer replaces characters by cluster, llama.cpp one by one like SentencePiece: letters with several marks "
@@ -35,9 +36,16 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 @dataclass(frozen=True)
 class Pieces:
-    """A vocabulary without its added tokens. charsmap: what characters are replaced by before, for t5 alone."""
+    """A vocabulary without its added tokens.
 
-    kind: str
+    model: LLAMA or T5.
+    entries: the tokens by text.
+    add_space_prefix: whether a text gets a space in front.
+    remove_extra_whitespaces: whether runs of spaces become one and trailing spaces are dropped; only for T5.
+    charsmap: the replacements of characters before the split, in SentencePiece's binary format; only for T5.
+    """
+
+    model: str
     entries: Mapping[str, Entry]
     add_space_prefix: bool
     remove_extra_whitespaces: bool = False
@@ -47,36 +55,40 @@ class Pieces:
 
 @dataclass(frozen=True)
 class _Spaces:
-    """What a tokenizer.json does to spaces, and to characters, before its model sees them."""
+    """The changes that a tokenizer.json makes to spaces and characters before its model."""
 
     prefix: bool = False
-    squeezed: bool = False  # several spaces become one
-    stripped: bool = False  # those at the end are dropped
-    words: bool = False  # text is split at all spaces, which are dropped
+    squeezed: bool = False  # runs of spaces become one space
+    stripped: bool = False  # trailing spaces are dropped
+    words: bool = False  # text is split at all spaces, and the spaces are dropped
     charsmap: bytes = b""
     notes: tuple[str, ...] = ()
 
 
 def pieces_of_model_file(path: Path) -> Pieces:
-    """Return the vocabulary of a tokenizer.model. Raises: CorruptFile; LossyExport for what llama.cpp does not do."""
-    made, where = model_file.read_model_file(path), str(path)
-    kinds = {model_file.UNIGRAM: T5, model_file.BPE: LLAMA}
-    if made.model_type not in kinds or made.treat_whitespace_as_suffix:
+    """Return the vocabulary of a tokenizer.model.
+
+    Raises: CorruptFile; LossyExport for settings that llama.cpp does not support.
+    """
+    file, where = model_file.read_model_file(path), str(path)
+    models = {model_file.UNIGRAM: T5, model_file.BPE: LLAMA}
+    if file.model_type not in models or file.treat_whitespace_as_suffix:
         raise LossyExport("must be BPE or Unigram, with spaces at the start of words", where=where)
-    kind = kinds[made.model_type]
-    entries = {piece.text: Entry(number, piece.score, piece.type) for number, piece in enumerate(made.pieces)}
-    if len(entries) < len(made.pieces):
+    model = models[file.model_type]
+    entries = {piece.text: Entry(number, piece.score, piece.type) for number, piece in enumerate(file.pieces)}
+    if len(entries) < len(file.pieces):
         raise CorruptFile("contains two pieces with the same text", where=where)
-    if kind == LLAMA and (made.charsmap or made.remove_extra_whitespaces):
+    if model == LLAMA and (file.charsmap or file.remove_extra_whitespaces):
         raise LossyExport(NORMALISES, where=where)
-    _check_bytes(kind, any(entry.type == BYTE for entry in entries.values()), where)
-    return Pieces(kind, entries, made.add_dummy_prefix, made.remove_extra_whitespaces, made.charsmap)
+    _check_bytes(model, any(entry.type == BYTE for entry in entries.values()), where)
+    return Pieces(model, entries, file.add_dummy_prefix, file.remove_extra_whitespaces, file.charsmap)
 
 
 def pieces_of_json(path: Path, tokenizer: Mapping[str, Any], where: str) -> Pieces:
     """Return the vocabulary of a tokenizer.json whose model is a Unigram, or a BPE with byte fallback.
 
-    The scores are those of a tokenizer.model beside it if it has the same pieces; else they are made of the merges.
+    The scores come from a tokenizer.model in the same folder if it has the same pieces, else from the order of the
+    merges.
     """
     model = tokenizer["model"]
     if model.get("type") == "Unigram":
@@ -100,8 +112,8 @@ def pieces_of_json(path: Path, tokenizer: Mapping[str, Any], where: str) -> Piec
     return Pieces(LLAMA, entries, spaces.prefix, notes=(*spaces.notes, *notes))
 
 
-def _check_bytes(kind: str, has_bytes: bool, where: str) -> None:
-    if kind == T5 and has_bytes:
+def _check_bytes(model: str, has_bytes: bool, where: str) -> None:
+    if model == T5 and has_bytes:
         raise LossyExport("is a Unigram with byte_fallback, which llama.cpp does not support", where=where)
 
 
@@ -114,19 +126,20 @@ def _check_all_bytes(entries: Mapping[str, Entry], where: str) -> None:
 
 
 def _scored(entries: Mapping[str, Entry], model: Mapping[str, Any], path: Path) -> tuple[dict[str, Entry], list[str]]:
-    """Return the entries with scores by which llama.cpp joins the pairs that the merges join, and notes."""
+    """Return the entries with scores that let llama.cpp join the same pairs as the merges, and notes."""
     joined = [text for text, entry in entries.items() if entry.type == NORMAL]
     missing = list(itertools.islice(pairs_without_merge(joined, model), 1))
     notes = [
         f"llama.cpp joins {left!r} and {right!r}, and maybe other pairs that the merges do not join"
         for left, right in missing
     ]
-    stated = _stated_scores(entries, path)
-    scores = stated if stated is not None else pair_scores(model)
+    scores = _filed_scores(entries, path)
+    if scores is None:
+        scores = pair_scores(model)
     return {text: entry._replace(score=scores.get(text, 0.0)) for text, entry in entries.items()}, notes
 
 
-def _stated_scores(entries: Mapping[str, Entry], path: Path) -> dict[str, float] | None:
+def _filed_scores(entries: Mapping[str, Entry], path: Path) -> dict[str, float] | None:
     file = path / SENTENCEPIECE_MODEL
     if not file.is_file():
         return None
@@ -136,7 +149,9 @@ def _stated_scores(entries: Mapping[str, Entry], path: Path) -> dict[str, float]
 
 
 def _spelled_out(tokenizer: Mapping[str, Any]) -> list[str]:
-    """Return notes on added tokens that are looked for in the text with its spaces spelled out, one more in front."""
+    """Return notes on added tokens that match only after a space, because the tokenizer prepends a space and then
+    searches.
+    """
     prepends = any(step["type"] == "Prepend" for step in steps_of(tokenizer.get("normalizer"), "normalizers", ""))
     added = [token for token in taken(tokenizer, "added_tokens", LIST, "", []) if isinstance(token, Mapping)]
     late = [token.get("content") for token in added if token.get("normalized") is True]
@@ -170,7 +185,7 @@ def _unigram(tokenizer: Mapping[str, Any], where: str) -> Pieces:
 
 
 def _merged(spaces: _Spaces, where: str) -> bool:
-    """Return whether runs of spaces count as one and those at the end as none, which llama.cpp does together."""
+    """Return whether runs of spaces count as one and trailing spaces as none. llama.cpp does both or neither."""
     if (spaces.words or spaces.stripped) and not spaces.charsmap:
         raise LossyExport(
             "drops tabs and line ends like spaces, but has no charsmap that maps them to spaces", where=where
@@ -190,26 +205,26 @@ def _is_scored(one: Any) -> bool:
 
 
 def _spaces(tokenizer: Mapping[str, Any], entries: Mapping[str, Entry], where: str) -> _Spaces:
-    found = _Spaces()
+    spaces = _Spaces()
     for step in steps_of(tokenizer.get("normalizer"), "normalizers", where):
-        found = _normalised(found, step, where)
+        spaces = _normalised(spaces, step, where)
     for step in steps_of(tokenizer.get("pre_tokenizer"), "pretokenizers", where):
-        found = _split(found, step, entries, where)
-    return found
+        spaces = _split(spaces, step, entries, where)
+    return spaces
 
 
-def _normalised(found: _Spaces, step: Mapping[str, Any], where: str) -> _Spaces:
-    kind, pattern = step["type"], step.get("pattern")
-    if kind == "Prepend" and step.get("prepend") == SPACE:
-        return replace(found, prefix=True)
-    if kind == "Replace" and pattern == {"String": " "} and step.get("content") == SPACE:
-        return found
-    if kind == "Replace" and pattern == {"Regex": " {2,}"} and step.get("content") in (" ", SPACE):
-        return replace(found, squeezed=True)
-    if kind == "Strip" and step.get("strip_right") is True:
-        return replace(found, stripped=True)
-    if kind == "Precompiled":
-        return replace(found, charsmap=_charsmap(step, where), notes=(*found.notes, CHARSMAP_NOTE))
+def _normalised(spaces: _Spaces, step: Mapping[str, Any], where: str) -> _Spaces:
+    step_type, pattern = step["type"], step.get("pattern")
+    if step_type == "Prepend" and step.get("prepend") == SPACE:
+        return replace(spaces, prefix=True)
+    if step_type == "Replace" and pattern == {"String": " "} and step.get("content") == SPACE:
+        return spaces
+    if step_type == "Replace" and pattern == {"Regex": " {2,}"} and step.get("content") in (" ", SPACE):
+        return replace(spaces, squeezed=True)
+    if step_type == "Strip" and step.get("strip_right") is True:
+        return replace(spaces, stripped=True)
+    if step_type == "Precompiled":
+        return replace(spaces, charsmap=_charsmap(step, where), notes=(*spaces.notes, CHARSMAP_NOTE))
     raise LossyExport(f"normalises text by {shown(dict(step))[:200]}, which llama.cpp does not do", where=where)
 
 
@@ -226,13 +241,15 @@ def _charsmap(step: Mapping[str, Any], where: str) -> bytes:
         raise CorruptFile("precompiled_charsmap is not base64", where=where) from None
 
 
-def _split(found: _Spaces, step: Mapping[str, Any], entries: Mapping[str, Entry], where: str) -> _Spaces:
-    kind = step["type"]
-    if kind == "Split" and step.get("pattern") == {"String": " "}:  # Gemma's, and there are no spaces any more
-        return found
-    if kind == "WhitespaceSplit":
-        return replace(found, words=True)
-    if kind != "Metaspace" or step.get("replacement") != SPACE:
+def _split(spaces: _Spaces, step: Mapping[str, Any], entries: Mapping[str, Entry], where: str) -> _Spaces:
+    step_type = step["type"]
+    if step_type == "Split" and step.get("pattern") == {
+        "String": " "
+    }:  # Gemma's; its normaliser has replaced all spaces
+        return spaces
+    if step_type == "WhitespaceSplit":
+        return replace(spaces, words=True)
+    if step_type != "Metaspace" or step.get("replacement") != SPACE:
         raise LossyExport(f"splits text by {shown(dict(step))[:200]}, which llama.cpp does not support", where=where)
     if step.get("split", True) is True and any(_spans_words(text) for text in entries):
         raise LossyExport(
@@ -240,8 +257,8 @@ def _split(found: _Spaces, step: Mapping[str, Any], entries: Mapping[str, Entry]
         )
     scheme = step.get("prepend_scheme", "always")
     if scheme == "never":
-        return found
-    dropped = found.squeezed or found.words  # then no text begins with a space any more
+        return spaces
+    dropped = spaces.squeezed or spaces.words  # then no text begins with a space
     notes = (
         []
         if dropped
@@ -249,7 +266,7 @@ def _split(found: _Spaces, step: Mapping[str, Any], entries: Mapping[str, Entry]
     )
     if scheme == "first":
         notes.append("llama.cpp adds a space after every special token, the tokenizer only before the whole text")
-    return replace(found, prefix=True, notes=(*found.notes, *notes))
+    return replace(spaces, prefix=True, notes=(*spaces.notes, *notes))
 
 
 def _spans_words(text: str) -> bool:

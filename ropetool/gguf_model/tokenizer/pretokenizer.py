@@ -1,7 +1,7 @@
-"""Which of llama.cpp's pre-tokenizers a tokenizer.json asks for, told by its structure alone.
+"""Recognise which of llama.cpp's pre-tokenizers a tokenizer.json needs, from the structure of the file.
 
-llama.cpp knows pre-tokenizers by name, and a name also decides whether words in the vocabulary skip the merges.
-What no name does exactly is refused with its regular expressions.
+llama.cpp identifies pre-tokenizers by name. A name also determines whether words in the vocabulary skip the merges. If
+no name fits exactly, the error contains the regular expressions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NFC_NOTE = (
 def recognise(tokenizer: Mapping[str, Any], where: str) -> tuple[str, tuple[str, ...]]:
     """Return llama.cpp's name for the normaliser, pre-tokenizer and merging of a byte-level BPE, and notes.
 
-    Raises: LossyExport for anything that none of its names does; CorruptFile for what is no such structure.
+    Raises: LossyExport if no name of llama.cpp fits; CorruptFile if the structure is invalid.
     """
     notes = _normaliser_notes(tokenizer.get("normalizer"), where)
     splits = tuple(_splits(tokenizer.get("pre_tokenizer"), where))
@@ -54,19 +54,19 @@ def _name(splits: tuple[str, ...], tokenizer: Mapping[str, Any], where: str) -> 
 
 
 def _normaliser_notes(normaliser: Any, where: str) -> tuple[str, ...]:
-    kinds = [_kind(step, where) for step in steps_of(normaliser, "normalizers", where)]
-    others = [kind for kind in kinds if kind != "NFC"]
+    types = [_type(step, where) for step in steps_of(normaliser, "normalizers", where)]
+    others = [step_type for step_type in types if step_type != "NFC"]
     if others:
         raise LossyExport(
             f"normalises text by {others[0]}, which llama.cpp does not do for byte-level BPE", where=where
         )
-    return (NFC_NOTE,) if kinds else ()
+    return (NFC_NOTE,) if types else ()
 
 
 def _splits(pre_tokenizer: Any, where: str) -> Iterator[str]:
-    """Yield the expressions that text is split by, in order; ByteLevel must be the last step."""
+    """Yield the regular expressions that split the text, in order. ByteLevel must be the last step."""
     steps = list(steps_of(pre_tokenizer, "pretokenizers", where))
-    if not steps or _kind(steps[-1], where) != "ByteLevel":
+    if not steps or _type(steps[-1], where) != "ByteLevel":
         raise LossyExport("does not encode text as bytes: its last pre-tokenizer is not ByteLevel", where=where)
     for step in steps[:-1]:
         yield _expression(step, where)
@@ -77,15 +77,15 @@ def _splits(pre_tokenizer: Any, where: str) -> Iterator[str]:
 
 
 def _expression(step: Mapping[str, Any], where: str) -> str:
-    """Return the expression of a Split that keeps every character, each match on its own."""
-    kind, pattern = _kind(step, where), step.get("pattern")
-    if kind == "Digits" and step.get("individual_digits") is True:
+    """Return the regular expression of a step that splits text and keeps every character, each match separate."""
+    step_type, pattern = _type(step, where), step.get("pattern")
+    if step_type == "Digits" and step.get("individual_digits") is True:
         return DIGIT
-    expression = pattern.get("Regex") if kind == "Split" and isinstance(pattern, Mapping) else None
+    expression = pattern.get("Regex") if step_type == "Split" and isinstance(pattern, Mapping) else None
     if not isinstance(expression, str):
         raise LossyExport(f"llama.cpp does not support its pre-tokenizer {shown(dict(step))}", where=where)
-    expression = expression.replace("\r", r"\r").replace("\n", r"\n")  # DeepSeek's files have the characters themselves
-    # The expressions known match every character, so that keeping the matches alone keeps all; but for DIGIT.
+    expression = expression.replace("\r", r"\r").replace("\n", r"\n")  # DeepSeek's files contain the raw characters
+    # All known expressions except DIGIT match every character, so that keeping only the matches keeps everything.
     ways = [("Isolated", False)] + ([("Removed", True)] if expression != DIGIT else [])
     if (step.get("behavior"), step.get("invert", False)) not in ways:
         raise LossyExport(
@@ -97,10 +97,10 @@ def _expression(step: Mapping[str, Any], where: str) -> str:
 
 
 def steps_of(part: Any, inner: str, where: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps of a normaliser or pre-tokenizer, sequences taken apart; each has a type."""
+    """Yield the steps of a normaliser or pre-tokenizer, and the steps inside sequences. Each step has a type."""
     if part is None:
         return
-    if _kind(part, where) != "Sequence":
+    if _type(part, where) != "Sequence":
         yield part
         return
     steps = part.get(inner)
@@ -110,8 +110,8 @@ def steps_of(part: Any, inner: str, where: str) -> Iterator[Mapping[str, Any]]:
         yield from steps_of(step, inner, where)
 
 
-def _kind(part: Any, where: str) -> str:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if not isinstance(kind, str):
+def _type(part: Any, where: str) -> str:
+    step_type = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(step_type, str):
         raise CorruptFile(f"the tokenizer step {shown(part)} has no type", where=where)
-    return kind
+    return step_type

@@ -1,6 +1,6 @@
-"""The regular expressions that published models split text by, and llama.cpp's names for them.
+"""The regular expressions that published models use to split text, and llama.cpp's names for them.
 
-Data, read in both directions: how a tokenizer.json spells such a split is for pretokenizer.py.
+Export and import use this data. pretokenizer.py has the spelling of such a split in tokenizer.json.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-# Contractions, words with one sign in front, digits, signs with one space in front, line ends, other spaces.
+# Contractions, words with one sign before them, digits, signs with one space before them, line ends, other spaces.
 # Source: llama.cpp 0.3.36 (llama-cpp-python's sources), src/llama-vocab.cpp, llm_tokenizer_bpe, "original regex".
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -18,11 +18,11 @@ QWEN2 = _CONTRACTIONS + _WORDS + r"\p{N}" + _REST
 QWEN35 = (
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# What ByteLevel splits by where use_regex is true: the regular expression of GPT-2.
+# The regular expression of GPT-2, which ByteLevel uses if use_regex is true.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 DIGIT = r"\p{N}"
 
-# Words in camel case come apart: large letters, then small ones.
+# Words in camel case are split: uppercase letters, then lowercase ones.
 _LARGE, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SIGN = r"[^\r\n\p{L}\p{N}]?"
 _CAMEL_REST = _REST.replace(r"[\r\n]*", r"[\r\n/]*")
@@ -33,7 +33,7 @@ GPT4O = (
 )
 TEKKEN = f"{_SIGN}{_LARGE}*{_SMALL}+|{_SIGN}{_LARGE}+{_SMALL}*|" + r"\p{N}" + _CAMEL_REST
 
-# DeepSeek's: one kind of letters after the other.
+# DeepSeek's: one class of letters after the other.
 # Source: github.com/ggml-org/llama.cpp/pull/7033 prints the first two tokenizer.json, llama-vocab.cpp has the third.
 LINE_END = r"[\r\n]"
 LATIN = (
@@ -63,7 +63,7 @@ DEEPSEEK_V3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 
-# Those that an export does not write: nobody has compared the tokenizers that ask for them with llama.cpp's names yet.
+# Export does not write these names, because their tokenizers have not been compared with llama.cpp's names yet.
 _FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")
 _BAILING = r"'(?i:[sdmt]|ll|ve|re)" + _WORDS + r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 _SEED = _CONTRACTIONS + _WORDS + r"\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -84,11 +84,12 @@ _UFAKZEKA = QWEN2.removeprefix(_CONTRACTIONS + "|")
 
 
 class PreTokenizer(NamedTuple):
-    """What a name of llama.cpp's stands for.
+    """The pre-tokenizer behind a name of llama.cpp.
 
-    splits: the expressions that text is split by, one after the other, as the tokenizers of the models behind the name
-    have them. add_bos: whether bos goes before each text where the file has no tokenizer.ggml.add_bos_token.
-    difference: what llama.cpp still splits otherwise than these expressions.
+    splits: the regular expressions that split the text in turn, from the tokenizers of models with this name.
+    ignore_merges: whether words in the vocabulary skip the merges.
+    add_bos: whether a text gets a bos token if the file lacks tokenizer.ggml.add_bos_token.
+    difference: text that llama.cpp splits differently from these expressions; empty for no difference.
     """
 
     splits: tuple[str, ...]
@@ -138,8 +139,8 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "ufakzeka": PreTokenizer((_UFAKZEKA,)),
 }  # fmt: skip
 
-# The name that an export writes, by splits and ignore_merges: of those that split the same, one that leaves spaces alone
-# where tokens become text again (clean_spaces), if there is one; gpt-4o, their own name, parts marks from letters.
+# The name that an export writes, by splits and ignore_merges. Among equal splits, prefer a name whose decoding keeps
+# spaces (clean_spaces). GPT4O does not use the name gpt-4o, for which llama.cpp separates marks from letters.
 NAMES: Mapping[tuple[tuple[str, ...], bool], str] = {
     (PRE_TOKENIZERS[name].splits, PRE_TOKENIZERS[name].ignore_merges): name
     for name in (
@@ -148,9 +149,9 @@ NAMES: Mapping[tuple[tuple[str, ...], bool], str] = {
     )
 }  # fmt: skip
 
-# The model types whose tokenizers compose text first (NFC), by the names of their pre-tokenizers; llama.cpp never does.
-# Source: transformers 5.23.0, models/qwen2, qwen3_5, cohere and gpt_neox, tokenization_*.py, and the model types that
-# models/auto/tokenization_auto.py gives these classes to.
+# The model types whose tokenizers compose text (NFC), by the name of the pre-tokenizer. llama.cpp never composes text.
+# Source: transformers 5.23.0, models/qwen2, qwen3_5, cohere and gpt_neox, tokenization_*.py, and the model types of
+# these classes in models/auto/tokenization_auto.py.
 _GPT_NEOX = frozenset({"gpt_neox", "olmo", "olmoe", "mpt"})
 _COMPOSING: Mapping[str, frozenset[str]] = {
     "qwen2": frozenset({
@@ -166,5 +167,5 @@ _COMPOSING: Mapping[str, frozenset[str]] = {
 
 
 def composes(name: str, model_type: str) -> bool:
-    """Return whether the tokenizer behind a name composes text first, for a model of this type."""
+    """Return whether the tokenizer behind a name composes text (NFC) for a model of this type."""
     return model_type in _COMPOSING.get(name, ())

@@ -1,6 +1,6 @@
 """The special tokens of a tokenizer, the tokens that it adds around each text, and its chat templates.
 
-Knows the files next to tokenizer.json and its post-processor; the vocabulary is in vocabulary.py.
+Reads the post-processor of tokenizer.json and the files next to it.
 """
 
 from __future__ import annotations
@@ -23,23 +23,27 @@ CHAT_TEMPLATE_JINJA = "chat_template.jinja"
 CHAT_TEMPLATE_JSON = "chat_template.json"
 MORE_TEMPLATES = "additional_chat_templates"
 GENERATION_CONFIG = "generation_config.json"
-KINDS = ("bos", "eos", "unk", "sep", "pad", "mask")  # those that both tokenizers and GGUF files name
-# Without a tokenizer.json and where no file names them: what transformers' classes for a tokenizer.model go by.
+ROLES = ("bos", "eos", "unk", "sep", "pad", "mask")  # the special tokens that tokenizers and GGUF files both name
+# The defaults of transformers' classes for a tokenizer.model, if no file names these tokens.
 UNSTATED = {"bos": ("<s>", "<bos>"), "eos": ("</s>", "<eos>")}
 MORE_ENDS = ("eot", "eom")  # llama.cpp's two other keys for tokens that end a text
-# Tokens that end a text in llama.cpp whatever the file says. Source: src/llama-vocab.cpp, special_eog_ids.
+# Tokens that always end a text in llama.cpp. Source: src/llama-vocab.cpp, special_eog_ids.
 KNOWN_ENDS = frozenset({
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
     "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
     "<end_of_utterance>", "<eos>", "<turn|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~[",
 })  # fmt: skip
 TOKEN_IDS = list_of(whole(0, 2**31 - 1), 16)
-MAX_TEMPLATE = 1 << 20  # bytes; the longest known has a twentieth
+MAX_TEMPLATE = 1 << 20  # bytes; the longest known has a twentieth of this
 
 
 @dataclass(frozen=True)
-class Special:
-    """Ids by kind (bos, eos ...), and whether each text gets the first in front and the second behind."""
+class SpecialTokens:
+    """The special tokens of a tokenizer.
+
+    ids: token ids by role (bos, eos and so on).
+    add_bos, add_eos: whether each text gets the bos token in front, or the eos token at the end.
+    """
 
     ids: Mapping[str, int] = field(default_factory=dict)
     add_bos: bool = False
@@ -49,108 +53,120 @@ class Special:
 
 def special_tokens(
     path: Path, config: Mapping[str, Any], tokenizer: Mapping[str, Any] | None, ids: Mapping[str, int], where: str
-) -> Special:
-    """Return the special tokens: as tokenizer_config.json names them, else special_tokens_map.json, else config.json.
+) -> SpecialTokens:
+    """Return the special tokens. tokenizer_config.json names them, else special_tokens_map.json, else config.json.
 
-    `ids` are those of all tokens. Around the text goes what the post-processor puts there, as in transformers, which
-    looks at nothing else for these tokenizers; without a tokenizer.json it is what tokenizer_config.json says.
+    ids: the ids of all tokens by text.
+    The post-processor of tokenizer.json determines the tokens around a text. transformers reads nothing else for these
+    tokenizers. Without tokenizer.json, tokenizer_config.json determines them.
     Raises: LossyExport for a post-processor that llama.cpp cannot follow; CorruptFile.
     """
-    stated = _optional(path / names.TOKENIZER_CONFIG_JSON)
+    tokenizer_config = _optional(path / names.TOKENIZER_CONFIG_JSON)
     mapped = _optional(path / SPECIAL_TOKENS_MAP_JSON)
-    found: dict[str, int] = {}
+    special_ids: dict[str, int] = {}
     notes: list[str] = []
-    for kind in KINDS:
-        token = _content(stated.get(f"{kind}_token")) or _content(mapped.get(f"{kind}_token"))
-        number = ids.get(token) if token is not None else _first(config.get(f"{kind}_token_id"))
+    for role in ROLES:
+        token = _content(tokenizer_config.get(f"{role}_token")) or _content(mapped.get(f"{role}_token"))
+        number = ids.get(token) if token is not None else _first(config.get(f"{role}_token_id"))
         if tokenizer is None and token is None and number is None:
-            number = next((ids[name] for name in UNSTATED.get(kind, ()) if name in ids), None)
+            number = next((ids[name] for name in UNSTATED.get(role, ()) if name in ids), None)
         if token is not None and number is None:
-            notes.append(f"{kind}_token {token!r} is left out: the vocabulary does not have it")
+            notes.append(f"{role}_token {token!r} is left out: the vocabulary does not have it")
         if number is not None and number in ids.values():
-            found[kind] = number
+            special_ids[role] = number
     if tokenizer is None:
-        around = _around_as_stated(found, stated)
+        around = _around_as_stated(special_ids, tokenizer_config)
     else:
-        around, said = _around(tokenizer.get("post_processor"), where)
-        notes += said
-        for kind, added in zip(("bos", "eos"), around, strict=True):
+        around, around_notes = _around(tokenizer.get("post_processor"), where)
+        notes += around_notes
+        for role, added in zip(("bos", "eos"), around, strict=True):
             if added is not None and added not in ids.values():
                 raise LossyExport(
                     f"its post-processor adds token {added}, which the vocabulary does not have", where=where
                 )
-            notes += _settle(found, kind, added, stated, where)
-    ends, said = _ends(path, config)
-    notes += said + _more_ends(found, ends, ids)
-    return Special(found, around[0] is not None, around[1] is not None, tuple(notes))
+            notes += _settle(special_ids, role, added, tokenizer_config, where)
+    ends, end_notes = _ends(path, config)
+    notes += end_notes + _more_ends(special_ids, ends, ids)
+    return SpecialTokens(special_ids, around[0] is not None, around[1] is not None, tuple(notes))
 
 
-def _around_as_stated(found: Mapping[str, int], stated: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return what transformers' classes for a tokenizer.model put around a text: by default the first token alone."""
-    bos = found.get("bos") if stated.get("add_bos_token", True) is True else None
-    eos = found.get("eos") if stated.get("add_eos_token", False) is True else None
+def _around_as_stated(
+    special_ids: Mapping[str, int], tokenizer_config: Mapping[str, Any]
+) -> tuple[int | None, int | None]:
+    """Return the tokens that transformers' classes for a tokenizer.model put around a text: by default only bos."""
+    bos = special_ids.get("bos") if tokenizer_config.get("add_bos_token", True) is True else None
+    eos = special_ids.get("eos") if tokenizer_config.get("add_eos_token", False) is True else None
     return bos, eos
 
 
 def _ends(path: Path, config: Mapping[str, Any]) -> tuple[list[int], list[str]]:
-    """Return the tokens that end a text as generation goes by them, and notes.
+    """Return the ids of the tokens that end a text during generation, and notes.
 
-    They are those of generation_config.json, else of config.json: as in transformers, where the first cannot be read.
+    They come from generation_config.json, else from config.json. If the first file cannot be read, transformers uses
+    the second one too.
     """
     notes = []
     try:
-        stated = _optional(path / GENERATION_CONFIG).get("eos_token_id")
+        eos = _optional(path / GENERATION_CONFIG).get("eos_token_id")
     except CheckpointError as error:
-        stated = None
+        eos = None
         notes = [f"end-of-text tokens come from {names.CONFIG_JSON} only: {GENERATION_CONFIG} {error.message}"]
-    listed = config.get("eos_token_id") if stated is None else stated
+    listed = config.get("eos_token_id") if eos is None else eos
     several = listed if isinstance(listed, list) else [listed]
     return [number for number in several if isinstance(number, int) and not isinstance(number, bool)], notes
 
 
-def _more_ends(found: dict[str, int], ends: Sequence[int], ids: Mapping[str, int]) -> list[str]:
-    """Name the tokens that end a text besides the eos token, as far as llama.cpp does not know them by their text."""
+def _more_ends(special_ids: dict[str, int], ends: Sequence[int], ids: Mapping[str, int]) -> list[str]:
+    """Add further tokens that end a text to the special ids, if llama.cpp does not know them by their text; return
+    notes.
+    """
     texts = {number: text for text, number in ids.items()}
-    if ends and "eos" not in found and ends[0] in texts:
-        found["eos"] = ends[0]
-    more = [n for n in dict.fromkeys(ends) if n in texts and n != found.get("eos") and texts[n] not in KNOWN_ENDS]
-    found.update(zip(MORE_ENDS, more, strict=False))
+    if ends and "eos" not in special_ids and ends[0] in texts:
+        special_ids["eos"] = ends[0]
+    more = [n for n in dict.fromkeys(ends) if n in texts and n != special_ids.get("eos") and texts[n] not in KNOWN_ENDS]
+    special_ids.update(zip(MORE_ENDS, more, strict=False))
     return [
         f"token {texts[n]!r} also ends a text, but a GGUF file has no more keys for such tokens"
         for n in more[len(MORE_ENDS) :]
     ]
 
 
-def _settle(found: dict[str, int], kind: str, added: int | None, stated: Mapping[str, Any], where: str) -> list[str]:
-    """Make the token that is put around the text the special token of its kind, which is all that llama.cpp puts."""
-    if added is not None and found.setdefault(kind, added) != added:
+def _settle(
+    special_ids: dict[str, int], role: str, added: int | None, tokenizer_config: Mapping[str, Any], where: str
+) -> list[str]:
+    """Set the token that is added around a text as the special token of its role, because llama.cpp adds no other;
+    return notes.
+
+    Raises: LossyExport if the role already has a different token.
+    """
+    if added is not None and special_ids.setdefault(role, added) != added:
         raise LossyExport(
-            f"its post-processor adds token {added}, but llama.cpp adds only its {kind} token, {found[kind]}",
+            f"its post-processor adds token {added}, but llama.cpp adds only its {role} token, {special_ids[role]}",
             where=where,
         )
-    asked = stated.get(f"add_{kind}_token")
+    asked = tokenizer_config.get(f"add_{role}_token")
     if isinstance(asked, bool) and asked != (added is not None):
         does = "adds one" if added is not None else "does not add one"
         return [
-            f"add_{kind}_token is {str(asked).lower()}, but the post-processor {does}; the file follows the post-processor"
+            f"add_{role}_token is {str(asked).lower()}, but the post-processor {does}; the file follows the post-processor"
         ]
     return []
 
 
 def _optional(path: Path) -> Mapping[str, Any]:
-    found = read_optional_object(path)
-    return found[1] if found is not None else {}
+    document = read_optional_object(path)
+    return document[1] if document is not None else {}
 
 
 def _content(token: Any) -> str | None:
-    """Return the text of a token: a string, or an object that holds it; None where there is none."""
+    """Return the text of a token, which is a string or an object with a content; None if there is no text."""
     content = token.get("content") if isinstance(token, Mapping) else token
     return content if isinstance(content, str) and content else None
 
 
-def _first(stated: Any) -> int | None:
-    """Return a token id, the first where there are several."""
-    one = stated[0] if isinstance(stated, list) and stated else stated
+def _first(ids: Any) -> int | None:
+    """Return a token id, or the first of a list of ids; None if there is no id."""
+    one = ids[0] if isinstance(ids, list) and ids else ids
     return one if isinstance(one, int) and not isinstance(one, bool) else None
 
 
@@ -158,19 +174,19 @@ def _first(stated: Any) -> int | None:
 
 
 def _around(post_processor: Any, where: str) -> tuple[tuple[int | None, int | None], list[str]]:
-    """Return the token that is put before a single text and the one behind it, and notes."""
+    """Return the token before a single text and the token after it, and notes. None means that no token is added."""
     before: list[int] = []
     behind: list[int] = []
     for step in _steps(post_processor, where):
         if step.get("type") == "TemplateProcessing":
             first, last = _template(step, where)
             before, behind = [*first, *before], [*behind, *last]
-        elif step.get("type") != "ByteLevel":  # that one only mends offsets
+        elif step.get("type") != "ByteLevel":  # ByteLevel only corrects offsets
             raise LossyExport(
                 f"unknown post-processor {shown(step.get('type'))}; known: ByteLevel and TemplateProcessing",
                 where=where,
             )
-    if len(before) > 1 or len(behind) > 1:  # glm4: [gMASK]<sop>, which its chat template writes out
+    if len(before) > 1 or len(behind) > 1:  # glm4: [gMASK]<sop>, which its chat template contains
         return (None, None), [
             f"its post-processor adds tokens {before} before a text and {behind} after it; llama.cpp adds at most one on each "
             "side. The file adds none: write them in the prompt, as chat templates do"
@@ -188,7 +204,7 @@ def _steps(part: Any, where: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _template(step: Mapping[str, Any], where: str) -> tuple[list[int], list[int]]:
-    """Return the ids before and behind the sequence in a template for one text."""
+    """Return the ids before and after the text in the template for a single text."""
     parts: tuple[list[int], list[int]] = ([], [])
     place = f"{where}: post_processor"
     known = taken(step, "special_tokens", OBJECT, place, {})
@@ -209,19 +225,20 @@ def _template(step: Mapping[str, Any], where: str) -> tuple[list[int], list[int]
 
 
 def chat_templates(path: Path) -> list[dict[str, str]]:
-    """Return the chat templates by name, the default one first; chat_template.jinja wins, as in transformers.
+    """Return the chat templates by name, the default one first. chat_template.jinja takes precedence, as in
+    transformers.
 
-    chat_template.json is a processor's, which tokenizers do not look at: it counts where nothing else is there.
+    chat_template.json belongs to a processor. Tokenizers ignore it, so it counts only if no other template exists.
     Raises: CorruptFile for a template that is not text.
     """
-    found: Any = _template_file(path)
-    if found is None:
-        found = _optional(path / names.TOKENIZER_CONFIG_JSON).get("chat_template")
-    if found is None:
-        found = _optional(path / CHAT_TEMPLATE_JSON).get("chat_template")
-    if found is None:
+    templates: Any = _template_file(path)
+    if templates is None:
+        templates = _optional(path / names.TOKENIZER_CONFIG_JSON).get("chat_template")
+    if templates is None:
+        templates = _optional(path / CHAT_TEMPLATE_JSON).get("chat_template")
+    if templates is None:
         return []
-    listed = found if isinstance(found, list) else [{"name": "default", "template": found}]
+    listed = templates if isinstance(templates, list) else [{"name": "default", "template": templates}]
     for one in listed:
         if not isinstance(one, Mapping) or not all(isinstance(one.get(key), str) for key in ("name", "template")):
             raise CorruptFile(f"a chat template must have a name and a template: {shown(one)}", where=str(path))

@@ -1,7 +1,4 @@
-"""The tokens of a vocabulary by id: texts, types and scores, one for each row of the embedding.
-
-Knows added tokens and what llama.cpp makes of each type; which algorithm uses them is for others.
-"""
+"""The tokens of a vocabulary by id: texts, types and scores, one for each row of the embedding."""
 
 from __future__ import annotations
 
@@ -13,17 +10,17 @@ from ropetool.errors import CorruptFile, LossyExport
 from ropetool.files.hf.jsontext import is_text, shown
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # llama_token_type in llama.h
-SPACE = "\u2581"  # how SentencePiece spells a space
+SPACE = "\u2581"  # SentencePiece's spelling of a space
 MAX_TOKEN, MAX_LETTERS = 1 << 10, 1 << 22  # the longest known have 256 letters; Gemma's 262,144 tokens 1.8 million
-ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0  # as the stock converter writes; no text is split by them
-# Added tokens that are not marked special though models use them so; llama.cpp matches control tokens only where it is
-# asked to, all others in any text. The stock converter takes the same ones for control tokens.
+ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0  # the values of llama.cpp's converter; they do not affect any split
+# Added tokens that models use as special ones, but that are not marked as special. llama.cpp matches control tokens
+# only on request, and all others in any text. llama.cpp's converter treats the same tokens as control tokens.
 _SPECIAL_LOOKS = (("<|", "|>"), ("<\uff5c", "\uff5c>"), ("<unused", ">"))  # the second is DeepSeek's, full width
 _SPECIAL_NAMES = frozenset({"<pad>", "<mask>", "<2mass>", "[@BOS@]"})
 
 
 class Entry(NamedTuple):
-    """A token of the model itself, before any are added."""
+    """A token of the model, without added tokens: its id, score and llama.cpp's token type."""
 
     number: int
     score: float = 0.0
@@ -32,7 +29,10 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Tokens:
-    """The vocabulary by id, one entry for each row of the embedding; `ids` has those that stand for text."""
+    """The vocabulary by id, with one entry for each row of the embedding.
+
+    ids: the ids by text, without rows that have no token.
+    """
 
     texts: tuple[str, ...]
     types: tuple[int, ...]
@@ -42,7 +42,7 @@ class Tokens:
 
 
 def numbered(vocabulary: Mapping[str, Any], where: str) -> dict[str, Entry]:
-    """Return the tokens of a vocabulary that maps texts to ids. Raises: CorruptFile if an id is none."""
+    """Return the tokens of a vocabulary that maps texts to ids. Raises: CorruptFile for an invalid id."""
     check_lengths(vocabulary, where)
     numbers = vocabulary.values()
     if {*map(type, numbers)} - {int} or min(numbers, default=0) < 0:
@@ -53,11 +53,11 @@ def numbered(vocabulary: Mapping[str, Any], where: str) -> dict[str, Entry]:
 
 
 def check_lengths(texts: Iterable[str], where: str) -> None:
-    """Raise CorruptFile for tokens longer than any: what is asked of each takes time by the square of its length."""
+    """Raise CorruptFile for tokens that are too long, because later steps take time by the square of the length."""
     texts = list(texts)
     lengths = [*map(len, texts)]
     if max(lengths, default=0) <= MAX_TOKEN and sum(lengths) <= MAX_LETTERS and is_text("".join(texts)):
-        return  # a vocabulary has hundreds of thousands; which one is wrong is asked where one is
+        return  # fast for hundreds of thousands of tokens; the loop below only finds the wrong one
     letters = 0
     for text in texts:
         letters += len(text)
@@ -73,45 +73,47 @@ def check_lengths(texts: Iterable[str], where: str) -> None:
 
 
 def laid_out(entries: Mapping[str, Entry], added: Iterable[Any], rows: int, where: str, *, pieces: bool) -> Tokens:
-    """Return the tokens by id, added ones among them; rows without a token get a name that no text spells.
+    """Return the tokens by id, including added tokens. Rows without a token get the name [PADn], which no text
+    contains.
 
-    pieces: the texts are SentencePiece's, with spaces spelled out of the ordinary.
-    Added tokens beyond the rows are left out: the model cannot take them either (Gemma 3's text models name one of the
-    larger ones, <image_soft_token>).
-    Raises: LossyExport if the model's own tokens have more ids than rows; CorruptFile if two share an id or a text.
+    pieces: whether the texts are SentencePiece's, with SPACE instead of spaces.
+    Added tokens without a row are left out, because the model cannot use them either. For example, Gemma 3's text
+    models have the token <image_soft_token> of the larger models.
+    Raises: LossyExport if the ids of the model's own tokens exceed the rows; CorruptFile if two tokens share an id or a
+    text.
     """
-    found = dict(entries)
+    tokens = dict(entries)
     habits: dict[str, list[str]] = {}
     beyond: list[str] = []
     for token in added:
         text, number, special = _added(token, where)
-        known = found.get(text)
+        known = tokens.get(text)
         if known is not None and known.number != number:
             raise CorruptFile(f"{text!r} has two ids, {known.number} and {number}", where=where)
         if known is None and number >= rows:
             beyond.append(text)
             continue
-        kind = CONTROL if special or _looks_special(text) else USER_DEFINED
-        found[text] = Entry(number, ADDED_SCORE, kind)
+        token_type = CONTROL if special or _looks_special(text) else USER_DEFINED
+        tokens[text] = Entry(number, ADDED_SCORE, token_type)
         habits.setdefault(_habits(token), []).append(text)
-    by_id = _by_id(found, rows, where)
-    texts = tuple(_written(by_id.get(number), number, found, pieces) for number in range(rows))
-    if len(set(texts)) < rows:  # llama.cpp aborts the process over two tokens of one text
+    by_id = _by_id(tokens, rows, where)
+    texts = tuple(_written(by_id.get(number), number, tokens, pieces) for number in range(rows))
+    if len(set(texts)) < rows:  # llama.cpp aborts the process if two tokens have the same text
         raise CorruptFile(
             "contains two tokens with the same text, or a token [PADn], the name of unused rows", where=where
         )
-    filled = [found[by_id[n]] if n in by_id else Entry(n, PADDING_SCORE, UNUSED) for n in range(rows)]
+    filled = [tokens[by_id[n]] if n in by_id else Entry(n, PADDING_SCORE, UNUSED) for n in range(rows)]
     return Tokens(
         texts, tuple(entry.type for entry in filled), tuple(entry.score for entry in filled),
-        {text: entry.number for text, entry in found.items()}, (*_habit_notes(habits), *_beyond_notes(beyond, rows)),
+        {text: entry.number for text, entry in tokens.items()}, (*_habit_notes(habits), *_beyond_notes(beyond, rows)),
     )  # fmt: skip
 
 
-def _written(text: str | None, number: int, found: Mapping[str, Entry], pieces: bool) -> str:
-    """Return a token's text as llama.cpp wants it: it looks for user-defined ones before it spells out spaces."""
+def _written(text: str | None, number: int, tokens: Mapping[str, Entry], pieces: bool) -> str:
+    """Return a token's text for the file. llama.cpp searches user-defined tokens before it replaces spaces."""
     if text is None:
         return f"[PAD{number}]"
-    return text.replace(SPACE, " ") if pieces and found[text].type == USER_DEFINED else text
+    return text.replace(SPACE, " ") if pieces and tokens[text].type == USER_DEFINED else text
 
 
 def _added(token: Any, where: str) -> tuple[str, int, bool]:
@@ -143,9 +145,9 @@ def _looks_special(text: str) -> bool:
     return text in _SPECIAL_NAMES or any(text.startswith(a) and text.endswith(b) for a, b in _SPECIAL_LOOKS)
 
 
-def _by_id(found: Mapping[str, Entry], rows: int, where: str) -> dict[int, str]:
+def _by_id(tokens: Mapping[str, Entry], rows: int, where: str) -> dict[int, str]:
     by_id: dict[int, str] = {}
-    for text, entry in found.items():
+    for text, entry in tokens.items():
         number = entry.number
         if number >= rows:
             raise LossyExport(
