@@ -33,7 +33,7 @@ from ropetool.gguf_export.converter import prepared
 from ropetool.gguf_export.converter.trial import check_runs
 from ropetool.gguf_export.files import Choices
 from ropetool.gguf_export.imatrix import Weights
-from ropetool.gguf_export.preparing import ExportOptions, Prepared, prepare
+from ropetool.gguf_export.preparing import ExportOptions, PreparedExport, prepare
 from ropetool.gguf_export.vouching import check_grade, vouched
 from ropetool.gguf_model.outtypes import AUTO, check_outtype
 from ropetool.rope.deviation import Deviation
@@ -154,7 +154,7 @@ def export_checkpoint(
 @contextmanager
 def _ready(
     source: Path, output: str | Path | None, options: ExportOptions, asked: str, progress: Progress
-) -> Iterator[Prepared]:
+) -> Iterator[PreparedExport]:
     """Yield the export of a checkpoint: by its family's table, or where it has none by the converter that is asked for."""
     checkpoint = open_checkpoint(source)
     if not asked or not isinstance(checkpoint, HfCheckpoint):
@@ -182,12 +182,14 @@ class _Asking:
         check_grade(self.require)
 
 
-def _written(ready: Prepared, choices: Choices, options: ExportOptions, asking: _Asking, tell: Progress) -> Exported:
+def _written(
+    ready: PreparedExport, choices: Choices, options: ExportOptions, asking: _Asking, tell: Progress
+) -> Exported:
     matrix_notes = kquants.check_fit(asking.matrix, asking.entries, ready.layout) if asking.matrix is not None else ()
     gate_notes = _gate(ready, asking, tell)
     found = companions.fresh_certificate(ready.source)
     values = {**ready.values, **stamp(ready.source.record, ready.bakes, found)}
-    values |= kquants.stated(asking.matrix, asking.entries) if asking.matrix is not None else {}
+    values |= kquants.imatrix_keys(asking.matrix, asking.entries) if asking.matrix is not None else {}
     values |= stamp_inexact(ready.deviation) if ready.deviation is not None else {}
     trained = _trained_length(ready)
 
@@ -242,7 +244,7 @@ def check_export(source: str | Path, output: str | Path, *, force: bool = False,
     prepare(hub.local(source), output, ExportOptions(force=force, check=False, sidecars=sidecars))
 
 
-def _gate(ready: Prepared, asking: _Asking, tell: Progress) -> tuple[str, ...]:
+def _gate(ready: PreparedExport, asking: _Asking, tell: Progress) -> tuple[str, ...]:
     """Return notes on the certificate of a source that ropetool made. Raises: CheckpointError as `vouched`."""
     if ready.source.record is None:
         return ()
@@ -251,7 +253,7 @@ def _gate(ready: Prepared, asking: _Asking, tell: Progress) -> tuple[str, ...]:
     return vouched(ready.source, ready.context_length, asking.require, tell)
 
 
-def _unseen(ready: Prepared, checks: Sequence[Check]) -> tuple[str, ...]:
+def _unseen(ready: PreparedExport, checks: Sequence[Check]) -> tuple[str, ...]:
     """Return a note where nothing has shown that the tensors of a converter's file are the checkpoint's."""
     reasons = [check.detail for check in checks if check.name == KL and check.verdict == NOT_RUN]
     reason = reasons[0] if reasons else "" if any(check.name in KL_NAMES for check in checks) else "--no-check"
@@ -263,12 +265,12 @@ def _unseen(ready: Prepared, checks: Sequence[Check]) -> tuple[str, ...]:
     )
 
 
-def _trained_length(ready: Prepared) -> int | None:
+def _trained_length(ready: PreparedExport) -> int | None:
     source = ready.source
     return (source.record or inspection.inspect_checkpoint(source)).trained_length
 
 
-def _provenance(ready: Prepared, trained_length: int | None, checks: Sequence[Check]) -> Provenance:
+def _provenance(ready: PreparedExport, trained_length: int | None, checks: Sequence[Check]) -> Provenance:
     """Return what the file says about its making: the source's own plan and trained length, as far as it has them."""
     source, made = ready.source, ready.source.record
     export = {"outtype": ready.outtype, "encoding": ready.encoding.name}

@@ -1,6 +1,7 @@
-"""An exported file held against the checkpoint: the same rotary tables, and the same distribution over the next token.
+"""Compare an exported file with the checkpoint: the RoPE tables, the hidden tensors, and the predictions of the next
+token.
 
-Runs both and judges by the gate of a verification; where the file stands, and what becomes of it, is not its to know.
+It runs both models and applies the limits of `verify`.
 """
 
 from __future__ import annotations
@@ -24,46 +25,53 @@ QUERY_NORM = "attn_q_norm."  # in the names of GGUF's tensors
 
 
 def compare(
-    source: Path, file: Path, kinds: Sequence[str], lengths: ModelLengths, progress: Progress, *, weights: bool = False
+    source: Path, file: Path, noises: Sequence[str], lengths: ModelLengths, progress: Progress, *, weights: bool = False
 ) -> tuple[Check, ...]:
-    """Compare a GGUF file with the checkpoint that it came from, or that was imported from it: tables, then logits.
+    """Compare a GGUF file with the checkpoint of an export or import: tables, then logits.
 
-    kinds: the number formats that differ between the two, by their names in `floors`.
-    weights: whether to check the tensors that norms hide from the logits too, against what an export of the checkpoint
-      writes.
+    noises: the number formats that differ between the two, by their names in `floors`.
+    weights: whether to compare also the tensors that norms hide from the logits, with the tensors of an export.
     Raises: VerificationFailed if the results differ; CheckpointError if llama.cpp does not load the file.
     """
     progress("comparing the tables", 0, 0)
     tables = same_tables(file, source, windows=lengths.window is None)
     _judge([tables], file)
     reference, target = HfCheckpoint.open(source), GgufCheckpoint.open(file)
-    exact = [tables, *(_hidden_weights(reference, target, kinds) if weights else ())]
+    exact = [tables, *(_hidden_weights(reference, target, noises) if weights else ())]
     _judge(exact, file)
-    # transformers computes with what stands for the numbers of a quantised checkpoint in a type of its own choice.
+    # transformers chooses the type that it computes with for a quantised checkpoint.
     own = ("bfloat16",) if "quantization_config" in reference.config else ()
-    allowed = floors.limit((*kinds, *own), floors.layers_of(target.stored))
-    compared = short_divergence(reference, target, lengths, progress, lambda found: passes(found, allowed))
+    allowed = floors.limit((*noises, *own), floors.layers_of(target.stored))
+    compared = short_divergence(reference, target, lengths, progress, lambda divergence: passes(divergence, allowed))
     if isinstance(compared, str):
         return (*exact, Check(KL, None, None, NOT_RUN, compared))
-    found, noise = compared
-    checks = kl_checks(found, None, allowed, noise=noise)
+    divergence, noise = compared
+    checks = kl_checks(divergence, None, allowed, noise=noise)
     checks = with_inexact_tables(checks) if tables.verdict == INEXACT else checks
     _judge(checks, file)
     return (*exact, *checks)
 
 
-def _hidden_weights(reference: HfCheckpoint, target: GgufCheckpoint, kinds: Sequence[str]) -> list[Check]:
-    """Return the check on tensors that norms hide from the logits, or nothing for a model without norms of queries.
+def _hidden_weights(reference: HfCheckpoint, target: GgufCheckpoint, noises: Sequence[str]) -> list[Check]:
+    """Return the check of tensors that norms hide from the logits, or no check for a model without norms of queries.
 
-    Such a norm removes a factor on q_proj: the tensor differs, and the logits do not.
+    Such a norm cancels a factor on q_proj, so the tensor differs, but the logits do not.
     """
-    if not set(kinds) <= {"f32", "f16", "bf16"} or reference.family.export is None:
+    if not set(noises) <= {"f32", "f16", "bf16"} or reference.family.export is None:
         return []
     if not any(QUERY_NORM in name for name in target.stored):
         return []
-    found = compare_weights(target, reference, None)
-    verdict = FAIL if found.differences else PASS
-    return [Check(WEIGHTS, float(len(found.differences)), 0.0, verdict, found.sentence("tensors match the checkpoint"))]
+    comparison = compare_weights(target, reference, None)
+    verdict = FAIL if comparison.differences else PASS
+    return [
+        Check(
+            WEIGHTS,
+            float(len(comparison.differences)),
+            0.0,
+            verdict,
+            comparison.sentence("tensors match the checkpoint"),
+        )
+    ]
 
 
 def _judge(checks: Sequence[Check], file: Path) -> None:

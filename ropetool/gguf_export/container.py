@@ -1,7 +1,6 @@
-"""Writes a new GGUF file: the header from its parts, the data as gguf_model makes it, a few megabytes at a time.
+"""Write a new GGUF file: the header, then the tensors of gguf_model, a few MB at a time.
 
-One thread writes, in the order of the file, so the same input makes the same bytes. Where the file goes and when it
-becomes visible is the caller's concern.
+A single thread writes in the order of the file, so the same input always produces the same bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +22,12 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class File:
-    """One file to write: its keys, its tensors from the checkpoint, and the vectors that come behind them."""
+    """One file to write.
+
+    values: its keys.
+    layout: its tensors from the checkpoint.
+    vectors: float32 vectors after these tensors, by name.
+    """
 
     values: Mapping[str, Value]
     layout: Layout
@@ -34,7 +38,7 @@ class File:
         return [*(placed.info for placed in self.layout.tensors), *vector_infos(self.vectors, self.layout.end)]
 
     def start(self) -> int:
-        """Return where the data begins."""
+        """Return the place of the data in bytes."""
         return padded(len(_head(self.values, self.infos())), ALIGNMENT)
 
     def size(self) -> int:
@@ -45,16 +49,16 @@ class File:
 def write(destination: Path, file: File, progress: Progress, *, allow_nan: bool = False) -> int:
     """Write the file to a new path and return its size in bytes.
 
-    Raises: OutputError if it cannot be written; PlanMismatch if a weight file becomes shorter meanwhile; LossyExport
-    for a number that the type to write does not hold; CheckpointError for a NaN or an infinity, unless `allow_nan`.
+    Raises: OutputError if it cannot be written; PlanMismatch if a weight file shrinks meanwhile; LossyExport for a
+    number that the output type cannot represent; CheckpointError for a NaN or an infinity, unless `allow_nan`.
     """
     infos, start, size = file.infos(), file.start(), file.size()
     with creating(destination, size) as target:
         write_all(target, 0, _head(file.values, infos))
         at, begun = start, ""
-        for piece, data in converted(file.layout, allow_nan=allow_nan):
-            if piece.placed.info.name != begun:
-                at, begun = start + piece.placed.info.offset, piece.placed.info.name
+        for chunk, data in converted(file.layout, allow_nan=allow_nan):
+            if chunk.placed.info.name != begun:
+                at, begun = start + chunk.placed.info.offset, chunk.placed.info.name
                 progress(begun, at, size)
             write_all(target, at, data)
             at += len(data)

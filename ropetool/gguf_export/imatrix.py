@@ -1,6 +1,6 @@
-"""Importance matrices as llama-imatrix writes them: how much each input channel of a matrix counts.
+"""Importance matrices of llama-imatrix: the weight of each input channel of a matrix.
 
-Reads both formats, a GGUF file with sums and counts and the older one without a header. Knows nothing of models.
+Reads both formats: a GGUF file with sums and counts, and the older format without a header.
 Source: common/imatrix-loader.cpp and load_imatrix in tools/quantize/quantize.cpp of llama.cpp.
 """
 
@@ -22,14 +22,14 @@ Vector = npt.NDArray[np.float32]
 Weights = dict[str, Vector]
 SUMS, COUNTS = ".in_sum2", ".counts"
 MAX_NAME, MAX_ENTRIES = 2**10, 2**16
-MAX_FILE = 2**31  # bytes; the largest known, of 58 layers with 256 experts, has 0.7 GB
+MAX_FILE = 2**31  # bytes; the largest known file has 0.7 GB, for 58 layers with 256 experts
 AGAIN = "llama-imatrix -m MODEL.gguf -f TEXT"
 
 
 def read_imatrix(path: Path) -> Weights:
-    """Return the weights by the tensor that they belong to.
+    """Return the weights by the name of their tensor.
 
-    Raises: MissingFile if there is no such file; CorruptFile if it is not an importance matrix; CheckpointError.
+    Raises: MissingFile if the file does not exist; CorruptFile if it is not an importance matrix; CheckpointError.
     """
     with open_regular(path) as file:
         start, size = file.read(len(MAGIC)), os.fstat(file.fileno()).st_size
@@ -47,7 +47,7 @@ def read_imatrix(path: Path) -> Weights:
 def _of_gguf(path: Path) -> Weights:
     header = read_header(path)
     infos = {info.name: info for info in header.tensors}
-    found: Weights = {}
+    weights: Weights = {}
     with open_regular(path, buffering=0) as file:
         for name in [name.removesuffix(SUMS) for name in infos if name.endswith(SUMS)]:
             if name + COUNTS not in infos:
@@ -55,17 +55,17 @@ def _of_gguf(path: Path) -> Weights:
             sums, times = (_values(file, header, infos[name + part]) for part in (SUMS, COUNTS))
             if not times.size or not sums.size or sums.size % times.size:
                 raise CorruptFile(f"has {sums.size} sums of {name} for {times.size} counts", where=str(path))
-            found[name] = _means(sums, np.rint(times))
-    return found
+            weights[name] = _means(sums, np.rint(times))
+    return weights
 
 
 def _means(sums: Vector, times: Vector) -> Vector:
-    """Return the mean of each channel, 1 for an expert that was never called."""
+    """Return the mean of each channel. For an expert that was never called, it is 1."""
     by_expert, called = sums.reshape(times.size, -1), times[:, None]
-    found = np.ones_like(by_expert)
+    means = np.ones_like(by_expert)
     with np.errstate(all="ignore"):
-        np.divide(by_expert, called, out=found, where=called > 0)
-    return found.reshape(-1)
+        np.divide(by_expert, called, out=means, where=called > 0)
+    return means.reshape(-1)
 
 
 def _values(file: BinaryIO, header: GgufHeader, info: TensorInfo) -> Vector:
@@ -79,9 +79,11 @@ def _values(file: BinaryIO, header: GgufHeader, info: TensorInfo) -> Vector:
 
 
 def _of_legacy(path: Path) -> Weights:
-    """Return the weights of the older format: a count of entries, then name, calls and values of each."""
+    """Return the weights of the older format: a count of entries, then the name, the calls and the values of each
+    entry.
+    """
     raw = read_regular(path, MAX_FILE)
-    found: Weights = {}
+    weights: Weights = {}
     at = 4
     try:
         entries = _whole(raw, 0, MAX_ENTRIES)
@@ -91,11 +93,11 @@ def _of_legacy(path: Path) -> Weights:
             at += 4 + length
             calls, count = int.from_bytes(raw[at : at + 4], "little", signed=True), _whole(raw, at + 4, len(raw) // 4)
             values = np.frombuffer(raw, "<f4", count, at + 8)
-            found[name] = values / np.float32(calls) if calls > 0 else values
+            weights[name] = values / np.float32(calls) if calls > 0 else values
             at += 8 + 4 * count
     except ValueError as error:  # UnicodeDecodeError is one
         raise CorruptFile(f"is not an importance matrix: {error}", where=str(path), try_=AGAIN) from None
-    return found
+    return weights
 
 
 def _whole(raw: bytes, at: int, most: int) -> int:

@@ -1,6 +1,6 @@
-"""K-quants and IQ types: an unquantised GGUF file made smaller by libllama's own quantiser.
+"""K-quants and IQ types: quantise a GGUF file with libllama's own quantiser.
 
-It runs in a process of its own: minutes of C++ can be interrupted there, and what makes it abort ends no other work.
+The quantiser runs in a child process, so that it can be interrupted, and so that its abort does not end this process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ropetool.machine import processors
 from ropetool.verification.runners.llama_library import last_words, library, listening
 
 _FOR_THIS_MODEL = "llama-imatrix -m FILE, where FILE is an unquantised export of this model"
-ROWS_HELD = 128 << 20  # bytes of rows that libllama may hold beside the file
+ROWS_HELD = 128 << 20  # bytes of rows that libllama may keep in memory, besides the file
 _CHILD = f"""
 import json, sys
 from {__name__} import end_with_parent, run
@@ -38,13 +38,13 @@ sys.exit(run(json.loads(sys.argv[1])) or 0)
 
 
 def check(outtype: str, imatrix: Path | None) -> Weights:
-    """Return the importance matrix, empty without one, if this type can be made here: before anything is written.
+    """Return the importance matrix, or an empty mapping, if this type can be written here.
 
-    Raises: MissingDependency without llama-cpp-python; ConfigError for a type that needs an importance matrix, or an
-    importance matrix that this type has no use for; what `read_imatrix` raises.
+    Raises: MissingDependency without llama-cpp-python; ConfigError if the type needs an importance matrix, or if it ignores
+    a given one; the errors of `read_imatrix`.
     """
-    kind = OUTTYPES.get(outtype)
-    if kind is None or not kind.by_libllama:
+    out_type = OUTTYPES.get(outtype)
+    if out_type is None or not out_type.by_libllama:
         if imatrix is not None:
             raise ConfigError(
                 f"{outtype} does not use an importance matrix; K-quants and IQ types do",
@@ -54,7 +54,7 @@ def check(outtype: str, imatrix: Path | None) -> Weights:
     _library(outtype)
     if imatrix is not None:
         return read_imatrix(imatrix)
-    if kind.weighted:
+    if out_type.weighted:
         raise ConfigError(
             f"llama.cpp quantises to {outtype} only with an importance matrix",
             where="--imatrix", try_="llama-imatrix -m MODEL.gguf -f TEXT -o FILE, then --imatrix FILE",
@@ -63,9 +63,9 @@ def check(outtype: str, imatrix: Path | None) -> Weights:
 
 
 def check_fit(imatrix: Path, entries: Weights, layout: Layout) -> tuple[str, ...]:
-    """Return a note on matrices of the model that the importance matrix says nothing of.
+    """Return a note on matrices of the model without an entry in the importance matrix.
 
-    Raises: CheckpointError for one of another model, or for an entry of another size.
+    Raises: CheckpointError for an importance matrix of a different model, or for an entry of a different size.
     """
     shapes = {placed.info.name: placed.info.shape for placed in layout.tensors if len(placed.info.shape) > 1}
     if entries.keys().isdisjoint(shapes):
@@ -80,7 +80,7 @@ def check_fit(imatrix: Path, entries: Weights, layout: Layout) -> tuple[str, ...
                 f"has {entries[name].size} numbers for {name}; it must have {columns * math.prod(experts)}, one for each column",
                 where=str(imatrix), try_=_FOR_THIS_MODEL,
             )  # fmt: skip
-    # llama-imatrix leaves the embedding and the head out unless it is asked for them.
+    # By default, llama-imatrix leaves out the embedding and the head.
     lacking = [
         name for name in shapes if name.startswith("blk.") and name not in entries and "ffn_gate_inp" not in name
     ]
@@ -89,8 +89,8 @@ def check_fit(imatrix: Path, entries: Weights, layout: Layout) -> tuple[str, ...
     return (f"the importance matrix has no entry for {len(lacking)} matrices, the first {lacking[0]}",)
 
 
-def stated(imatrix: Path, entries: Weights) -> dict[str, Value]:
-    """Return the keys by which llama-quantize says which importance matrix a file was made with."""
+def imatrix_keys(imatrix: Path, entries: Weights) -> dict[str, Value]:
+    """Return the keys that llama-quantize writes about the importance matrix of a file."""
     return {
         "quantize.imatrix.file": Value.of(ValueType.STR, imatrix.name),
         "quantize.imatrix.entries_count": Value.of(ValueType.I32, len(entries)),
@@ -98,19 +98,19 @@ def stated(imatrix: Path, entries: Weights) -> dict[str, Value]:
 
 
 def quantise(source: Path, target: Path, outtype: str, imatrix: Path | None, kept: Sequence[str] = ()) -> None:
-    """Write the model in `source` to a new file `target` with quantised matrices; kept: tensors that stay in MXFP4.
+    """Write the model in `source` to a new file `target` with quantised matrices. kept: tensors that stay in MXFP4.
 
-    Raises: OutputError if the target cannot be written; CheckpointError with libllama's words for anything else.
+    Raises: OutputError if the target cannot be written; CheckpointError with libllama's message for any other error.
     """
     task = {
         "source": str(source), "target": str(target), "file_type": OUTTYPES[outtype].file_type,
         "imatrix": None if imatrix is None else str(imatrix), "kept": list(kept),
     }  # fmt: skip
-    code, said = _in_child(task)
+    code, errors = _in_child(task)
     if code == 0:
         return
-    words = said.decode("utf-8", "replace").strip().splitlines() or [f"ended with code {code}"]
-    if "basic_ios::clear" in words[-1]:  # what libstdc++ says of a write that fails
+    words = errors.decode("utf-8", "replace").strip().splitlines() or [f"ended with code {code}"]
+    if "basic_ios::clear" in words[-1]:  # libstdc++'s message for a failed write
         raise OutputError(
             "could not be written completely; the disk may be full",
             where=str(target),
@@ -120,14 +120,16 @@ def quantise(source: Path, target: Path, outtype: str, imatrix: Path | None, kep
 
 
 def _in_child(task: dict[str, Any]) -> tuple[int, bytes]:
-    """Return the exit code and the last words of a process that runs the task, and ends when this one does."""
+    """Return the exit code and the error output of a child that runs the task. The child ends when this process
+    ends.
+    """
     with subprocess.Popen(
         children.python(_CHILD, json.dumps(task)), env=children.environment(),
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     ) as child:  # fmt: skip
         assert child.stderr is not None
-        said = child.stderr.read()
-    return child.returncode, said
+        errors = child.stderr.read()
+    return child.returncode, errors
 
 
 def _library(outtype: str) -> None:
@@ -141,7 +143,9 @@ def _library(outtype: str) -> None:
 
 
 def end_with_parent() -> None:
-    """Have this process end when the one that started it does, however it does: its end of the pipe is then closed."""
+    """Start a thread that ends this process when the parent ends for any reason, because the parent's end of the
+    pipe closes.
+    """
 
     def wait() -> None:
         os.read(0, 1)
@@ -151,7 +155,7 @@ def end_with_parent() -> None:
 
 
 def run(task: dict[str, Any]) -> str:
-    """Return libllama's error, nothing where there is none; the work of the other process."""
+    """Run the task in the child process. Return libllama's error, or an empty text."""
     lib = library()
     params = lib.llama_model_quantize_default_params()
     params.ftype, params.nthread, params.max_buf_size = task["file_type"], processors(), ROWS_HELD
@@ -160,13 +164,13 @@ def run(task: dict[str, Any]) -> str:
         params.imatrix = _imatrix(lib, weights)
     if task["kept"]:
         params.tt_overrides = _unchanged(lib, task["kept"])
-    with listening(lib) as said:
+    with listening(lib) as lines:
         code = lib.llama_model_quantize(os.fsencode(task["source"]), os.fsencode(task["target"]), params)
-    return last_words(said, f"code {code}") if code else ""
+    return last_words(lines, f"code {code}") if code else ""
 
 
 def _unchanged(lib: Any, names: Sequence[str]) -> Any:
-    """Return what leaves these tensors in MXFP4, as C has it: libllama refuses to quantise what is quantised already."""
+    """Return C data that keeps these tensors in MXFP4, because libllama refuses to quantise quantised tensors."""
     entries = (lib.llama_model_tensor_override * (len(names) + 1))()
     for entry, name in zip(entries, names, strict=False):
         entry.pattern, entry.type = f"^{re.escape(name)}$".encode(), ggml_type(mxfp4.DTYPE)
@@ -174,7 +178,7 @@ def _unchanged(lib: Any, names: Sequence[str]) -> Any:
 
 
 def _imatrix(lib: Any, weights: Weights) -> Any:
-    """Return the weights as C has them; an entry without a name ends them. They must outlive it."""
+    """Return the weights as C data, with a final entry without a name. The weights must outlive the result."""
     entries = (lib.llama_model_imatrix_data * (len(weights) + 1))()
     for entry, (name, values) in zip(entries, weights.items(), strict=False):
         entry.name, entry.size = name.encode(), values.size

@@ -1,6 +1,6 @@
-"""An export before anything is written: what goes into the file, after all that could stand against it has been asked.
+"""Prepare an export: find the contents of the file, and run every check that is possible without the weights.
 
-Reads headers, config and tokenizer; no tensor.
+Reads headers, config and tokenizer, but no tensors.
 """
 
 from __future__ import annotations
@@ -33,8 +33,18 @@ SUFFIX = ".gguf"
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What a user may ask of an export. check: hold its tokens against the tokenizer's. sidecars: a card and a
-    Modelfile beside it. The rest is as the options have it."""
+    """The options of an export, as in `export_checkpoint`.
+
+    outtype: the type of the matrices, one of outtypes.NAMES.
+    force: replace an existing output.
+    allow_full_attention: accept that llama.cpp ignores a sliding window.
+    rearch: a different architecture to write; empty for the family's own.
+    shift_safe: move the attention factor into the key weights.
+    check: compare the tokens with the original tokenizer.
+    limits: the size and the number of tensors of each file.
+    sidecars: write a model card and a Modelfile next to the file.
+    allow_inexact: write the nearest RoPE table if llama.cpp cannot store the exact one.
+    """
 
     outtype: str = AUTO
     force: bool = False
@@ -48,12 +58,23 @@ class ExportOptions:
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
-    """An export that nothing stands against: what goes into the file, and the notes so far.
+class PreparedExport:
+    """An export that passed all checks before the weights are read.
 
-    bakes: in words, what its weights do that the checkpoint's keys ask for. window: of the checkpoint's sliding layers,
-    where llama.cpp is allowed to attend to everything. checks: of the tokens. deviation: of its tables from the checkpoint's,
-    None where they are the same. converter: what wrote its tensors, where ropetool did not.
+    source: the checkpoint.
+    target: the output file.
+    layout: the tensors.
+    outtype: the type of the matrices, for libllama's types the type after quantisation.
+    encoding: the form of the positions in the keys and vectors.
+    values: the keys.
+    arch: llama.cpp's architecture.
+    context_length: in tokens.
+    bakes: a phrase for each setting that is in the weights and not in the keys.
+    window: the sliding window in tokens that llama.cpp ignores; None without one.
+    checks: the check of the tokens.
+    notes: the notes so far.
+    deviation: the difference between the tables of file and checkpoint; None if they are equal.
+    converter: the converter's name; empty if ropetool converts the tensors.
     """
 
     source: HfCheckpoint
@@ -72,10 +93,10 @@ class Prepared:
     converter: str = ""
 
 
-def prepare(source: Path | Checkpoint, output: str | Path | None, options: ExportOptions) -> Prepared:
-    """Return the export of a checkpoint; without an output it goes beside the source, as NAME-TYPE.gguf.
+def prepare(source: Path | Checkpoint, output: str | Path | None, options: ExportOptions) -> PreparedExport:
+    """Return the export of a checkpoint. Without an output, the file is next to the source, as NAME-TYPE.gguf.
 
-    Raises: what export_checkpoint does, but for what stands in the numbers of the weights.
+    Raises: the errors of export_checkpoint, except for errors in the numbers of the weights.
     """
     checkpoint = open_checkpoint(source)
     if isinstance(checkpoint, GgufCheckpoint):
@@ -87,14 +108,14 @@ def prepare(source: Path | Checkpoint, output: str | Path | None, options: Expor
     )  # fmt: skip
     written_as = options.outtype if is_made_by_libllama(options.outtype) else body.layout.outtype
     target = Path(output) if output is not None else beside(checkpoint.path, written_as)
-    # before the tokenizer, which takes a second
+    # This check precedes the tokenizer, which takes a second.
     file_notes = files.check(target, checkpoint.path, options.limits, force=options.force)
     if options.sidecars:
         companions.check(checkpoint.path)
     keys = keys_of(body, allow_inexact=options.allow_inexact)
     checks = (check_tokens(checkpoint.path, keys.tokenizer, keys.tokenizer_notes),) if options.check else ()
     rotation = body.rotation
-    return Prepared(
+    return PreparedExport(
         checkpoint, target, body.layout, written_as, keys.encoding, keys.values, body.model.arch,
         rotation.target.max_position_embeddings, body.bakes, rotation.ignored_window, checks,
         (*body.notes, *keys.notes, *file_notes), keys.deviation,
@@ -102,11 +123,11 @@ def prepare(source: Path | Checkpoint, output: str | Path | None, options: Expor
 
 
 def _is_gguf_already(source: Path, model: GgufCheckpoint) -> NotACheckpoint:
-    """Return the refusal of a GGUF file, with what does what was meant: by its record, an export of its checkpoint."""
-    _ = model.name  # what is not a model is told as what it is
-    made = provenance.record(model.path)
-    if made is not None and made.kind == provenance.EXPORT and not provenance.source_problem(made):
-        try_ = f"{command('ropetool', 'export', Path(made.source))}, the checkpoint of this file"
+    """Return the error for a GGUF file, with a command: the export of the checkpoint in its record, or other steps."""
+    _ = model.name  # raises a better error for a file that is not a model
+    record = provenance.record(model.path)
+    if record is not None and record.kind == provenance.EXPORT and not provenance.source_problem(record):
+        try_ = f"{command('ropetool', 'export', Path(record.source))}, the checkpoint of this file"
     else:
         try_ = (
             f"{command('ropetool', 'extend', source)} --method yarn --factor 4 to extend it, or llama-quantize to change "
@@ -116,6 +137,6 @@ def _is_gguf_already(source: Path, model: GgufCheckpoint) -> NotACheckpoint:
 
 
 def beside(source: Path, outtype: str) -> Path:
-    """Return where an export goes that no output is named for: NAME-TYPE.gguf beside the checkpoint."""
+    """Return the default place of an export: NAME-TYPE.gguf next to the checkpoint."""
     source = hub.beside(source).absolute()
     return source.with_name(f"{source.name}-{outtype.upper()}{SUFFIX}")

@@ -1,6 +1,6 @@
-"""The extra files of an export: a model card, a Modelfile.
+"""The extra files of an export: a model card and a Modelfile.
 
-plans.model_card has their text; this module fills it from the source.
+plans.model_card has their text. This module fills it in from the source.
 """
 
 from __future__ import annotations
@@ -23,8 +23,16 @@ from ropetool.verification.results import PASS, Check
 
 @dataclass(frozen=True)
 class Exporting:
-    """What was exported how: the type of the matrices, the encoding of the positions, the context, what went into the
-    weights, how the file compares with the checkpoint, the command line, how far its tables are from the checkpoint's."""
+    """An export, as the model card describes it.
+
+    outtype: the type of the matrices.
+    encoding: the form of the positions.
+    context_length: in tokens.
+    bakes: a phrase for each setting that is in the weights and not in the keys.
+    checks: the comparisons with the checkpoint.
+    command: the command line of the export.
+    deviation: the difference between the tables of file and checkpoint; None if they are equal.
+    """
 
     outtype: str
     encoding: str
@@ -36,22 +44,27 @@ class Exporting:
 
 
 def fresh_certificate(source: HfCheckpoint) -> Mapping[str, Any] | None:
-    """Return the certificate of a checkpoint that ropetool made, if it is of these bytes."""
+    """Return the certificate of a checkpoint that ropetool wrote, or None if it is missing or belongs to other
+    bytes.
+    """
     if source.record is None:
         return None
-    found = certificate.state(source.path)
-    return None if found.certificate is None or found.name == certificate.STALE else found.certificate.to_json()
+    state = certificate.state(source.path)
+    return None if state.certificate is None or state.name == certificate.STALE else state.certificate.to_json()
 
 
 def check(source: Path) -> None:
-    """Raise CheckpointError if what goes beside the file cannot be made: before an export of hours."""
+    """Raise CheckpointError if the model card of the source cannot be read, before an export that may take hours."""
     model_card.read_card(source / model_card.CARD)
 
 
 def texts(
-    source: HfCheckpoint, files: Sequence[Path], exporting: Exporting, found: Mapping[str, Any] | None
+    source: HfCheckpoint, files: Sequence[Path], exporting: Exporting, certificate_json: Mapping[str, Any] | None
 ) -> dict[Path, str]:
-    """Return the card and the Modelfile of these files, by place."""
+    """Return the text of the card and of the Modelfile of these files, by path.
+
+    certificate_json: the certificate of the source, or None.
+    """
     base, names = hub.origin(source.path), [Path(file.name) for file in files]
     place = model_card.modelfile_place(names)
     lines = serving(names, exporting.context_length, [] if place is None else [place])
@@ -63,18 +76,18 @@ def texts(
         exporting.command, commands(lines),
         base_model=base.repo if base else "", long=source.record is not None,
     )  # fmt: skip
-    card = model_card.with_verification(card, found, of_source=True)
+    card = model_card.with_verification(card, certificate_json, of_source=True)
     return model_card.texts_beside(files, card, exporting.context_length)
 
 
 def serving(files: Sequence[Path], context: int, sidecars: Collection[Path]) -> list[str]:
-    """Return the lines that serve the model; with a Modelfile among the sidecars, Ollama's too."""
+    """Return the command lines that serve the model. This includes a line for Ollama if the sidecars have a Modelfile."""
     place = model_card.modelfile_place(files)
     return gguf_lines(str(files[0]), context, place if place in sidecars else None)
 
 
 def _inexact(exporting: Exporting) -> str:
-    """Return how far the file is from the checkpoint, in tables and in logits; empty where it holds the same tables."""
+    """Return the difference between file and checkpoint, in tables and logits. Empty if the tables are equal."""
     if exporting.deviation is None:
         return ""
     (measured,) = [check.figure for check in exporting.checks if check.name == KL][:1] or [None]
@@ -84,7 +97,7 @@ def _inexact(exporting: Exporting) -> str:
 
 
 def _passed(checks: Sequence[Check]) -> list[str]:
-    """Return what was compared and found to be the same, in words."""
+    """Return a phrase for each comparison that passed."""
     return [
         f"KL {check.figure:.2g} nats per token" if check.name == KL else check.detail
         for check in checks

@@ -1,6 +1,6 @@
-"""Splits an export over several files as gguf-split does.
+"""Split an export into several files, in the same way as gguf-split.
 
-Knows tables of tensors and keys, neither files nor data; which tensors share a file is files.gguf.splitting's to say.
+files.gguf.splitting distributes the tensors.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ropetool.gguf_model.tensors import ALIGNMENT, Placed
 
 
 def split(file: File, limits: SplitLimits) -> list[File]:
-    """Return the files that the tensors go to, in their order; one that needs no second stays as it is.
+    """Return the files with the tensors in their order. A file within the limits is returned unchanged.
 
-    A tensor that is larger than the limit has a file to itself. The first file has all keys.
-    Raises: ConfigError if there would be more files than the format counts.
+    A tensor that is larger than the limit has its own file. The first file has all keys.
+    Raises: ConfigError if there would be more files than the format can count.
     """
     sizes = [info.nbytes for info in file.infos()]
-    found = grouped(sizes, limits)
-    if len(found) == 1:
+    groups = grouped(sizes, limits)
+    if len(groups) == 1:
         return [file]
-    return [_part(file, part, number, len(found), len(sizes)) for number, part in enumerate(found)]
+    return [_part(file, group, number, len(groups), len(sizes)) for number, group in enumerate(groups)]
 
 
 def _part(file: File, part: range, number: int, count: int, total: int) -> File:
@@ -36,7 +36,7 @@ def _part(file: File, part: range, number: int, count: int, total: int) -> File:
 
 
 def moved(tensors: Sequence[Placed]) -> Iterator[Placed]:
-    """Yield the tensors with the places that they have in a file of their own."""
+    """Yield the tensors with their new places in a separate file."""
     offset = 0
     for placed in tensors:
         info = replace(placed.info, offset=offset)

@@ -1,6 +1,6 @@
-"""The exported tokenizer held against the one it was made from: some hundred texts through llama.cpp and tokenizers.
+"""Compare the exported tokenizer with the original one: several hundred texts through llama.cpp and tokenizers.
 
-Both are optional packages; without them nothing is compared, and the check says so.
+Both are optional packages. Without them, the result is a check that did not run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ropetool.files.gguf import Value, ValueType
 from ropetool.files.gguf.writer import encode_head
 from ropetool.verification.results import NOT_RUN, PASS, Check
 
-# Each is checked alone and in front of each other one.
+# Each text is checked separately, and followed by each text.
 TEXTS = (
     "Hello world", " I'm sure they'll say IT'S fine, don't you think?", "12345 and 3.14159, 1,000,000", "\n\n", "\t", "    ",
     "def f(x):\n    return x ** 2  # comment\r\n", "https://example.org/a?b=c&d=%20", "!!!???...;;-- (x) [y] {z}", "<|x|>",
@@ -32,11 +32,11 @@ _SIZES = ("context_length", "embedding_length", "block_count", "feed_forward_len
 
 
 def check_tokens(path: Path, values: Mapping[str, Value], notes: Sequence[str]) -> Check:
-    """Return the check that the tokens of all texts are the tokenizer's own, or why it could not run.
+    """Return a check that the tokens of all texts equal the original tokens, or a check that could not run.
 
-    `values` are the keys that tokenizer_values returned for this checkpoint, and `notes` its notes: where there are
-    any, texts of the kinds that llama.cpp is known to take otherwise are left out.
-    Raises: LossyExport with a text that comes out otherwise.
+    values: the keys from tokenizer_values for this checkpoint.
+    notes: its notes. If there are any, texts that llama.cpp may treat differently are left out.
+    Raises: LossyExport with a text whose tokens differ.
     """
     file = path / names.TOKENIZER_JSON
     if not file.is_file():
@@ -45,7 +45,7 @@ def check_tokens(path: Path, values: Mapping[str, Value], notes: Sequence[str]) 
         return Check(TOKENS, None, None, NOT_RUN, absent)
     texts = [text for text in _texts() if not notes or _is_plain(text)]
     both = _both(file, values, texts)
-    wrong = [text for text, wanted, found in both if wanted != found]
+    wrong = [text for text, theirs, llama_cpp in both if theirs != llama_cpp]
     if wrong:
         text = min(wrong, key=len)
         raise LossyExport(
@@ -61,7 +61,7 @@ def _texts() -> Iterator[str]:
 
 
 def _is_plain(text: str) -> bool:
-    """Return whether no difference that an export may have, and says so in a note, shows in this text."""
+    """Return whether the text cannot show a difference that a note of the export reports."""
     marked = any(unicodedata.category(letter).startswith("M") for letter in text)
     composed = unicodedata.is_normalized("NFKC", text)
     spaced = text[:1].isspace() or any(letter.isspace() and letter > "\x7f" for letter in text)
@@ -70,17 +70,19 @@ def _is_plain(text: str) -> bool:
 
 
 def _both(file: Path, values: Mapping[str, Value], texts: Sequence[str]) -> list[tuple[str, list[int], list[int]]]:
-    """Return each text, and each added token's, with its tokens by the tokenizers library and by llama.cpp."""
+    """Return all texts and the texts of added tokens, each with its tokens from the tokenizers library and from
+    llama.cpp.
+    """
     from tokenizers import Tokenizer
 
     from ropetool.verification.runners.llama_library import free, library, load, tokens_of
 
     tokenizer = Tokenizer.from_file(str(file))
-    tokens = values[TOKENS_KEY].decode()  # those behind the embedding are not among them
+    tokens = values[TOKENS_KEY].decode()  # without added tokens that have no row in the embedding
     assert isinstance(tokens, list)
     added = (token.content for number, token in tokenizer.get_added_tokens_decoder().items() if number < len(tokens))
     texts = [*texts, *itertools.islice(added, MOST_ADDED)]
-    wanted = [one.ids for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    theirs = [one.ids for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
     lib = library()
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "vocabulary.gguf")
@@ -88,14 +90,14 @@ def _both(file: Path, values: Mapping[str, Value], texts: Sequence[str]) -> list
         model = load(lib, target, gpu=False, vocabulary_only=True)
     try:
         vocabulary = lib.llama_model_get_vocab(model)
-        found = [tokens_of(lib, vocabulary, text) for text in texts]
+        ours = [tokens_of(lib, vocabulary, text) for text in texts]
     finally:
         free(lib, model)
-    return list(zip(texts, wanted, found, strict=True))
+    return list(zip(texts, theirs, ours, strict=True))
 
 
 def _vocabulary_file(values: Mapping[str, Value]) -> bytes:
-    """Return a GGUF file without tensors, of a llama whose sizes mean nothing."""
+    """Return a GGUF file without tensors, for a llama model with arbitrary sizes."""
     sizes = {f"llama.{name}": Value.of(ValueType.U32, 8) for name in _SIZES}
     everything = {
         "general.architecture": Value.of(ValueType.STR, "llama"), **sizes,

@@ -1,6 +1,6 @@
-"""The gate of an export of a checkpoint that ropetool made: a certificate, or a measurement of two minutes.
+"""The gate for the export of a checkpoint from ropetool: a certificate, or a measurement of two minutes.
 
-The checkpoint is always compared with its record. If it was not measured, a note says so, and the export goes on.
+The checkpoint is always compared with its record. If it cannot be measured, a note says so, and the export continues.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ropetool.verification.session import Session
 from ropetool.verification.verdict.checkpoint import read_alone
 from ropetool.verification.verdict.reading import Shape
 
-MINUTES = 2.0  # that an export may measure
-SPEED = 5e10  # products and sums a second that any machine of today has
-TEXTS = 3  # at least, for a verdict
+MINUTES = 2.0  # the longest measurement of an export
+SPEED = 5e10  # multiplications and additions per second, which every current machine reaches
+TEXTS = 3  # the fewest texts for a verdict
 
 
 def vouched(source: HfCheckpoint, context_length: int, required: str, tell: Progress) -> tuple[str, ...]:
-    """Return the notes on what vouches for a checkpoint that ropetool made.
+    """Return notes on the verification of a checkpoint from ropetool.
 
-    required: a grade that its certificate must have, empty for none.
-    Raises: CheckpointError for one that failed, that is not what its record says, or that misses the grade.
+    required: the grade that its certificate must have; empty for none.
+    Raises: CheckpointError if it failed a verification, differs from its record, or lacks the grade.
     """
     path = source.path
-    _refuse_what_failed(source)
+    _refuse_failed(source)
     lacking = certificate.shortfall(path, context_length)
     if required:
         _refuse_below(source, required, lacking)
@@ -40,15 +40,15 @@ def vouched(source: HfCheckpoint, context_length: int, required: str, tell: Prog
         session = Session.open(path, None, None)
         if seconds(session) < 60 * MINUTES:
             lacking = _measured(source, tell) or certificate.shortfall(path, context_length)
-            _refuse_what_failed(source)
+            _refuse_failed(source)
     if not lacking:
         return (f"certificate: {certificate.state(path).why}",)
-    _refuse_what_it_is_not(session)
+    _refuse_changed(session)
     return (f"not measured: {lacking}; `{command('ropetool', 'verify', path)}` measures it",)
 
 
 def check_grade(required: str) -> None:
-    """Raise ConfigError for a grade that there is not."""
+    """Raise ConfigError for an unknown grade."""
     if required and required not in GRADES:
         raise ConfigError(
             f"{required!r} is not one of {', '.join(GRADES)}{did_you_mean(required, GRADES)}", where="--require"
@@ -56,14 +56,14 @@ def check_grade(required: str) -> None:
 
 
 def seconds(session: Session) -> float:
-    """Return about how long a verdict on a checkpoint takes: three texts, two numbers for each weight and token."""
+    """Return an estimate of the time of a verdict: three texts, and two operations for each weight and token."""
     shape = Shape.of(session.trained, max(session.trained, session.context), False)
     weights = sum(math.prod(tensor.shape) for tensor in session.target.stored.values())
     return TEXTS * 2 * weights * (shape.target + shape.trained + shape.short) / SPEED
 
 
 def _measured(source: HfCheckpoint, tell: Progress) -> str:
-    """Verify a checkpoint for at most two minutes; return why that was not possible, empty if it was."""
+    """Verify a checkpoint for at most two minutes. Return the error that prevented it, or an empty text."""
     try:
         verify_target(
             source.path, VerifyOptions(budget=MINUTES, far_text=False), progress=lambda stage, *_: tell(stage, 0, 0)
@@ -74,24 +74,26 @@ def _measured(source: HfCheckpoint, tell: Progress) -> str:
 
 
 def _refuse_below(source: HfCheckpoint, required: str, lacking: str) -> None:
-    """Raise CheckpointError for a certificate that is missing, or of a lower grade. lacking: why it is, or empty."""
-    found = certificate.state(source.path)
-    if lacking or found.certificate is None or GRADES.index(found.certificate.grade) < GRADES.index(required):
+    """Raise CheckpointError if the certificate is missing or has a lower grade. lacking: why it is missing, or
+    empty.
+    """
+    state = certificate.state(source.path)
+    if lacking or state.certificate is None or GRADES.index(state.certificate.grade) < GRADES.index(required):
         raise CheckpointError(
-            f"--require needs grade {required}, but {lacking or found.why}", where=str(source.path),
+            f"--require needs grade {required}, but {lacking or state.why}", where=str(source.path),
             try_=command("ropetool", "verify", source.path, "--suite", "standard", "--grade", required),
         )  # fmt: skip
 
 
-def _refuse_what_failed(source: HfCheckpoint) -> None:
-    found = certificate.state(source.path)
-    if found.name == FAILED:
+def _refuse_failed(source: HfCheckpoint) -> None:
+    state = certificate.state(source.path)
+    if state.name == FAILED:
         raise CheckpointError(
-            f"is an output of ropetool, and {found.why}", where=str(source.path), try_=certificate.remedy(source.path)
+            f"is an output of ropetool, and {state.why}", where=str(source.path), try_=certificate.remedy(source.path)
         )
 
 
-def _refuse_what_it_is_not(session: Session) -> None:
+def _refuse_changed(session: Session) -> None:
     """Raise CheckpointError for a checkpoint that differs from its record."""
     failed = [check for check in read_alone(session) if check.verdict == FAIL]
     if failed:

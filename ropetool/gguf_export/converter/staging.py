@@ -1,7 +1,7 @@
-"""The folder that the converter sees in place of a checkpoint: links to its weights and its tokenizer, a plain config.
+"""The folder that the converter reads instead of the checkpoint: links to weights and tokenizer, and a plain config.
 
-No Python file, no pickle, no auto_map: what a checkpoint brings cannot ask for code of its own to run. The rope scaling
-is taken out of the config too, so that the converter writes an unscaled file, which our planner then scales.
+It has no Python file, no pickle and no auto_map, so the checkpoint cannot make the converter run its code. The config
+has no rope scaling either, so that the converter writes an unscaled file. ropetool then adds the scaling.
 """
 
 from __future__ import annotations
@@ -19,36 +19,37 @@ from ropetool.files.hf.jsontext import JsonLimits
 from ropetool.files.linking import check_within
 
 AUTO_MAP = "auto_map"
-# What is linked as it is: data that is read by its format alone.
+# Files that are linked unchanged: data in formats without code.
 _LINKED = (
     names.TOKENIZER_JSON, "tokenizer.model", "spiece.model", "vocab.json", "merges.txt", "vocab.txt",
     "chat_template.jinja", "README.md", "LICENSE",
 )  # fmt: skip
 _LINKED_SUFFIXES = (".tiktoken",)
-# What may name code: copied without it.
+# Files that may name code. They are copied without the names.
 _COPIED = (
     names.TOKENIZER_CONFIG_JSON, "special_tokens_map.json", "added_tokens.json", "generation_config.json",
     "preprocessor_config.json", "processor_config.json", "chat_template.json",
 )  # fmt: skip
-_LIMITS = JsonLimits(16 << 20, 1_000_000)  # of a file that is copied; a tokenizer_config.json lists each added token
-# Types whose scaling is planned here. `proportional` says which channels rotate, and scales nothing by itself.
+_LIMITS = JsonLimits(16 << 20, 1_000_000)  # of a copied file; a tokenizer_config.json lists each added token
+# Types whose scaling ropetool adds. `proportional` is not a scaling: it selects the rotating channels.
 _SCALED = frozenset({"linear", "dynamic", "yarn", "longrope", "su", "llama3"})
 _SCALING = frozenset({
     "factor", "short_factor", "long_factor", "short_mscale", "long_mscale", "low_freq_factor", "high_freq_factor",
     "alpha", names.LEGACY_TYPE, *names.ROPE_TYPE_KEYS,
 }) - {names.ROPE_TYPE}  # fmt: skip
-# Kinds of layer as converters know them, by model_type, where transformers 5 names them anew when it saves.
-_PUBLISHED_KINDS = {
+# The converters' names of layer types by model_type, if transformers 5 saves different names.
+_PUBLISHED_LAYER_TYPES = {
     "granitemoehybrid": {"full_attention": "attention", "linear_attention": "mamba"},
     "qwen4_exp_text": {"indexed_attention": "full_attention"},
 }
 
 
 def stage(checkpoint: HfCheckpoint, folder: Path, architecture: str, rotary: tuple[int, int]) -> None:
-    """Fill an empty folder with what the converter may see of the checkpoint.
+    """Fill an empty folder with the files of the checkpoint that the converter may read.
 
-    architecture: the class to name where the config names none. rotary: how many channels of how many rotate, for keys that
-    configs written by transformers 5 have no more, and some converters ask for.
+    architecture: the class name for a config without one.
+    rotary: the rotating channels and all channels of a head. Some converters need keys with these numbers, which
+      transformers 5 no longer writes.
     Raises: CheckpointError for a link that leads out of the checkpoint, or a file that cannot be read.
     """
     config = unscaled(dict(checkpoint.config))
@@ -63,10 +64,10 @@ def stage(checkpoint: HfCheckpoint, folder: Path, architecture: str, rotary: tup
         part[names.ROPE_PARAMETERS].setdefault(names.PARTIAL_ROTARY_FACTOR, rotary[0] / rotary[1])
     if not checkpoint.family.mla:
         part.setdefault("head_dim", rotary[1])
-        _state_key_heads(part, checkpoint.family)
-    kinds = _PUBLISHED_KINDS.get(checkpoint.name, {})
-    if kinds and isinstance(part.get(names.LAYER_TYPES), list):
-        part[names.LAYER_TYPES] = [kinds.get(one, one) for one in part[names.LAYER_TYPES]]
+        _set_key_heads(part, checkpoint.family)
+    published = _PUBLISHED_LAYER_TYPES.get(checkpoint.name, {})
+    if published and isinstance(part.get(names.LAYER_TYPES), list):
+        part[names.LAYER_TYPES] = [published.get(one, one) for one in part[names.LAYER_TYPES]]
     _save(folder / names.CONFIG_JSON, config)
     root = checkpoint.path
     for name in _COPIED:
@@ -82,8 +83,10 @@ def stage(checkpoint: HfCheckpoint, folder: Path, architecture: str, rotary: tup
         _save(folder / names.SAFETENSORS_INDEX_JSON, {"metadata": {}, "weight_map": dict(checkpoint.directory.index)})
 
 
-def _state_key_heads(part: dict[str, Any], family: Family) -> None:
-    """State that there are as many key heads as heads, where a class that knows no others leaves the converter to ask."""
+def _set_key_heads(part: dict[str, Any], family: Family) -> None:
+    """Set the number of key heads to the number of heads, if the class has no grouped heads but the converter reads
+    the key.
+    """
     key = names.NUM_KEY_VALUE_HEADS
     heads = part.get(names.NUM_ATTENTION_HEADS)
     if family.remote and heads is not None and key not in {*part, *family.size_keys, *family.default_sizes}:
@@ -91,24 +94,26 @@ def _state_key_heads(part: dict[str, Any], family: Family) -> None:
 
 
 def unscaled(value: Any) -> Any:
-    """Return a part of a config without code to load and without rope scaling, in either style and at any depth."""
+    """Return a part of a config without auto_map and without rope scaling, in the styles of transformers 4 and 5, at
+    any depth.
+    """
     if isinstance(value, list):
         return [unscaled(one) for one in value]
     if not isinstance(value, Mapping):
         return value
-    found = {key: unscaled(one) for key, one in value.items() if key != AUTO_MAP}
+    kept = {key: unscaled(one) for key, one in value.items() if key != AUTO_MAP}
     for key in (names.ROPE_SCALING, names.ROPE_PARAMETERS):
-        if isinstance(found.get(key), dict):
-            found[key] = _plain(found[key])
-    return found
+        if isinstance(kept.get(key), dict):
+            kept[key] = _plain(kept[key])
+    return kept
 
 
 def _plain(keys: dict[str, Any]) -> dict[str, Any] | None:
-    """Return rope keys without a scaling; nested by kind of layer, each kind's."""
+    """Return rope keys without a scaling. Keys by layer type lose the scaling of each type."""
     if any(isinstance(value, dict) for value in keys.values()):
         return {key: _plain(value) if isinstance(value, dict) else value for key, value in keys.items()}
-    stated = keys.get(names.ROPE_TYPE, keys.get(names.LEGACY_TYPE))
-    if stated not in _SCALED:
+    rope_type = keys.get(names.ROPE_TYPE, keys.get(names.LEGACY_TYPE))
+    if rope_type not in _SCALED:
         return keys
     kept = {key: value for key, value in keys.items() if key not in _SCALING}
     kept[names.ROPE_TYPE] = "default"

@@ -1,4 +1,4 @@
-"""One token through a converter's file in a process of its own: what llama.cpp takes for impossible ends its process."""
+"""Run one token of a converter's file in a child process, because llama.cpp ends its process at an impossible state."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ropetool.errors import CorruptFile
 from ropetool.gguf_export import children
 
 _PLACE = re.compile(r"\.(?:c|cpp|h):\d+: ")  # in ggml's last words: GGML_ASSERT or "fatal error"
-SECONDS = 600  # for one token, and one more for each PACE bytes of the file
+SECONDS = 600  # for one token; each PACE bytes of the file add one second
 PACE = 10 << 20  # bytes that a slow disk reads in a second
-_REFUSED = 3  # how the child ends where llama.cpp does not load the file or does not run it
+_REFUSED = 3  # exit code of the child if llama.cpp does not load or run the file
 _CHILD = f"""
 import sys
 from ropetool.errors import RopetoolError
@@ -53,8 +53,8 @@ def check_runs(file: Path) -> None:
     if done.returncode > 0:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         raise CorruptFile(f"ropetool could not test the converter's file: {last[0][:300]}", where=str(file))
-    said = [line for line in done.stderr.splitlines() if _PLACE.search(line)]
+    aborts = [line for line in done.stderr.splitlines() if _PLACE.search(line)]
     raise CorruptFile(
-        f"llama.cpp aborts on the converter's file: {said[0].strip()[:200] if said else 'without a message'}",
+        f"llama.cpp aborts on the converter's file: {aborts[0].strip()[:200] if aborts else 'without a message'}",
         where=str(file),
     )

@@ -1,4 +1,6 @@
-"""Numbers that the converter looks for under another key, or writes as llama.cpp does not take them: put right, with a note."""
+"""Correct numbers that the converter reads from a different key, or writes in a form that llama.cpp does not use,
+with notes.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ from ropetool.gguf_model.shapes.reading import EPSILONS
 from ropetool.rope.tables import is_number
 from ropetool.runtimes.llama_cpp import architectures as archs
 
-_STATED = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_epsilon", "norm_eps")
+_EPS_KEYS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_epsilon", "norm_eps")
 _NORM = re.compile(r".*layers\.(\d+)\.self_attn\.([qk])_norm\.(weight|bias)")
-ROUNDING = 1e-6  # of float32, which the file holds
-# What llama.cpp computes otherwise than transformers, by architecture, and no key changes.
-OTHERWISE = {
+ROUNDING = 1e-6  # relative error of float32, the type in the file
+# How llama.cpp differs from transformers, by architecture. No key changes this.
+DIFFERENCES = {
     "chameleon": "llama.cpp suppresses image tokens only in the first row of a batch (chameleon.cpp:198)",
     "gemma3n": "llama.cpp divides by n - 1 for the standard deviation of n channels in sparse layers (gemma3n.cpp:395)",
     "hrm_text": "llama.cpp always attends causally; it does not compute prefix_lm, full attention in the prompt (hrm-text.cpp:11)",
@@ -34,15 +36,14 @@ OTHERWISE = {
 }
 
 
-def otherwise(file: GgufCheckpoint) -> tuple[str, ...]:
-    """Return a note on what llama.cpp computes otherwise of any file of this architecture."""
-    return (OTHERWISE[file.name],) if file.name in OTHERWISE else ()
+def known_differences(file: GgufCheckpoint) -> tuple[str, ...]:
+    """Return a note on how llama.cpp differs from transformers for every file of this architecture."""
+    return (DIFFERENCES[file.name],) if file.name in DIFFERENCES else ()
 
 
 def check_norms(file: GgufCheckpoint, checkpoint: HfCheckpoint) -> None:
-    """Return if heads with norms of their own have them in the file too.
-
-    Raises: LossyExport where the converter gives all heads the norm of the first (chameleon.py:58).
+    """Raise LossyExport if heads have different norms, but the converter gave all heads the first norm
+    (chameleon.py:58).
     """
     for name, tensor in checkpoint.stored.items():
         match = _NORM.fullmatch(name)
@@ -57,17 +58,17 @@ def check_norms(file: GgufCheckpoint, checkpoint: HfCheckpoint) -> None:
 
 
 def _rows(tensor: StoredTensor) -> int:
-    """Return how many rows of a matrix differ."""
+    """Return the number of different rows in a matrix."""
     raw, count = read_bytes(tensor), tensor.shape[0]
     size = len(raw) // count
     return len({raw[row * size : (row + 1) * size] for row in range(count)})
 
 
 def with_heads(file: GgufCheckpoint) -> tuple[GgufCheckpoint, tuple[str, ...]]:
-    """Return a converter's file with a number of heads in its first layer too, where that keeps a state, and notes.
+    """Return a converter's file with a number of heads also in its first layer, if this layer keeps a state, and notes.
 
-    By the heads of that layer the loader tells the size of all (llama-model.cpp:1437); which layers keep a state it tells
-    by their key heads alone.
+    The loader calculates the head size of all layers from the heads of the first layer (llama-model.cpp:1437). It
+    identifies layers with a state only by their key heads.
     """
     key, heads = f"{file.name}.{archs.HEAD_COUNT}", listed(file, archs.HEAD_COUNT)
     count = max(heads, default=0)
@@ -77,18 +78,19 @@ def with_heads(file: GgufCheckpoint) -> tuple[GgufCheckpoint, tuple[str, ...]]:
     return file.after(Patch(set={key: Value.of(ValueType.U32, count)})), (note,)
 
 
-def mended(file: GgufCheckpoint, config: Mapping[str, Any]) -> tuple[dict[str, Value], tuple[str, ...]]:
-    """Return the keys of a converter's file that are other numbers than the config's, as they should be, and notes."""
-    stated = {key: config[key] for key in _STATED if is_number(config.get(key))}
-    if len({*stated.values()}) != 1:
+def corrected(file: GgufCheckpoint, config: Mapping[str, Any]) -> tuple[dict[str, Value], tuple[str, ...]]:
+    """Return corrected keys for numbers of a converter's file that differ from the config, and notes."""
+    epsilons = {key: config[key] for key in _EPS_KEYS if is_number(config.get(key))}
+    if len({*epsilons.values()}) != 1:
         return {}, ()
-    key, number = next(iter(stated.items()))
-    found, notes = {}, []
-    asked = f"{file.name}.{EPSILONS['layer' if file.name in archs.LAYER_NORMS else 'rms']}"
-    if asked not in file.values:
-        found[asked] = Value.of(ValueType.F32, number)
+    key, number = next(iter(epsilons.items()))
+    corrections: dict[str, Value] = {}
+    notes: list[str] = []
+    needed = f"{file.name}.{EPSILONS['layer' if file.name in archs.LAYER_NORMS else 'rms']}"
+    if needed not in file.values:
+        corrections[needed] = Value.of(ValueType.F32, number)
         notes.append(
-            f"ropetool set {asked} to {number:g}, {key} in {names.CONFIG_JSON}; llama.cpp's converter wrote a different key"
+            f"ropetool set {needed} to {number:g}, {key} in {names.CONFIG_JSON}; llama.cpp's converter wrote a different key"
         )
     for name in (f"{file.name}.{suffix}" for suffix in EPSILONS.values()):
         value = file.values.get(name)
@@ -96,8 +98,8 @@ def mended(file: GgufCheckpoint, config: Mapping[str, Any]) -> tuple[dict[str, V
             continue
         written = float(str(value.decode()))
         if not math.isclose(written, number, rel_tol=ROUNDING):
-            found[name] = Value.of(ValueType.F32, number)
+            corrections[name] = Value.of(ValueType.F32, number)
             notes.append(
                 f"ropetool set {name} to {number:g}, {key} in {names.CONFIG_JSON}; llama.cpp's converter wrote {written:g}"
             )
-    return found, tuple(notes)
+    return corrections, tuple(notes)

@@ -11,7 +11,7 @@ import pytest
 
 from ropetool.checkpoint.tensor_bytes import StoredTensor
 from ropetool.errors import LossyExport
-from ropetool.gguf_export.converter import mending
+from ropetool.gguf_export.converter import corrections
 
 HEADS, CHANNELS = 4, 8
 
@@ -31,7 +31,7 @@ def test_a_norm_of_each_head_is_not_lost_in_silence(part: str, tmp_path: Path) -
         file: Any = SimpleNamespace(stored={f"blk.2.attn_{kind}_norm.{suffix}": stored(tmp_path / "theirs", theirs)})
         held = {f"model.layers.2.self_attn.{part}": stored(tmp_path / "ours", ours)}
         checkpoint: Any = SimpleNamespace(stored=held, where="config.json")
-        mending.check_norms(file, checkpoint)
+        corrections.check_norms(file, checkpoint)
 
     with pytest.raises(
         LossyExport, match=f"the norm of the first head of model.layers.2.self_attn.{part} for all heads"
