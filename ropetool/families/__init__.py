@@ -15,7 +15,7 @@ from typing import Any
 from ropetool.errors import InvalidRope, UnknownFamily, did_you_mean
 from ropetool.escaping import command
 from ropetool.families import records
-from ropetool.families.family import REMOTE, Family, read, stated_architecture
+from ropetool.families.family import REMOTE, Family, architecture_in, read
 from ropetool.families.loading import record, wrong
 from ropetool.families.wrappers import ALIASES, FLAT, PREFIXES, TOLD_APART, UNKNOWN, UNREAD, WRAPPERS, Wrapper
 from ropetool.names import TEXT_CONFIGS
@@ -25,26 +25,26 @@ NOT_SUPPORTED = "is not supported"  # in refusals that give the reason for one t
 
 @cache
 def _files() -> frozenset[str]:
-    """Return the model types that have a file of their own."""
+    """Return the model types with a file in this folder."""
     entries = resources.files(__name__).iterdir()
     return frozenset(entry.name.removesuffix(".json") for entry in entries if entry.name.endswith(".json"))
 
 
 @cache
 def remote() -> tuple[str, ...]:
-    """Return the model types that only remote code has, and that are read as it reads them, sorted."""
+    """Return the model types that exist only in remote code and have a file in remote/, sorted."""
     entries = resources.files(__name__).joinpath(REMOTE).iterdir()
     return tuple(sorted(entry.name.removesuffix(".json") for entry in entries if entry.name.endswith(".json")))
 
 
 @cache
 def _one(model_type: str) -> Family | None:
-    """Return the family of this very model_type, from its file or from what is recorded of it."""
+    """Return the family of exactly this model_type, from its file or its record, or None."""
     for folder, known in (("", _files()), (REMOTE, remote())):
         if model_type in known:
             name = f"{folder}{model_type}.json"
-            found = read(resources.files(__name__).joinpath(name).read_text(encoding="utf-8"), name)
-            return dataclasses.replace(found, remote=bool(folder))
+            described = read(resources.files(__name__).joinpath(name).read_text(encoding="utf-8"), name)
+            return dataclasses.replace(described, remote=bool(folder))
     try:
         family: Family = record(Family, records.facts(model_type), f"generated/{model_type}.json")
     except records.Undescribed:
@@ -75,13 +75,13 @@ def read_live(model_type: str) -> bool:
             _LIVE_WRAPPERS[model_type] = wrapper
             if facts["outcome"] == records.HANDS_OVER or find(inner) is not None:
                 return True
-        found: Family = record(Family, records.described(facts, inner), f"{inner}, read live")
+        family: Family = record(Family, records.described(facts, inner), f"{inner}, read live")
     except (records.Undescribed, ImportError, MemoryError) as reason:
         raise UnknownFamily(
             f"{not_supported(f'the model family {model_type!r}', reason)} (read from the installed transformers)",
             try_="ropetool families",
         ) from None
-    _LIVE[inner] = dataclasses.replace(found, live=True)
+    _LIVE[inner] = dataclasses.replace(family, live=True)
     return True
 
 
@@ -97,15 +97,15 @@ def unread_type(config: Mapping[str, Any]) -> str:
 
 @cache
 def _with_files() -> tuple[Family, ...]:
-    found = tuple(family for family in map(_one, sorted(_files())) if family is not None)
-    _check_claims(found)
-    return found
+    families = tuple(family for family in map(_one, sorted(_files())) if family is not None)
+    _check_claims(families)
+    return families
 
 
-def _check_claims(found: Iterable[Family]) -> None:
-    """Refuse a GGUF architecture that two families list."""
+def _check_claims(families: Iterable[Family]) -> None:
+    """Raise ConfigError if two families list the same GGUF architecture."""
     claimed: dict[str, str] = {}
-    for family in found:
+    for family in families:
         for architecture in family.gguf_architectures:
             if architecture in claimed:
                 sentence = f"{claimed[architecture]} already lists {architecture!r}"
@@ -154,16 +154,16 @@ def around(config: Mapping[str, Any]) -> Wrapper | None:
     If neither the data nor the installed transformers has the type, use the model_type of the inner config.
     """
     model_type = config.get("model_type")
-    stated = model_type if isinstance(model_type, str) else ""
-    found = wrapper_of(stated)
-    if found is not None or not stated or _is_known(stated):
-        return found
+    outer_type = model_type if isinstance(model_type, str) else ""
+    known_wrapper = wrapper_of(outer_type)
+    if known_wrapper is not None or not outer_type or _is_known(outer_type):
+        return known_wrapper
     for key in TEXT_CONFIGS:
-        wrapper = Wrapper(key, source=UNKNOWN.format(stated))
+        wrapper = Wrapper(key, source=UNKNOWN.format(outer_type))
         inner = wrapper.inner(config)
         inside = inner.get("model_type")
         known = isinstance(inside, str) and (find(inside) is not None or inside in records.unrotated())
-        if known and not _contradicts(config, inner) and not _is_registered(stated):
+        if known and not _contradicts(config, inner) and not _is_registered(outer_type):
             return wrapper
     return None
 
@@ -189,7 +189,7 @@ def _is_registered(model_type: str) -> bool:
 def find(model_type: str) -> Family | None:
     """Return the family of this model_type or alias, or None."""
     family = _LIVE.get(model_type) or _one(ALIASES.get(model_type, model_type))
-    return dataclasses.replace(family, stated=model_type) if family and model_type in ALIASES else family
+    return dataclasses.replace(family, config_type=model_type) if family and model_type in ALIASES else family
 
 
 def of_config(config: Mapping[str, Any], where: str = "") -> Family:
@@ -198,11 +198,15 @@ def of_config(config: Mapping[str, Any], where: str = "") -> Family:
     Raises: UnknownFamily; InvalidRope if the text model lacks a key that the wrapper's class would fill in.
     """
     model_type = config.get("model_type")
-    stated = model_type if isinstance(model_type, str) else ""
+    config_type = model_type if isinstance(model_type, str) else ""
     wrapper = around(config)
     if wrapper is None:
-        key, other = TOLD_APART.get(stated, ("", ""))
-        return dataclasses.replace(get(other, where), stated=stated) if config.get(key) else get(stated, where)
+        key, other = TOLD_APART.get(config_type, ("", ""))
+        return (
+            dataclasses.replace(get(other, where), config_type=config_type)
+            if config.get(key)
+            else get(config_type, where)
+        )
     try:
         family = get(text_type(config), where)  # a wrapper inside a wrapper has none
     except UnknownFamily as unknown:
@@ -212,22 +216,22 @@ def of_config(config: Mapping[str, Any], where: str = "") -> Family:
     if missing and inner:
         key = missing.split()[-1]
         raise InvalidRope(
-            f"is not set, so the class of {stated} would use its own default",
+            f"is not set, so the class of {config_type} would use its own default",
             where=f"{where}: {wrapper.text}.{key}", try_=f"set {key} in {wrapper.text} of config.json",
         )  # fmt: skip
-    flat = stated in FLAT and config.get(wrapper.text) is None
-    return _inside(family, stated, wrapper, () if flat else wrapper.path)
+    flat = config_type in FLAT and config.get(wrapper.text) is None
+    return _inside(family, config_type, wrapper, () if flat else wrapper.path)
 
 
-def _inside(family: Family, stated: str, wrapper: Wrapper, path: tuple[str, ...]) -> Family:
-    """Return the family as a wrapper holds it at this path."""
+def _inside(family: Family, config_type: str, wrapper: Wrapper, path: tuple[str, ...]) -> Family:
+    """Return the family inside a wrapper. path: the keys to the inner config; empty if the rope keys are at the top."""
     bake = family.bake
     if bake is not None:
         own = [layers.removeprefix("model.") for layers in bake.layers if layers.startswith("model.")]
         bake = dataclasses.replace(bake, layers=tuple(prefix + layers for prefix in PREFIXES for layers in own))
     return dataclasses.replace(
-        family, stated=stated, text_path=(*path, *family.text_path), in_v4=family.in_v4 and wrapper.in_v4, bake=bake,
-        wrapped=True,
+        family, config_type=config_type, text_path=(*path, *family.text_path), in_v4=family.in_v4 and wrapper.in_v4,
+        bake=bake, wrapped=True,
     )  # fmt: skip
 
 
@@ -237,10 +241,10 @@ def text_type(config: Mapping[str, Any]) -> str:
     A wrapper may replace the inner type, or have a switch that selects a different model.
     """
     model_type = config.get("model_type")
-    stated = model_type if isinstance(model_type, str) else ""
+    outer_type = model_type if isinstance(model_type, str) else ""
     wrapper = around(config)
     if wrapper is None:
-        return stated
+        return outer_type
     inner = wrapper.inner(config)
     within = wrapper.default if wrapper.fixed else inner.get("model_type") or wrapper.default
     within = wrapper.renames.get(within, within) if isinstance(within, str) else within
@@ -250,37 +254,41 @@ def text_type(config: Mapping[str, Any]) -> str:
 
 
 def by_gguf_architecture() -> dict[str, Family]:
-    """Return the family whose facts files of a GGUF architecture have, by architecture, sorted."""
-    found = {name: family for family in _with_files() for name in family.gguf_architectures}
-    return dict(sorted(found.items()))
+    """Return the families by the GGUF architecture of their files, sorted by architecture."""
+    families = {name: family for family in _with_files() for name in family.gguf_architectures}
+    return dict(sorted(families.items()))
 
 
 def of_gguf(architecture: str) -> tuple[Family, ...]:
-    """Return the families whose checkpoints become GGUF files of this architecture, the one of that very name first."""
+    """Return the families that export to this GGUF architecture. The family with the architecture's name is the
+    first.
+    """
     known = (_one(name) for name, exported_as in _gguf_architectures().items() if exported_as == architecture)
     return tuple(sorted(filter(None, known), key=lambda family: family.model_type != architecture))
 
 
 @cache
 def _gguf_architectures() -> dict[str, str]:
-    """Return the GGUF architecture of each family with a file, by model_type; reading every family takes 0.1 s."""
+    """Return the GGUF architecture of each family with a file, by model_type. Complete families would take 0.1 s to
+    read.
+    """
     folder = resources.files(__name__)
     texts = {name: folder.joinpath(f"{name}.json").read_text(encoding="utf-8") for name in sorted(_files())}
-    return {name: stated_architecture(text, f"{name}.json") for name, text in texts.items()}
+    return {name: architecture_in(text, f"{name}.json") for name, text in texts.items()}
 
 
 def nearest(model_type: str) -> str:
-    """Return " (did you mean qwen2?)" where a type is near that has a family or hands over to one, else nothing."""
+    """Return " (did you mean qwen2?)" for a similar known type, or an empty text."""
     return did_you_mean(model_type, sorted({*names(), *WRAPPERS, *ALIASES, *filter(wrapper_of, records.names())}))
 
 
 def not_supported(subject: str, reason: object) -> str:
-    """Return the sentence on a family that is known but has no data."""
+    """Return the sentence for a known family without data."""
     return f"{subject} {NOT_SUPPORTED}: {reason}"
 
 
 def unread(model_type: str) -> str:
-    """Return why a type that is known has no family; empty where it has one, or is not known either."""
+    """Return why a known type has no family. Empty if the type has a family, or if it is unknown."""
     return UNREAD.get(model_type) or records.reason(model_type)
 
 

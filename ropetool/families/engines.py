@@ -1,7 +1,7 @@
-"""How each inference engine treats a family, as far as that is a fact about the family.
+"""How each inference engine treats a family, for facts that belong to the family.
 
-A family without an engine's part is one whose treatment there is not known. What the engines compute stands in
-runtimes/, with the releases that it was read in.
+If a family has no entry for an engine, its treatment there is unknown. runtimes/ has the computation of each engine,
+with the releases that it was read from.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from ropetool.families.loading import parsed, record
 
 @dataclass(frozen=True)
 class Vllm:
-    """vLLM. on_transformers: the release from which on transformers' own model code runs, empty for none.
+    """vLLM's treatment of a family.
 
-    formula: the model file's own reading of the rope keys, a program in runtimes/vllm.py. wider_window: the release from
-    which on sliding layers see one token more than the config says, empty for none. made_half: its rotary modules are made
-    for half layout and turned interleaved afterwards, which those of longrope do not heed. turns_rows: it turns the rows
-    of queries and keys at load, so that its rotary modules are of half layout and compute the interleaved one. stops: the
-    error that a stretch of releases stops with, by the first of them.
+    on_transformers: the first release that runs transformers' own model code; empty for none.
+    formula: the model file's own interpretation of the rope keys, a function in runtimes/vllm.py.
+    wider_window: the first release whose sliding layers see one token more than in the config; empty for none.
+    made_half: the rotary modules are created for the half layout and become interleaved afterwards, which longrope
+      ignores.
+    turns_rows: at load, it reorders the rows of queries and keys, so that rotary modules of the half layout compute the
+      interleaved one.
+    stops: error messages of releases that do not load the family, each by its first release.
     """
 
     on_transformers: str = ""
@@ -35,13 +38,18 @@ class Vllm:
 
 @dataclass(frozen=True)
 class Sglang:
-    """SGLang. on_transformers: transformers' own model code runs, for want of a model file.
+    """SGLang's treatment of a family.
 
-    formula: as for vLLM; gemma3: transformers' own functions make the tables of each kind of layer. scaling: whether the
-    model file hands more than the base over. whole_base: it hands it over as an integer. window: whether its sliding
-    layers slide. wider_window: they see one token more than the config says. base: what it takes whatever the config says,
-    where it looks for rope_theta in a place that transformers 5 no longer fills. layout: which channels it pairs where
-    that is not what transformers does. turns_rows: as for vLLM.
+    on_transformers: runs transformers' own model code, because it has no model file.
+    formula: as for vLLM. gemma3: transformers' own functions create the tables of each layer type.
+    scaling: whether the model file uses more rope keys than the base.
+    whole_base: it converts the base to an integer.
+    window: whether the sliding layers slide.
+    wider_window: they see one token more than in the config.
+    base: a fixed base, because it reads rope_theta from a place that transformers 5 leaves empty; None to read the
+      config.
+    layout: the layout if it differs from transformers; empty if it does not.
+    turns_rows: as for vLLM.
     """
 
     on_transformers: bool = False
@@ -57,10 +65,14 @@ class Sglang:
 
 @dataclass(frozen=True)
 class MlxLm:
-    """mlx-lm. base: where the config has none. needs: the keys without which the file does not load.
+    """mlx-lm's treatment of a family.
 
-    scaling: whether rope_scaling counts. window: whether its sliding layers slide. mla: it is the table of decoupled
-    keys. formula: the model file's own reading of the rope keys, a program in runtimes/mlx_lm.py.
+    base: the default base.
+    needs: keys without which the model does not load.
+    scaling: whether it uses rope_scaling.
+    window: whether the sliding layers slide.
+    mla: the table belongs to the decoupled keys.
+    formula: the model file's own interpretation of the rope keys, a function in runtimes/mlx_lm.py.
     """
 
     base: float = 10000.0
@@ -73,13 +85,14 @@ class MlxLm:
 
 @dataclass(frozen=True)
 class MlxReading:
-    """Where a model file of mlx-lm or mlx-vlm looks for what the layers of one kind rotate by.
+    """The places from which a model file of mlx-lm or mlx-vlm reads the rope keys of one layer type.
 
-    bases: places of the base, the first that is stated counts; a dot stands between the names of nested objects. base:
-    where none is stated; None: the file does not load. places: objects of scaling keys in the order they are looked at,
-    each with what comes of it by rope type: `scales`, `ignored`, `stops` or `odd`, which is not decoded; two words, of a
-    type stated only under rope_type and of one stated under `type` too; `absent`: where there is no such object,
-    `named` where the key must be there and may be null.
+    bases: places of the base; the first existing place counts. Dots lead into objects.
+    base: the default base; None if the model does not load without one.
+    places: places of scaling objects in order, each with the effect by rope type: `scales`, `ignored`, `stops`, or
+      `odd` for
+      an effect that ropetool does not decode. Two words: for a type only in rope_type, and for one also in `type`. The
+        type `absent` means that the object is missing, and `named` that the key must exist but may be null.
     """
 
     bases: tuple[str, ...] = ()
@@ -89,13 +102,19 @@ class MlxReading:
 
 @dataclass(frozen=True)
 class MlxFile:
-    """What a model file of mlx-lm or mlx-vlm does with a config, as scripts/engine_files/mlx_files.py found by asking it.
+    """How a model file of mlx-lm or mlx-vlm treats a config. scripts/engine_files/mlx_files.py found this by running
+    the file.
 
-    file: its name. readings: by kind of layer. shares: places of the share of a head that rotates, share: where none
-    is stated, 0 where it does not load without. head_dim: `needed` where that is so of it, `odd` where its own
-    differs from transformers'.
-    window: whether its sliding layers slide. listed: whether it goes by the config's list of layers. layout: which
-    channels it pairs. scaled_score: whether mscale_all_dim multiplies the score. odd: why it is not decoded.
+    file: its name.
+    readings: the places of rope keys, by layer type.
+    shares: places of the rotating share of a head.
+    share: the default share; 0 if the model does not load without one.
+    head_dim: `needed` if the model does not load without one; `odd` if the default differs from transformers.
+    window: whether the sliding layers slide.
+    listed: whether it uses the config's list of layers.
+    layout: the layout of the channels.
+    scaled_score: whether mscale_all_dim multiplies the score.
+    odd: why ropetool does not decode this model; empty if it does.
     """
 
     file: str
@@ -112,14 +131,21 @@ class MlxFile:
 
 @dataclass(frozen=True)
 class Exllamav3:
-    """exllamav3. layout: which channels it pairs, whatever the config says. window: whether its sliding layers slide;
-    gemma2's do not, for it looks for their window under another name.
+    """exllamav3's treatment of a family.
 
-    base: where the config has none. local_base: that of sliding layers, whatever the config says; None: that of the
-    others. mscales: whether they count as DeepSeek has them, for MLA. wider_window: whether sliding layers see one token more
-    than the config says. nested: whether rope keys of a kind of layer count: `beside` those at the top, or only `inside`,
-    where their type, base and share do. zero: keys that it takes only at 0. refused: why it does not load. file: where that
-    stands; odd: why it is not decoded.
+    layout: the layout of the channels, which the config cannot change.
+    window: whether the sliding layers slide. gemma2's do not, because it reads their window from a different key.
+    base: the default base.
+    local_base: the fixed base of sliding layers; None if they use the base of the others.
+    mscales: whether it uses DeepSeek's mscale keys, for MLA.
+    wider_window: whether sliding layers see one token more than in the config.
+    nested: how it reads rope keys per layer type: `beside` reads them in addition to the keys at the top, `inside`
+      reads type,
+      base and share only from them. Empty: it ignores them.
+    zero: keys that it accepts only with 0.
+    refused: why it does not load the family; empty if it does.
+    file: the file with these facts.
+    odd: why ropetool does not decode this family; empty if it does.
     """
 
     layout: Literal["half", "interleaved"] = "half"
@@ -137,10 +163,12 @@ class Exllamav3:
 
 @dataclass(frozen=True)
 class LlamaCpp:
-    """llama.cpp, for an architecture that runtimes/llama_cpp/architectures.py does not describe.
+    """llama.cpp's treatment of an architecture that runtimes/llama_cpp/architectures.py does not describe.
 
-    layout: which channels it pairs. vectors: whether its graph divides by frequency vectors (rope_freqs.weight).
-    whole_heads: rope.dimension_count must be the head's. For plain ones: no sliding layers, every layer rotates.
+    It has no sliding layers, and every layer rotates.
+    layout: the layout of the channels.
+    vectors: whether its graph divides by frequency vectors (rope_freqs.weight).
+    whole_heads: rope.dimension_count must equal the head size.
     """
 
     layout: Literal["half", "interleaved"]
@@ -155,28 +183,31 @@ def _files(program: str) -> dict[str, Any]:
     return parsed(text, f"engine_files/{file}")
 
 
-def _file(kind: type[Any], program: str, model_type: str, text_type: str) -> Any:
+def _file(reading_class: type[Any], program: str, model_type: str, text_type: str) -> Any:
     files = _files(program)
     name = model_type if model_type == text_type else f"{model_type} of {text_type}"
-    return record(kind, files[name], f"engine_files/{program}.json: {name}") if name in files else None
+    return record(reading_class, files[name], f"engine_files/{program}.json: {name}") if name in files else None
 
 
 def mlx_file(program: str, model_type: str, text_type: str) -> MlxFile | None:
-    """Return what mlx-lm or mlx-vlm makes of a config of this type, None where it has no model of it.
+    """Return how mlx-lm or mlx-vlm treats a config of this type, or None if it has no model for it.
 
-    text_type: the type of the text model inside, the same where it is not inside another.
+    text_type: the type of the text model inside; equal to model_type for a config without a wrapper.
     """
-    found: MlxFile | None = _file(MlxFile, program, model_type, text_type)
-    return found
+    file: MlxFile | None = _file(MlxFile, program, model_type, text_type)
+    return file
 
 
 def mlx_has(program: str, model_type: str) -> bool:
-    """Return whether mlx-lm or mlx-vlm has a model file that it runs this type by, one of another name too."""
-    found = _files("mlx-models")[program]
-    return found["renamed"].get(model_type, model_type) in found["files"]
+    """Return whether mlx-lm or mlx-vlm has a model file for this type, also under a different name."""
+    models = _files("mlx-models")[program]
+    return models["renamed"].get(model_type, model_type) in models["files"]
 
 
 def exllamav3_file(model_type: str, text_type: str) -> Exllamav3 | None:
-    """Return what exllamav3 makes of a config of this type, as scripts/engine_files/exllamav3_files.py found, None without a model."""
-    found: Exllamav3 | None = _file(Exllamav3, "exllamav3", model_type, text_type)
-    return found
+    """Return how exllamav3 treats a config of this type, or None if it has no model for it.
+
+    scripts/engine_files/exllamav3_files.py found this by running exllamav3's code.
+    """
+    file: Exllamav3 | None = _file(Exllamav3, "exllamav3", model_type, text_type)
+    return file

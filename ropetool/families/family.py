@@ -185,7 +185,7 @@ class Family:
     not_computed: how llama.cpp computes every such model incorrectly; `export` then refuses to run the converter.
     llama_cpp, vllm, sglang, mlx_lm, exllamav3: how each engine treats the family; None if this is unknown.
     source: the files that contain these facts.
-    stated: the model_type of the config.json, if it is a wrapper or an alias of the family; of_config and find set it.
+    config_type: the model_type of the config.json, if it is a wrapper or an alias; set by of_config and find.
     live: read from the installed transformers in this process.
     remote: only remote code has this type.
     wrapped: the config of the text model is inside another config.
@@ -278,20 +278,20 @@ class Family:
     mlx_lm: MlxLm | None = None
     exllamav3: Exllamav3 | None = None
     source: str = ""
-    stated: str = field(default="", metadata={"unstated": True})
-    live: bool = field(default=False, metadata={"unstated": True})
-    remote: bool = field(default=False, metadata={"unstated": True})
-    wrapped: bool = field(default=False, metadata={"unstated": True})
+    config_type: str = field(default="", metadata={"not_in_file": True})
+    live: bool = field(default=False, metadata={"not_in_file": True})
+    remote: bool = field(default=False, metadata={"not_in_file": True})
+    wrapped: bool = field(default=False, metadata={"not_in_file": True})
 
     @property
     def name(self) -> str:
         """The model_type in config.json."""
-        return self.stated or self.model_type
+        return self.config_type or self.model_type
 
     @property
     def own_name(self) -> bool:
         """Whether the config has this family's model_type. Engines choose a model file by it."""
-        return not self.stated
+        return not self.config_type
 
     @property
     def alone(self) -> bool:
@@ -408,7 +408,7 @@ def read(text: str, file: str) -> Family:
     return dataclasses.replace(family, wrapped=bool(family.text_path))
 
 
-def stated_architecture(text: str, file: str) -> str:
+def architecture_in(text: str, file: str) -> str:
     """Return the GGUF architecture from the text of a family's file, or from the family whose export it shares."""
     data = parsed(text, file)
     if isinstance(data.get("export"), str):

@@ -1,7 +1,6 @@
-"""The strict reading of a family's file: what it may state follows from the types of the classes that hold it.
+"""Read a family's file strictly: the types of the dataclasses determine the valid keys and values.
 
-A key that is not known, a value of another kind, a part that is missing: each is one sentence with the file, the place
-in it and what would be right.
+The error for an unknown key, a value of a wrong type or a missing key has the file, the place and the valid values.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ _KINDS = {
 
 
 def parsed(text: str, file: str) -> dict[str, Any]:
-    """Return the object that a family's file holds.
+    """Return the JSON object in a family's file.
 
-    Raises: ConfigError for what is not JSON, no object, or states a key twice.
+    Raises: ConfigError if the text is not JSON, is not an object, or sets a key twice.
     """
 
     def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         for key, value in pairs:
-            if key in found:
+            if key in members:
                 raise wrong(file, f"sets {key!r} twice in one object")
-            found[key] = value
-        return found
+            members[key] = value
+        return members
 
     try:
         data = json.loads(text, object_pairs_hook=members)
@@ -50,28 +49,28 @@ def parsed(text: str, file: str) -> dict[str, Any]:
 
 
 def wrong(where: str, sentence: str) -> ConfigError:
-    """Return the error about a place of a family's file."""
+    """Return the error about a place in a family's file."""
     return ConfigError(sentence, where=f"ropetool/families/{where}", try_=TRY)
 
 
-def record(kind: Any, data: Any, where: str) -> Any:
+def record(data_class: Any, data: Any, where: str) -> Any:
     """Return the object as an instance of a dataclass, read by the types of its fields.
 
     Raises: ConfigError.
     """
     if not isinstance(data, dict):
-        raise wrong(where, f"{_shown(data)} must be an object in braces with the keys {', '.join(_fields(kind))}")
-    hints = _fields(kind)
+        raise wrong(where, f"{_shown(data)} must be an object in braces with the keys {', '.join(_fields(data_class))}")
+    hints = _fields(data_class)
     _check_keys(data, hints, where)
-    lacking = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
-    _check_stated(data, lacking, where)
-    return kind(**{key: _read(hints[key], value, _inside(where, key)) for key, value in data.items()})
+    lacking = [f.name for f in fields(data_class) if f.default is MISSING and f.default_factory is MISSING]
+    _check_present(data, lacking, where)
+    return data_class(**{key: _read(hints[key], value, _inside(where, key)) for key, value in data.items()})
 
 
 @cache
-def _fields(kind: Any) -> Mapping[str, Any]:
-    hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind) if not field.metadata.get("unstated")}
+def _fields(data_class: Any) -> Mapping[str, Any]:
+    hints = typing.get_type_hints(data_class)
+    return {field.name: hints[field.name] for field in fields(data_class) if not field.metadata.get("not_in_file")}
 
 
 def _inside(where: str, key: str) -> str:
@@ -85,10 +84,10 @@ def _check_keys(data: Mapping[str, Any], known: Iterable[str], where: str) -> No
             raise wrong(_inside(where, key), f"unknown key {key!r}{near}; known: {', '.join(known)}")
 
 
-def _check_stated(data: Mapping[str, Any], wanted: Iterable[str], where: str) -> None:
-    for key in wanted:
+def _check_present(data: Mapping[str, Any], required: Iterable[str], where: str) -> None:
+    for key in required:
         if key not in data:
-            raise wrong(where, f"{key!r} is missing; required: {', '.join(wanted)}")
+            raise wrong(where, f"{key!r} is missing; required: {', '.join(required)}")
 
 
 def _read(hint: Any, value: Any, where: str) -> Any:
@@ -114,8 +113,8 @@ def _read(hint: Any, value: Any, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        kinds = [one for one in arguments if one is not type(None)]
-        return _read(type(value) if type(value) in kinds else kinds[0], value, where)
+        types_left = [one for one in arguments if one is not type(None)]
+        return _read(type(value) if type(value) in types_left else types_left[0], value, where)
     if is_dataclass(hint):
         return record(hint, value, where)
     if hint is float and type(value) is int:
@@ -134,21 +133,21 @@ def _shown(value: Any) -> str:
 
 
 def _rows(entries: Any, where: str) -> Rows:
-    """Return the rows of a list: a row by itself, the name of a group, or a group with what it takes."""
+    """Return the rows of a list. An entry is a row, the name of a group, or a group with its arguments."""
     if not isinstance(entries, list):
         raise wrong(where, f"{_shown(entries)} must be a list in brackets")
-    found: list[Row] = []
+    rows: list[Row] = []
     for number, entry in enumerate(entries):
         place = f"{where}[{number}]"
         if isinstance(entry, str):
-            found += _group(entry, {}, place)
+            rows += _group(entry, {}, place)
         elif isinstance(entry, dict) and GROUP in entry:
-            found += _group(entry[GROUP], {key: value for key, value in entry.items() if key != GROUP}, place)
+            rows += _group(entry[GROUP], {key: value for key, value in entry.items() if key != GROUP}, place)
         elif isinstance(entry, dict):
-            found.append(record(Row, entry, place))
+            rows.append(record(Row, entry, place))
         else:
             raise wrong(place, f"{_shown(entry)} must be a tensor, an object with hf, gguf and shape, or a group")
-    return tuple(found)
+    return tuple(rows)
 
 
 def _group(name: Any, given: Mapping[str, Any], where: str) -> Rows:
@@ -158,7 +157,7 @@ def _group(name: Any, given: Mapping[str, Any], where: str) -> Rows:
         raise wrong(where, f"unknown group of tensors {_shown(name)}{near}; known: {known}")
     hints, needed = _parameters(tensors.GROUPS[name])
     _check_keys(given, (GROUP, *hints), where)
-    _check_stated(given, needed, where)
+    _check_present(given, needed, where)
     read = {key: _read(hints[key], value, f"{where}.{key}") for key, value in given.items()}
     try:
         return tensors.GROUPS[name](**read)
@@ -168,7 +167,7 @@ def _group(name: Any, given: Mapping[str, Any], where: str) -> Rows:
 
 @cache
 def _parameters(group: Callable[..., Rows]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Return the types of what a group takes, and what it cannot do without."""
+    """Return the types of a group's parameters, and the names of the required ones."""
     hints = {name: hint for name, hint in typing.get_type_hints(group).items() if name != "return"}
-    stated = inspect.signature(group).parameters.values()
-    return hints, tuple(one.name for one in stated if one.default is inspect.Parameter.empty)
+    parameters = inspect.signature(group).parameters.values()
+    return hints, tuple(one.name for one in parameters if one.default is inspect.Parameter.empty)

@@ -1,7 +1,6 @@
-"""From the facts that scripts/families/probe reads from transformers, one record a model type, to what a family's file states.
+"""Convert the records that scripts/families/probe reads from transformers into the keys of a family's file.
 
-A record is turned into a family where the mechanisms of this package describe it whole; where they do not, and where
-there is nothing to rotate, the reason is kept for the refusal.
+If the mechanisms of this package cannot describe a record completely, or if nothing rotates, the error has the reason.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from ropetool.families.wrappers import Wrapper
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ROPE_THETA = "rope_theta"
-VERSION = "5.23.0"  # of transformers, which a test holds against the records
+VERSION = "5.23.0"  # of transformers; a test compares it with the records
 HANDS_OVER = "hands over"
 PROVEN, UNROTATED = "proven", "does not rotate"
-# Facts that have a family's own names.
+# Facts with the same name in a record and in a family's file.
 ALIKE = (
     "model_type", "architecture", "default_head_dim", "default_partial_rotary_factor", "default_max_position_embeddings",
     "default_original_max_position_embeddings", "default_sizes", "mla", "null_head_dim", "rope_types",
 )  # fmt: skip
-# What a record does not tell, for it is read from the class and not from the files that are published.
+# Types whose record is not enough, because it describes the class and not the published files.
 ELSEWHERE = {
     "blt": "several models inside it rotate, each with separate rope keys",
     "pi0": "two models inside it rotate side by side and share their positions",
@@ -38,7 +37,7 @@ ELSEWHERE = {
     "t5gemma": "its encoder and its decoder rotate with separate rope keys",
     "t5gemma2": "its encoder and its decoder rotate with separate rope keys",
 }
-# Where there is nothing to extend, and why.
+# Types that cannot be extended, with the reason.
 SETTLED = {
     "beam": "its full-attention layers do not rotate, and its other layers have a fixed window at any context length",
     "recurrent_gemma": "its class accepts only the unscaled table, and its layers look back 2048 tokens at any context length",
@@ -46,17 +45,17 @@ SETTLED = {
 WINDOWS = ("never", "always", "alternate", "use_sliding_window")
 
 
-# Types that nothing rotates and that are no language models, so that the list in unrotated.txt does not hold them.
+# Types without rotation that are not language models. The list in unrotated.txt contains only language models.
 OTHERS = frozenset({"albert", "deberta", "deberta-v2", "distilbert", "t5"})
 
 
 class Undescribed(Exception):
-    """A record that no mechanism of this package describes: what is particular to it."""
+    """The mechanisms of this package cannot describe a record. The message has the reason."""
 
 
 @cache
 def names() -> frozenset[str]:
-    """Return the model types that are recorded, described or not."""
+    """Return the model types with a record, including records that cannot be described."""
     entries = resources.files(__package__).joinpath("generated").iterdir()
     return frozenset(entry.name.removesuffix(".json") for entry in entries if entry.name.endswith(".json"))
 
@@ -69,9 +68,9 @@ def unrotated() -> frozenset[str]:
 
 
 def facts(model_type: str) -> dict[str, Any]:
-    """Return what a record says, as a family's file would state it.
+    """Return the facts of a record as the keys of a family's file.
 
-    Raises: Undescribed with what no mechanism describes.
+    Raises: Undescribed with the reason.
     """
     known = {**ELSEWHERE, **SETTLED}
     if model_type in known:
@@ -83,9 +82,9 @@ def facts(model_type: str) -> dict[str, Any]:
 
 
 def described(record: Mapping[str, Any], model_type: str) -> dict[str, Any]:
-    """Return what a record says of a type, as a family's file would state it.
+    """Return the facts of a type's record as the keys of a family's file.
 
-    Raises: Undescribed with what no mechanism describes.
+    Raises: Undescribed with the reason.
     """
     if record["outcome"] == UNROTATED:
         return _unrotated(record)
@@ -118,9 +117,10 @@ def renames(model_type: str) -> dict[str, str]:
 
 
 def rest(model_type: str) -> dict[str, Any]:
-    """Return the keys that a record gives to a family's file of the same name.
+    """Return the keys that a record adds to a family's file of the same name.
 
-    All keys but the name if the mechanisms describe the record, else only how its class reads odd spellings.
+    These are all keys except the model_type. If the record cannot be described: only the class's treatment of odd
+    spellings.
     """
     try:
         return {key: value for key, value in facts(model_type).items() if key != "model_type"}
@@ -129,48 +129,50 @@ def rest(model_type: str) -> dict[str, Any]:
         return {} if record is None or record["outcome"] != PROVEN else _odd(record, {})
 
 
-def _odd(record: Mapping[str, Any], theirs: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a class does with nulls and older keys.
+def _odd(record: Mapping[str, Any], ours: Mapping[str, str]) -> dict[str, Any]:
+    """Return the class's treatment of nulls and older keys.
 
-    theirs: this package's names of the kinds of layer, by the class's.
+    theirs: this package's names of the layer types, by the class's names.
     """
-    found = {
+    keys: dict[str, Any] = {
         key: record[key]
         for key in ("not_null", "rotary_dim_key", "shadows_type", "mscale_keys", "no_scaling_stops")
         if key in record
     }
-    found["mrope"] = bool(record.get("mrope_section"))
+    keys["mrope"] = bool(record.get("mrope_section"))
     null = ["computed"] if record.get("null_head_dim_computed") else []
     if record.get("stated_null_head_dim") == "stops yarn":
         null.append("stops yarn")
-    found["stated_null_head_dim"] = null
+    keys["stated_null_head_dim"] = null
     if "rope_scaling_reaches" in record:
-        found["rope_scaling_reaches"] = [theirs.get(kind, kind) for kind in record["rope_scaling_reaches"]]
+        keys["rope_scaling_reaches"] = [
+            ours.get(layer_type, layer_type) for layer_type in record["rope_scaling_reaches"]
+        ]
     if "base_of_stated_keys" in record:
         bases = record["base_of_stated_keys"]
-        found["base_of_stated_keys"] = {theirs.get(kind, kind): base for kind, base in bases.items()}
-    return found
+        keys["base_of_stated_keys"] = {ours.get(layer_type, layer_type): base for layer_type, base in bases.items()}
+    return keys
 
 
 def _within(model_type: str) -> dict[str, Any] | None:
-    """Return the record of a wrapper whose text model, of this type, has none of its own."""
+    """Return the record of a wrapper, for the type of its text model, if that type has no record; else None."""
     name = text_types().get(model_type)
     return None if name is None else _record(name)
 
 
 @cache
 def text_types() -> dict[str, str]:
-    """Return the wrappers that were proven, by the type of the text model inside."""
-    found: dict[str, str] = {}
+    """Return the proven wrappers by the type of their text model."""
+    wrappers: dict[str, str] = {}
     for name in sorted(names() - ELSEWHERE.keys()):
         record = _record(name)
         if record is not None and record["outcome"] == PROVEN and len(record.get("text_path", ())) == 1:
-            found.setdefault(record["text_type"], name)
-    return found
+            wrappers.setdefault(record["text_type"], name)
+    return wrappers
 
 
 def reason(model_type: str) -> str:
-    """Return why a type that transformers knows has no family; empty where it has one, or is not known either."""
+    """Return why a known type has no family. Empty if the type has a family, or if it is unknown."""
     try:
         facts(model_type)
     except Undescribed as error:
@@ -183,8 +185,8 @@ def _record(model_type: str) -> dict[str, Any] | None:
     if model_type not in names():
         return None
     text = resources.files(__package__).joinpath("generated").joinpath(f"{model_type}.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    record: dict[str, Any] = json.loads(text)
+    return record
 
 
 def _source(record: Mapping[str, Any]) -> str:
@@ -192,15 +194,15 @@ def _source(record: Mapping[str, Any]) -> str:
 
 
 def _unrotated(record: Mapping[str, Any]) -> dict[str, Any]:
-    found = {key: record[key] for key in ALIKE if record.get(key) is not None}
     return {
-        **found, "example": "", "layout": "half", "rotates": "none", "default_rope_theta": {FULL: 10000.0},
+        **{key: record[key] for key in ALIKE if record.get(key) is not None}, "example": "", "layout": "half",
+        "rotates": "none", "default_rope_theta": {FULL: 10000.0},
         "source": f"transformers {record['transformers']}, {record['architecture']}",
     }  # fmt: skip
 
 
 def _check(record: Mapping[str, Any]) -> None:
-    """Raise Undescribed for what no mechanism describes, whichever layers it has."""
+    """Raise Undescribed for a record with a property that no mechanism describes, for any layers."""
     if record["layer_types"] and "qk_rope_head_dim" in (
         record["head_dim_key"],
         *record.get("head_dim_keys", {}).values(),
@@ -218,46 +220,46 @@ def _rotating(record: Mapping[str, Any]) -> dict[str, Any]:
     attending = [layer for layer in layers if layer["attends"]]
     groups = _groups(record, attending)
     _check(record)
-    theirs = {name: kind for kind, name in groups.items()}
-    kind_names = {**_kind_names(attending), **theirs}
-    found = {key: record[key] for key in ALIKE if record.get(key) is not None}
-    found |= {
+    ours = {name: layer_type for layer_type, name in groups.items()}
+    type_names = {**_type_names(attending), **ours}
+    keys = {key: record[key] for key in ALIKE if record.get(key) is not None}
+    keys |= {
         "example": "", "source": _source(record), "layout": _one(attending, "layout"),
         "rotates": _rotates(record, layers),
-        "default_rope_theta": {theirs.get(kind, kind): theta for kind, theta in record["default_rope_theta"].items()},
-        **_kinds(record, kind_names), **_windows(record), **_heads(record), **_odd(record, theirs),
+        "default_rope_theta": {ours.get(name, name): theta for name, theta in record["default_rope_theta"].items()},
+        **_default_types(record, type_names), **_windows(record), **_heads(record), **_odd(record, ours),
     }  # fmt: skip
     if record["layer_types"]:
-        found["layer_types"] = sorted(theirs.get(kind, kind) for kind in record["layer_types"])
-    if any(kind != name for kind, name in groups.items()):
-        found["rope_groups"] = {kind: name for kind, name in groups.items() if kind != name}
-    keys = record["default_rope_parameters"]
+        keys["layer_types"] = sorted(ours.get(name, name) for name in record["layer_types"])
+    if any(layer_type != name for layer_type, name in groups.items()):
+        keys["rope_groups"] = {layer_type: name for layer_type, name in groups.items() if layer_type != name}
+    rope_keys = record["default_rope_parameters"]
     if record["layer_types"]:
-        beside = () if record["base_keys_need_rope_parameters"] else (ROPE_THETA,)  # a base that may stand beside
-        found["default_rope_keys"] = {
-            theirs.get(kind, kind): {key: value for key, value in stated.items() if key not in beside}
-            for kind, stated in keys.items()
+        outside = () if record["base_keys_need_rope_parameters"] else (ROPE_THETA,)  # the base may be outside rope keys
+        keys["default_rope_keys"] = {
+            ours.get(name, name): {key: value for key, value in of_type.items() if key not in outside}
+            for name, of_type in rope_keys.items()
         }
-    elif keys.get("rope_type", "default") != "default" or record["base_keys_need_rope_parameters"]:
-        found["default_rope_keys"] = {FULL: keys}
+    elif rope_keys.get("rope_type", "default") != "default" or record["base_keys_need_rope_parameters"]:
+        keys["default_rope_keys"] = {FULL: rope_keys}
     share = record["partial_in_rope_parameters"] or record["default_partial_rotary_factor"] != 1
     if record["partial_rotary_key"] or (share and not _whole(record)):
-        found["partial_rotary_key"] = record["partial_rotary_key"] or "partial_rotary_factor"
+        keys["partial_rotary_key"] = record["partial_rotary_key"] or "partial_rotary_factor"
     if record["layer_types"]:
-        found.pop("default_partial_rotary_factor", None)  # of nested keys it stands in each object
+        keys.pop("default_partial_rotary_factor", None)  # if keys are nested, each object has it
     elif "share_of_stated_keys" in record:
-        found["default_partial_rotary_factor"] = record["share_of_stated_keys"][FULL]
-    found["rope_theta_key"] = record["rope_theta_key"]
+        keys["default_partial_rotary_factor"] = record["share_of_stated_keys"][FULL]
+    keys["rope_theta_key"] = record["rope_theta_key"]
     local = [key for key, labels in record["base_keys"].items() if groups.get(SLIDING) in labels]
-    found["local_theta_key"] = local[0] if local else ""
-    found |= {
+    keys["local_theta_key"] = local[0] if local else ""
+    keys |= {
         key: record[key] for key in ("interleave_key", "off_key", "layer_base_key", "stretch_key") if record.get(key)
     }
     if record["temperature_key"]:
         rotating = any(layer.get("temperature") for layer in attending if layer["rotates"])
         known = "llama_4_scaling_beta"
-        if rotating:  # of layers that do not rotate no file of ours says anything
-            found["temperature_key"] = _known(
+        if rotating:  # a family's file cannot describe a temperature of layers that do not rotate
+            keys["temperature_key"] = _known(
                 record["temperature_key"],
                 (known,),
                 "ropetool does not support its key {}, which scales attention by position",
@@ -265,7 +267,7 @@ def _rotating(record: Mapping[str, Any]) -> dict[str, Any]:
     vanishing = {layer["factor_vanishes"] for layer in attending if layer["rotates"]}
     if len(vanishing) > 1:
         raise Undescribed("norms follow the rotation in only some of its layers")
-    return {**found, "norm_after": vanishing.pop()}
+    return {**keys, "norm_after": vanishing.pop()}
 
 
 def _known(value: str, known: Sequence[str], what: str) -> str:
@@ -275,36 +277,41 @@ def _known(value: str, known: Sequence[str], what: str) -> str:
 
 
 def _one(attending: Sequence[Mapping[str, Any]], key: str) -> Any:
-    """Return what all rotations of the attention itself have in common."""
-    found = {turn[key] for layer in attending for turn in layer.get("rotations", ()) if "in" not in turn}
-    if len(found) != 1:
-        raise Undescribed(f"its layers differ in {key}: {', '.join(sorted(map(str, found)))}")
-    return found.pop()
+    """Return the value of a key that all rotations of the attention share. Raises: Undescribed if they differ."""
+    values = {one[key] for layer in attending for one in layer.get("rotations", ()) if "in" not in one}
+    if len(values) != 1:
+        raise Undescribed(f"its layers differ in {key}: {', '.join(sorted(map(str, values)))}")
+    return values.pop()
 
 
 def _groups(record: Mapping[str, Any], attending: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the words of its rope groups by kind of layer: full attention, and sliding where that has one of its own."""
+    """Return the names of the rope groups by layer type: full attention, and sliding attention if it has a separate
+    group.
+
+    Raises: Undescribed if the groups do not match the layer types.
+    """
     if not record["layer_types"]:
         return {FULL: FULL}
-    found: dict[str, str] = {}
+    groups: dict[str, str] = {}
     for layer in attending:
         for name in layer.get("tables", ()):
-            kind = SLIDING if layer.get("window") == "sliding" else FULL
-            if found.setdefault(kind, name) != name or name in [other for k, other in found.items() if k != kind]:
+            layer_type = SLIDING if layer.get("window") == "sliding" else FULL
+            others = [other for another, other in groups.items() if another != layer_type]
+            if groups.setdefault(layer_type, name) != name or name in others:
                 raise Undescribed(f"its rope groups {' and '.join(record['layer_types'])} do not match its layer types")
-    if FULL not in found or set(found.values()) != set(record["layer_types"]):
+    if FULL not in groups or set(groups.values()) != set(record["layer_types"]):
         raise Undescribed(f"its rope groups {' and '.join(record['layer_types'])} do not match its layer types")
-    return found
+    return groups
 
 
-def _kind_names(attending: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return transformers' other words for layers that attend to everything."""
-    found: dict[str, str] = {}
+def _type_names(attending: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return transformers' other names for layers with full attention."""
+    names: dict[str, str] = {}
     for layer in attending:
-        kind = layer.get("kind")
-        if kind and kind not in (FULL, SLIDING) and layer.get("window") in ("full", "chunked"):
-            found[kind] = FULL
-    return found
+        name = layer.get("kind")
+        if name and name not in (FULL, SLIDING) and layer.get("window") in ("full", "chunked"):
+            names[name] = FULL
+    return names
 
 
 def _rotates(record: Mapping[str, Any], layers: Sequence[Mapping[str, Any]]) -> str:
@@ -322,49 +329,51 @@ def _rotates(record: Mapping[str, Any], layers: Sequence[Mapping[str, Any]]) -> 
     return "full"
 
 
-def _kinds(record: Mapping[str, Any], kind_names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the kinds that the class gives its layers, in order, and its words for them."""
+def _default_types(record: Mapping[str, Any], type_names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the default layer types of the class, in order, and its names for them."""
     runs = record.get("default_layer_types")
     if not runs:
         return {}
-    kinds = [kind_names.get(kind, kind) for count, kind in runs for _ in range(count)]
-    others = [kind for kind in kinds if kind != FULL]
-    found: dict[str, Any] = {"default_kinds": kinds}
+    layer_types = [type_names.get(name, name) for count, name in runs for _ in range(count)]
+    others = [layer_type for layer_type in layer_types if layer_type != FULL]
+    keys: dict[str, Any] = {"default_kinds": layer_types}
     if others:
-        found["pattern_other"] = others[0]
-    if len(kinds) == record["default_sizes"].get("num_hidden_layers"):
-        found["kinds_count"] = len(kinds)
-    if any(kind != name for kind, name in kind_names.items()):
-        found["kind_names"] = {kind: name for kind, name in kind_names.items() if kind != name}
-    return found
+        keys["pattern_other"] = others[0]
+    if len(layer_types) == record["default_sizes"].get("num_hidden_layers"):
+        keys["kinds_count"] = len(layer_types)
+    if any(name != layer_type for name, layer_type in type_names.items()):
+        keys["kind_names"] = {name: layer_type for name, layer_type in type_names.items() if name != layer_type}
+    return keys
 
 
 def _windows(record: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "sliding_window": _known(record["sliding_window"], WINDOWS, "its window depends on {}, which is not decoded")
     }
-    if record.get("default_sliding_window") is not None and found["sliding_window"] != "never":
-        found["default_sliding_window"] = record["default_sliding_window"]
+    if record.get("default_sliding_window") is not None and keys["sliding_window"] != "never":
+        keys["default_sliding_window"] = record["default_sliding_window"]
     if record.get("max_position_embeddings_key"):
-        found["context_key"] = record["max_position_embeddings_key"]
+        keys["context_key"] = record["max_position_embeddings_key"]
     if record.get("sliding_window_key"):
-        found["window_key"] = record["sliding_window_key"]
+        keys["window_key"] = record["sliding_window_key"]
     if any(layer.get("window") == "chunked" for _, layer in record["layers"]):
-        found["chunked"] = True
+        keys["chunked"] = True
     if record.get("unrotated_window_key"):
-        found["unrotated_window_key"] = record["unrotated_window_key"]
-    return found
+        keys["unrotated_window_key"] = record["unrotated_window_key"]
+    return keys
 
 
 def _heads(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where the size of a head is stated, and what it is where it is not."""
+    """Return the keys of the head size, and the default head sizes if they depend on the layer type."""
     if "head_dim_keys" not in record:
         return {"head_dim_key": record["head_dim_key"]} if record["head_dim_key"] else {}
-    keys = {kind: key for kind, key in record["head_dim_keys"].items() if key}
-    widths = {kind: table["rotary_dim"] for kind, table in record["tables"].items()}
+    keys = {layer_type: key for layer_type, key in record["head_dim_keys"].items() if key}
+    widths = {layer_type: table["rotary_dim"] for layer_type, table in record["tables"].items()}
     return {"head_dim_keys": keys, "default_head_dims": widths}
 
 
 def _whole(record: Mapping[str, Any]) -> bool:
-    """Return whether a share of the head is turned by pairs that stand still, so that the table has the head's width."""
+    """Return whether the table has the width of a whole head, because the other pairs of a partial rotation have
+    frequency 0.
+    """
     return any(0.0 in table["inv_freq"].values() for table in record["tables"].values())

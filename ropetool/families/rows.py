@@ -1,7 +1,4 @@
-"""Named row selectors: which rows of a projection or norm make which head, for each way that families store them.
-
-Knows sizes alone, neither files nor tensors.
-"""
+"""Row selectors by name: the rows of each head in a projection or norm, for each way that families store them."""
 
 from __future__ import annotations
 
@@ -17,7 +14,12 @@ Q, K = "q", "k"
 
 @dataclass(frozen=True)
 class Sizes:
-    """What selectors count with: the heads, the channels of one, and the config for what only one family has."""
+    """The sizes that selectors use.
+
+    heads, kv_heads: the number of query heads and of key heads.
+    head_dim: channels of a head.
+    config: the config, for sizes that only one family has.
+    """
 
     heads: int
     kv_heads: int
@@ -25,11 +27,11 @@ class Sizes:
     config: Mapping[str, Any]
 
     def of(self, side: str) -> int:
-        """Return how many heads a side has."""
+        """Return the number of heads of a side, Q or K."""
         return self.heads if side == Q else self.kv_heads
 
     def need(self, key: str) -> int:
-        """Return a size that the config must state.
+        """Return a size that the config must set.
 
         Raises: ConfigError.
         """
@@ -44,9 +46,12 @@ class Sizes:
 
 @dataclass(frozen=True)
 class HeadRows:
-    """The rows of a tensor by head: head h has `width` rows from starts[h] on, its rotary ones from `rotary` in them.
+    """The rows of a tensor by head.
 
-    height: how many rows the tensor has.
+    height: the number of rows of the tensor.
+    starts: the first row of each head.
+    width: the rows of a head.
+    rotary: the number of the first rotary row within a head.
     """
 
     height: int
@@ -60,35 +65,37 @@ def _every(step: int, count: int, first: int = 0) -> tuple[int, ...]:
 
 
 def heads(sizes: Sizes, side: str) -> HeadRows:
-    """Return the rows of heads that follow each other: plain projections and full-width norms."""
+    """Return the rows of consecutive heads, in plain projections and full-width norms."""
     count = sizes.of(side)
     return HeadRows(count * sizes.head_dim, _every(sizes.head_dim, count), sizes.head_dim)
 
 
 def shared(sizes: Sizes, side: str) -> HeadRows:
-    """Return the rows of a vector that serves all heads of a side."""
+    """Return the rows of a vector that all heads of a side share."""
     return HeadRows(sizes.head_dim, (0,), sizes.head_dim)
 
 
 def fused_sides(sizes: Sizes, side: str) -> HeadRows:
-    """Return the rows of [all queries, all keys, all values], as phi3 has it."""
+    """Return the rows of [all queries, all keys, all values], as in phi3."""
     d, first = sizes.head_dim, 0 if side == Q else sizes.heads * sizes.head_dim
     return HeadRows((sizes.heads + 2 * sizes.kv_heads) * d, _every(d, sizes.of(side), first), d)
 
 
 def fused_heads(sizes: Sizes, side: str) -> HeadRows:
-    """Return the rows of [query, key, value] of one head after the other, as gpt_neox has it."""
+    """Return the rows of [query, key, value] for each head in turn, as in gpt_neox."""
     d = sizes.head_dim
     return HeadRows(3 * sizes.heads * d, _every(3 * d, sizes.heads, 0 if side == Q else d), d)
 
 
 def gated_heads(sizes: Sizes, side: str) -> HeadRows:
-    """Return the rows of queries that are each followed by a gate of as many channels."""
+    """Return the rows of queries that are each followed by a gate of the same size."""
     return HeadRows(2 * sizes.of(side) * sizes.head_dim, _every(2 * sizes.head_dim, sizes.of(side)), sizes.head_dim)
 
 
 def falcon(sizes: Sizes, side: str) -> HeadRows:
-    """Return the rows of falcon's three forms: groups of [queries, key, value], one key for all, or per head."""
+    """Return the rows of falcon's three forms: groups of [queries, key, value], one key for all heads, or separate
+    heads.
+    """
     if sizes.config.get("new_decoder_architecture"):
         groups, d = sizes.need("num_kv_heads"), sizes.head_dim
         queries = sizes.heads // groups
@@ -101,36 +108,36 @@ def falcon(sizes: Sizes, side: str) -> HeadRows:
 
 
 def mla_query(sizes: Sizes, side: str) -> HeadRows:
-    """Return the rows of MLA's queries: per head first the plain channels, then the rotary ones."""
+    """Return the rows of MLA's queries: in each head the plain channels, then the rotary ones."""
     plain = sizes.need("qk_nope_head_dim")
     width = plain + sizes.need("qk_rope_head_dim")
     return HeadRows(sizes.heads * width, _every(width, sizes.heads), width, plain)
 
 
 def mla_rope_key(sizes: Sizes, side: str) -> HeadRows:
-    """Return the rows of MLA's one rotary key, which follow those of the latent."""
+    """Return the rows of MLA's only rotary key, which follow the rows of the latent."""
     latent, width = sizes.need("kv_lora_rank"), sizes.need("qk_rope_head_dim")
     return HeadRows(latent + width, (latent,), width)
 
 
 def mla_plain_key(sizes: Sizes, side: str) -> HeadRows:
-    """Return the rows of MLA's plain keys: per head before its values."""
+    """Return the rows of MLA's plain keys, which precede the values in each head."""
     plain, step = sizes.need("qk_nope_head_dim"), sizes.need("qk_nope_head_dim") + sizes.need("v_head_dim")
     return HeadRows(sizes.heads * step, _every(step, sizes.heads), plain)
 
 
 def query_latent(sizes: Sizes, side: str) -> HeadRows:
-    """Return all entries of the latent that MLA makes its queries from."""
+    """Return all entries of the latent from which MLA computes its queries."""
     return HeadRows(sizes.need("q_lora_rank"), (0,), sizes.need("q_lora_rank"))
 
 
 def indexer(sizes: Sizes, side: str) -> HeadRows:
-    """Return the rows of the one key of a sparse-attention indexer, its rotary ones first."""
+    """Return the rows of the only key of a sparse-attention indexer, with the rotary rows first."""
     return HeadRows(sizes.need("index_head_dim"), (0,), sizes.need("index_head_dim"))
 
 
 def indexer_behind(sizes: Sizes, side: str) -> HeadRows:
-    """Return the rows of an indexer's one key, its rotary ones last."""
+    """Return the rows of the only key of a sparse-attention indexer, with the rotary rows last."""
     width = sizes.need("index_head_dim")
     return HeadRows(width, (0,), width, width - sizes.need("qk_rope_head_dim"))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-# Bounds of our own, several times beyond any model: a hostile count would cost memory before it is found out.
+# ropetool's limit, several times above any model. It stops hostile counts before they cost memory.
 MAX_COUNT = 2**20
 Order = Literal[
     "", "interleave_pairs", "split_qkv", "columns_first", "even", "odd", "first_half", "second_half", "first_columns",
@@ -24,20 +24,20 @@ Rules = Literal[
     "deepseek_v2", "deepseek_v3", "minicpm3", "falcon",
 ]  # fmt: skip
 ALWAYS = "always"
-DRAFTS = "drafts"  # the size that counts layers behind the last, which no export takes along
+DRAFTS = "drafts"  # the number of layers after the last one, which an export leaves out
 # Sizes that every model has.
 COMMON = (
     "layers", "hidden", "heads", "intermediate", "kv_heads", "vocabulary", "head_dim", "rotary_dim", "queries", "keys",
     "one", "twice",
 )  # fmt: skip
-# Switches that every model has: whether the head is the embedding, whether a layer is one of the leading dense ones.
+# Switches that every model has: whether the head is the embedding, and whether a layer is a leading dense one.
 SWITCHES = ("tied", "untied", "dense", "sparse")
 
 
 def conditions(when: str) -> tuple[tuple[str, bool], ...]:
-    """Return the switches that must be on, or off, for a row to be there: "a, not b" is ((a, True), (b, False))."""
-    found = (part.strip() for part in when.split(",") if part.strip())
-    return tuple((part.removeprefix("not "), not part.startswith("not ")) for part in found)
+    """Return the switches in a condition, each with whether it must be on: "a, not b" is ((a, True), (b, False))."""
+    parts = (part.strip() for part in when.split(",") if part.strip())
+    return tuple((part.removeprefix("not "), not part.startswith("not ")) for part in parts)
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,17 @@ Rows = tuple[Row, ...]
 
 @dataclass(frozen=True)
 class Count:
-    """A size in config.json: its key, other keys for the same, and what the class assumes; None: it must be stated.
+    """A size in config.json.
 
-    null: what a key with null stands for, where that is another size than without the key. alike: a list with a number a
-    layer stands for that number, where all are the same. words_key, words: a list with one of two words a layer, which
-    goes before `key`: the size is how many layers have the first word, and no layer behind them may. formula: the default,
-    made of sizes that every model has.
+    key: the key of the size.
+    default: the size if the key is missing; None if the key is required.
+    others: other keys of the same size.
+    most, least: the largest and the smallest valid size.
+    null: the size for a key with null, if it differs from the default; None for the default.
+    alike: the key may also be a list with one size per layer. All layers must then have the same size.
+    words_key, words: a key of a list with one of two words per layer, which takes precedence over `key`. The size is
+      the number of leading layers with the first word. No later layer may have that word.
+    formula: the default as a formula of sizes that every model has; empty to use `default`.
     """
 
     key: str
@@ -94,11 +99,13 @@ class Count:
 
 @dataclass(frozen=True)
 class LayerSwitch:
-    """In which layers a switch is on: in those for which all that is stated here holds.
+    """A switch that is on in some layers. It is on in a layer if all conditions that are set here are true.
 
-    kinds: the words of the config's kinds of layer. first: the size that says how many leading layers. every: the size
-    n of which every n-th layer, the last of each n, has it. numbers_key: a list of layers' numbers. words_key, words: a
-    list with a word a layer, and those that switch it on.
+    kinds: layer types of the config.
+    first: the size with the number of leading layers.
+    every: the size n of which every n-th layer is on, the last one of each n.
+    numbers_key: the config key of a list with layer numbers.
+    words_key, words: the config key of a list with one word per layer, and the words for on.
     """
 
     kinds: tuple[str, ...] = ()
@@ -111,9 +118,12 @@ class LayerSwitch:
 
 @dataclass(frozen=True)
 class PerLayer:
-    """A GGUF key with an entry for each layer: a size where the switches are as `when` has them, another elsewhere or 0.
+    """A GGUF key with one entry per layer.
 
-    Without a size it is whether they are. where: the switches without which the key holds one number for all layers.
+    when: the condition on switches.
+    size: the size for layers where `when` is true. Empty: the entries are booleans, the result of `when`.
+    other: the size for other layers; empty for 0.
+    where: a condition. If it is false, the key has a single number for all layers.
     """
 
     when: str
@@ -123,12 +133,15 @@ class PerLayer:
 
 
 @dataclass(frozen=True)
-class Stated:
-    """What a GGUF key beside the sizes holds: a number of the config, or with `switch` whether that switch is on.
+class ConfigValue:
+    """The value of a GGUF key that is not a size. Exactly one of number, entries and switch is set.
 
-    number: the config's key. default: where it is absent. nonzero: a 0 is refused, for llama.cpp takes it for not set.
-    optional: the key is left out where the number is absent, null or 0. entries: the number is how many entries the list
-    has under this key of the config; keys that lead to it have dots between.
+    number: the config key of a number.
+    entries: the config key of a list; the value is the length of the list. Dots lead into objects.
+    switch: a switch; the value is whether it is on.
+    default: the value if the config lacks the key.
+    nonzero: export refuses 0, because llama.cpp treats 0 as a missing key.
+    optional: the GGUF key is left out if the number is missing, null or 0.
     """
 
     number: str = ""
@@ -139,7 +152,7 @@ class Stated:
     switch: str = ""
 
 
-# --- groups: what many families have alike
+# --- groups of tensors that many families share
 
 
 def vector(hf: str, gguf: str, shape: str = "hidden", when: str = "", offset: float = 0.0) -> Rows:
@@ -148,12 +161,14 @@ def vector(hf: str, gguf: str, shape: str = "hidden", when: str = "", offset: fl
 
 
 def affine(hf: str, gguf: str, when: str = "", offset: float = 0.0) -> Rows:
-    """Return the weight and the bias of a norm; offset: of the weight."""
+    """Return the weight and the bias of a norm. offset: a number that llama.cpp expects added to the weight."""
     return (*vector(hf, gguf, "hidden", when, offset), Row(f"{hf}.bias", f"{gguf}.bias", "hidden", when))
 
 
 def linear(hf: str, gguf: str, shape: str, bias: str = "", when: str = "", order: Order = "") -> Rows:
-    """Return a projection, shape "rows columns"; bias: the switch of its bias, `always`, or empty where it has none."""
+    """Return a projection of the shape "rows columns". bias: the switch of its bias, `always`, or empty without a
+    bias.
+    """
     weight = Row(f"{hf}.weight", f"{gguf}.weight", shape, when, order)
     if not bias:
         return (weight,)
@@ -162,7 +177,9 @@ def linear(hf: str, gguf: str, shape: str, bias: str = "", when: str = "", order
 
 
 def attention(bias: str = "", output_bias: str = "", when: str = "") -> Rows:
-    """Return self_attn's q_proj, k_proj, v_proj and o_proj; the switches of their biases, as in `linear`."""
+    """Return q_proj, k_proj, v_proj and o_proj of self_attn. bias, output_bias: the switches of their biases, as in
+    `linear`.
+    """
     return (
         *linear("self_attn.q_proj", "attn_q", "queries hidden", bias, when, "interleave_pairs"),
         *linear("self_attn.k_proj", "attn_k", "keys hidden", bias, when, "interleave_pairs"),
@@ -172,7 +189,7 @@ def attention(bias: str = "", output_bias: str = "", when: str = "") -> Rows:
 
 
 def head_norms(shape: str = "head_dim", key_shape: str = "", offset: float = 0.0, when: str = "") -> Rows:
-    """Return q_norm and k_norm: one of a head, or of all heads of a side."""
+    """Return q_norm and k_norm, either for one head or for all query heads and all key heads."""
     return (
         *vector("self_attn.q_norm", "attn_q_norm", shape, when, offset),
         *vector("self_attn.k_norm", "attn_k_norm", key_shape or shape, when, offset),
@@ -188,7 +205,7 @@ def norms(offset: float = 0.0) -> Rows:
 
 
 def post_norms() -> Rows:
-    """Return the norms behind attention and feed-forward, instead of before them."""
+    """Return the norms after attention and feed-forward, for families without norms before them."""
     return (
         *vector("post_attention_layernorm", "post_attention_norm"),
         *vector("post_feedforward_layernorm", "post_ffw_norm"),
@@ -205,7 +222,7 @@ def gated(block: str = "mlp", suffix: str = "", inner: str = "intermediate", bia
 
 
 def fused_gate() -> Rows:
-    """Return a feed-forward whose gate and up stand in one matrix, the gate first."""
+    """Return a feed-forward whose gate and up are one matrix, the gate first."""
     return (
         *linear("mlp.gate_up_proj", "ffn_up", "twice hidden"),
         *linear("mlp.down_proj", "ffn_down", "hidden intermediate"),
@@ -216,7 +233,7 @@ def experts(
     block: str = "mlp.experts", names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj"),
     inner: str = "expert_intermediate", when: str = "",
 ) -> Rows:  # fmt: skip
-    """Return experts, each with matrices of its own; names: those of the gate, of up and of down."""
+    """Return experts with separate matrices. names: the names of gate, up and down."""
     if len(names) != 3:
         raise ValueError("names must be three: gate, up and down")
     shapes = (f"{inner} hidden", f"{inner} hidden", f"hidden {inner}")
@@ -227,7 +244,9 @@ def experts(
 
 
 def latent_attention() -> Rows:
-    """Return self_attn of MLA: queries through a latent or without, keys and values through one, sizes as DeepSeek's."""
+    """Return the self_attn of MLA. Queries may use a latent, keys and values share one. The sizes have DeepSeek's
+    names.
+    """
     return (
         *linear("self_attn.q_proj", "attn_q", "whole_queries hidden", when="not query_latent"),
         *linear("self_attn.q_a_proj", "attn_q_a", "query_latent hidden", when="query_latent"),
@@ -269,8 +288,8 @@ class Export:
     """How the class of a family computes, its defaults, and the names of its tensors.
 
     Tensors:
-    layer: of a layer, below `prefix`.
-    outer: outside the layers.
+    layer: the tensors of a layer, below `prefix`.
+    outer: the tensors outside the layers.
     drafting: prefixes of tensor names that only draft tokens.
     held: switches that are on if the checkpoint has this tensor in a layer, because it may be stored in two ways.
     head: whether llama.cpp requires output.weight, uses the embedding if it is absent, or always uses the embedding.
@@ -283,16 +302,16 @@ class Export:
     derived: sizes as formulas of others, such as "queries + 2 * keys".
     square: llama.cpp requires heads times head_dim to equal the hidden size.
     equal: other pairs of sizes that llama.cpp treats as equal.
-    sections: the default of mrope_section: how many rotary pairs of an image token rotate by time, height and width. Empty if
-      all pairs rotate alike.
+    sections: the default of mrope_section: the number of rotary pairs for time, height and width of an image token.
+      Empty if all pairs rotate by the same position.
     assumed: sizes by key that the config inside a wrapper may leave out, because transformers saves only differences from
       the class.
 
     Computation:
     norms: rms, or layer if norms subtract the mean.
     eps, eps_key: the default epsilon of norms, and its key in the config; empty without a key.
-    activations: those that llama.cpp computes, under `activation_key`.
-    approximated: those of them that llama.cpp computes slightly differently.
+    activations: activations of llama.cpp, as values of `activation_key`.
+    approximated: activations that llama.cpp computes slightly differently.
     switches: boolean keys of the config, with their defaults.
     switch_names: other names of switches in configs.
     layer_switches: switches that are on in some layers.
@@ -328,7 +347,7 @@ class Export:
     approximated: tuple[str, ...] = ()
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     sizes: Mapping[str, str] = field(default_factory=dict)
-    keys: Mapping[str, Stated] = field(default_factory=dict)
+    keys: Mapping[str, ConfigValue] = field(default_factory=dict)
     constants: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     layer_switches: Mapping[str, LayerSwitch] = field(default_factory=dict)
     arrays: Mapping[str, PerLayer] = field(default_factory=dict)
@@ -339,9 +358,10 @@ class Export:
     rules: Rules = ""
 
     def gguf_name(self, hf: str) -> str | None:
-        """Return the name in GGUF, below its layer and without .weight, of a tensor of a layer; None without one."""
-        found = (row.gguf for row in self.layer if row.hf == f"{hf}.weight")
-        name = next(found, None)
+        """Return the GGUF name of a tensor in a layer, below its layer and without .weight, or None if it has no
+        GGUF name.
+        """
+        name = next((row.gguf for row in self.layer if row.hf == f"{hf}.weight"), None)
         return None if name is None else name.removesuffix(".weight")
 
 
@@ -349,9 +369,9 @@ class Export:
 
 
 def sized(formula: str, counts: Mapping[str, int]) -> int:
-    """Return the value of a formula of sizes, with only +, * and //.
+    """Return the value of a formula of sizes with +, -, * and //.
 
-    Raises: ValueError with what is wrong in it.
+    Raises: ValueError with the invalid part.
     """
     try:
         parsed = ast.parse(formula, mode="eval").body
@@ -380,7 +400,7 @@ def _value(node: ast.expr, counts: Mapping[str, int]) -> int:
 
 
 def derived(formulas: Mapping[str, str], counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the counts and what the formulas make of them, each of those before it."""
+    """Return the counts and the results of the formulas. A formula can use the results of earlier ones."""
     known = dict(counts)
     for name, formula in formulas.items():
         known[name] = sized(formula, known)
@@ -388,7 +408,9 @@ def derived(formulas: Mapping[str, str], counts: Mapping[str, int]) -> dict[str,
 
 
 def faults(export: Export) -> Iterable[tuple[str, str]]:
-    """Yield what a table says of sizes, switches and orders that it does not have: the place, and a sentence on it."""
+    """Yield each unknown size, unknown switch and contradiction in an export table: its place, and a sentence about
+    it.
+    """
     names: dict[str, int] = dict.fromkeys((*COMMON, *export.counts), 1)
     for name, one in export.counts.items():
         try:
@@ -434,8 +456,8 @@ def faults(export: Export) -> Iterable[tuple[str, str]]:
         for switch, _ in (*conditions(each.when), *conditions(each.where)):
             if switch not in switches:
                 yield f"arrays.{key}", f"unknown switch {switch!r}; known: {', '.join(switches)}"
-    for key, stated in export.keys.items():
-        if sum(map(bool, (stated.number, stated.switch, stated.entries))) != 1:
+    for key, value in export.keys.items():
+        if sum(map(bool, (value.number, value.switch, value.entries))) != 1:
             yield f"keys.{key}", "must set exactly one of number, switch and entries"
-        elif stated.switch and stated.switch not in export.switches:
-            yield f"keys.{key}", f"unknown switch {stated.switch!r}; known: {', '.join(export.switches)}"
+        elif value.switch and value.switch not in export.switches:
+            yield f"keys.{key}", f"unknown switch {value.switch!r}; known: {', '.join(export.switches)}"

@@ -47,10 +47,10 @@ class Wrapper:
 
     def inner(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the config of the text model inside a config.json, or an empty mapping."""
-        found: Any = config
+        inner: Any = config
         for key in self.path:
-            found = found.get(key) if isinstance(found, Mapping) else None
-        return found if isinstance(found, Mapping) else {}
+            inner = inner.get(key) if isinstance(inner, Mapping) else None
+        return inner if isinstance(inner, Mapping) else {}
 
 
 def _alike(default: str, model_types: str, *, in_v4: bool, needs: tuple[str, ...] = ()) -> dict[str, Wrapper]:
@@ -82,14 +82,15 @@ WRAPPERS: dict[str, Wrapper] = {
     **_alike("gemma3_text", "shieldgemma2", in_v4=True),
     **_alike("deepseek_v3", "kimi_k25", in_v4=False),
     **_alike("", "exaone4_5", in_v4=False),
-    # Their own default rotates nothing; checkpoints with Vicuna inside do.
+    # Their default, opt, does not rotate. Checkpoints with Vicuna inside do.
     **_alike("opt", "blip-2 instructblip instructblipvideo", in_v4=True),
-    # Whose own default family is none of ours; checkpoints with another text model name it.
+    # ropetool does not support their default families. Checkpoints with a different text model name its type.
     **_alike("gemma", "paligemma", in_v4=True),
     **_alike("lfm2", "lfm2_vl", in_v4=True),
     **_alike("persimmon", "fuyu", in_v4=True),
-    # Remote code: internvl_chat builds transformers' own configs; the others have copies of DeepSeek's, whose model_type
-    # nothing reads. In that of deepseek_vl_v2 a model has 30 layers by default, and plain attention without use_mla.
+    # Remote code: internvl_chat builds transformers' own configs. The others have copies of DeepSeek's config, and
+    # ignore its model_type. In deepseek_vl_v2's copy, a model has 30 layers by default, and plain attention without
+    # use_mla.
     "internvl_chat": Wrapper("llm_config", source=ON_HUB.format("OpenGVLab/InternVL3-8B")),
     "deepseek_vl_v2": Wrapper(
         "language_config", "deepseek_v2", fixed=True, switch="use_mla", off="deepseek_ocr", needs=("num_hidden_layers",),
@@ -98,12 +99,12 @@ WRAPPERS: dict[str, Wrapper] = {
     "kimi_vl": Wrapper(default="deepseek_v3", fixed=True, source=ON_HUB.format("moonshotai/Kimi-VL-A3B-Instruct")),
 }  # fmt: skip
 
-# Wrappers whose class takes the text model's keys from beside its own where the config has no text_config, as the files
-# that are published state them: transformers 5.23.0, models/{}/configuration_*.py
+# Wrappers whose class reads the text model's keys from the top of the config if text_config is missing, as in published
+# files. Source: transformers 5.23.0, models/{}/configuration_*.py
 FLAT = frozenset({"paddleocr_vl", "qwen2_5_vl", "qwen2_vl"})
 
-# model_types under which files of a family are published, and the family: the remote code is a copy of its class, or that
-# class itself under another name. Those whose code has rules of its own are files in remote/.
+# Other model_types of published files, with their family. The remote code is a copy or a subclass of the family's
+# class. Types whose code has different rules have files in remote/.
 ALIASES: dict[str, str] = {
     "kimi_k2": "deepseek_v3",  # moonshotai/Kimi-K2-Instruct: configuration_deepseek.py and modeling_deepseek.py
     "mimo": "qwen2",  # XiaomiMiMo/MiMo-7B-Base, configuration_mimo.py: class MiMoConfig(Qwen2Config)
@@ -111,14 +112,14 @@ ALIASES: dict[str, str] = {
     "llava_qwen": "qwen2",  # LLaVA-NeXT, llava/model/language_model/llava_qwen.py: class LlavaQwenConfig(Qwen2Config)
 }
 
-# model_types under which two classes of remote code are published: a key that configs of one alone have, and its family.
+# model_types of two classes of remote code: a key that only configs of one class have, and the family of that class.
 TOLD_APART: dict[str, tuple[str, str]] = {
-    "bailing_moe": ("n_group", "bailing_moe_v2"),  # inclusionAI/Ling-mini-2.0 beside inclusionAI/Ling-lite
-    "cogvlm": ("num_multi_query_heads", "cogvlm2"),  # THUDM/cogvlm2-llama3-chat-19B beside THUDM/cogvlm-chat-hf
-    "llada": ("num_experts", "lladamoe"),  # inclusionAI/LLaDA-MoE-7B-A1B-Base beside GSAI-ML/LLaDA-8B-Base
+    "bailing_moe": ("n_group", "bailing_moe_v2"),  # inclusionAI/Ling-mini-2.0, not inclusionAI/Ling-lite
+    "cogvlm": ("num_multi_query_heads", "cogvlm2"),  # THUDM/cogvlm2-llama3-chat-19B, not THUDM/cogvlm-chat-hf
+    "llada": ("num_experts", "lladamoe"),  # inclusionAI/LLaDA-MoE-7B-A1B-Base, not GSAI-ML/LLaDA-8B-Base
 }
 
-# Types that only remote code has, and why it is not read here: what a user can do instead ends each.
+# Types that exist only in remote code, with the reason why ropetool does not read them, and often a replacement.
 UNREAD: dict[str, str] = {
     "chatglm": (
         "its only rope key is rope_ratio, which multiplies the base in some releases of its remote code and divides positions "
@@ -128,5 +129,5 @@ UNREAD: dict[str, str] = {
     "phi-msft": "its remote code fixes the base at 10000 and reads only rotary_dim; use its phi version",
 }
 
-# The places that a text model's attention may have inside a wrapper, for names that begin with `model.` on their own.
+# Possible prefixes of the text model's tensors inside a wrapper, instead of `model.`.
 PREFIXES = ("model.language_model.", "language_model.model.", "model.text_model.")

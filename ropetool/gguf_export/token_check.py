@@ -61,7 +61,9 @@ def _texts() -> Iterator[str]:
 
 
 def _is_plain(text: str) -> bool:
-    """Return whether the text cannot show a difference that a note of the export reports."""
+    """Return whether the text contains nothing that llama.cpp is known to split differently, with a note of the
+    export.
+    """
     marked = any(unicodedata.category(letter).startswith("M") for letter in text)
     composed = unicodedata.is_normalized("NFKC", text)
     spaced = text[:1].isspace() or any(letter.isspace() and letter > "\x7f" for letter in text)

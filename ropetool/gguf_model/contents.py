@@ -62,7 +62,7 @@ class Keys:
 
 
 def check_source(checkpoint: HfCheckpoint) -> None:
-    """Raise an error unless the family has an export table, the weights exist, and no link leads out of the directory.
+    """Raise an error for a family without an export table, missing weights, or a link that leads out of the directory.
 
     Raises: LossyExport, NotACheckpoint, CheckpointError.
     """

@@ -61,7 +61,7 @@ def _facts(view: HfCheckpoint) -> Exllamav3:
     facts = family.exllamav3 if family.own_name else None
     facts = facts or engines.exllamav3_file(family.name, family.model_type)
     if facts is None:
-        inside = f" around a {family.model_type}" if family.stated else ""
+        inside = f" around a {family.model_type}" if family.config_type else ""
         raise NotKnown(f"exllamav3 {VERSIONS} has no architecture for {family.name}{inside}")
     if facts.refused:
         raise Refuses(facts.refused)

@@ -237,7 +237,7 @@ def _family_of(config: Mapping[str, Any], where: str) -> tuple[Family | None, Ro
 
 def read_live(family: Family) -> tuple[str, ...]:
     """Return a note if the facts about a family or its wrapper come from a probed model, not from ropetool's data."""
-    names_read = [family.stated] if families.is_live(family.stated) else []
+    names_read = [family.config_type] if families.is_live(family.config_type) else []
     names_read += [family.model_type] if family.live else []
     return tuple(
         f"ropetool has no data on {name}: it read the settings from a tiny model in the installed transformers"
@@ -247,20 +247,20 @@ def read_live(family: Family) -> tuple[str, ...]:
 
 def remote_code(config: Mapping[str, Any], family: Family) -> tuple[str, ...]:
     """Say of a model that names code of its own for which class the readings hold; nothing of any other."""
-    wrapper = WRAPPERS.get(family.stated)
-    if family.wrapped and family.stated and families.wrapper_of(family.stated) is None:
+    wrapper = WRAPPERS.get(family.config_type)
+    if family.wrapped and family.config_type and families.wrapper_of(family.config_type) is None:
         return (
-            f"ropetool does not know the code of {family.stated}: it reads {'.'.join(family.text_path)} as {family.model_type} "
-            f"does. Check that the code of {family.stated} does not change these keys",
+            f"ropetool does not know the code of {family.config_type}: it reads {'.'.join(family.text_path)} as {family.model_type} "
+            f"does. Check that the code of {family.config_type} does not change these keys",
         )
     if family.remote:
         return (
             f"{_no_class(family.name)} ropetool reads the config as {family.source}",
             *_beyond(config, family),
         )
-    if family.stated in ALIASES or (wrapper and wrapper.source.startswith(ON_HUB.partition("{}")[0])):
+    if family.config_type in ALIASES or (wrapper and wrapper.source.startswith(ON_HUB.partition("{}")[0])):
         return (
-            f"{_no_class(family.stated)} ropetool reads the config as the built-in class of {family.model_type} does",
+            f"{_no_class(family.config_type)} ropetool reads the config as the built-in class of {family.model_type} does",
         )
     if "auto_map" in config:
         return (

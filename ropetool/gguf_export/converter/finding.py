@@ -38,7 +38,7 @@ def find(asked: str) -> Converter:
     """Return a converter. asked: a folder of llama.cpp's sources, the script itself, or `auto`.
 
     auto: searches the folder in ROPETOOL_LLAMA_CPP, then the commands on the PATH, then the installed package.
-    Raises: MissingDependency if auto finds no converter; NotACheckpoint for a path without one.
+    Raises: MissingDependency if auto does not find a converter; NotACheckpoint for a path without one.
     """
     if asked == AUTO:
         script = _search()

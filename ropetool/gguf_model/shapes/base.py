@@ -58,7 +58,7 @@ class ModelShape:
     counts: sizes by name.
     switches: booleans by name.
     where: the config file, for error messages.
-    kinds: the layer type of each layer; empty if the family has no layer types.
+    kinds: the layer type of each layer; empty for a family without layer types.
     """
 
     family: Family
@@ -122,7 +122,7 @@ class ModelShape:
 
     @property
     def drafts(self) -> int:
-        """The number of layers after the last one that only draft tokens."""
+        """The number of draft layers, which follow the last layer."""
         return self.counts.get(DRAFTS, 0)
 
     def number(self, key: str, default: float) -> float:

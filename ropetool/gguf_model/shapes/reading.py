@@ -12,7 +12,7 @@ from typing import Any
 from ropetool import names
 from ropetool.errors import ConfigError, LossyExport
 from ropetool.families.family import Family
-from ropetool.families.tensors import Count, Export, PerLayer, Stated, derived, sized
+from ropetool.families.tensors import ConfigValue, Count, Export, PerLayer, derived, sized
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf.jsontext import shown
 from ropetool.gguf_model.fp8 import is_fp8
@@ -98,7 +98,7 @@ def model_keys(model: ModelShape) -> dict[str, Value]:
     return {f"{model.arch}.{key}": value for key, value in values.items()}
 
 
-def _value(model: ModelShape, one: Stated) -> Value:
+def _value(model: ModelShape, one: ConfigValue) -> Value:
     if one.switch:
         return Value.of(ValueType.BOOL, model.switches[one.switch])
     if one.entries:
@@ -106,7 +106,7 @@ def _value(model: ModelShape, one: Stated) -> Value:
     return Value.of(ValueType.F32, model.number(one.number, one.default))
 
 
-def _entries(model: ModelShape, one: Stated) -> int:
+def _entries(model: ModelShape, one: ConfigValue) -> int:
     value: Any = model.config
     for key in one.entries.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -132,7 +132,7 @@ def _sections(model: ModelShape) -> tuple[int, ...]:
     return tuple((*sections, 0, 0, 0, 0)[:4])
 
 
-def _left_out(model: ModelShape, one: Stated) -> bool:
+def _left_out(model: ModelShape, one: ConfigValue) -> bool:
     return one.optional and not model.config.get(one.number)
 
 
