@@ -1,1 +1,1 @@
-"""Rotary positions as numbers: tables and what is done with them, the one comparison, formulas, methods. Knows no file."""
+"""Rotary positions as numbers: tables, their comparison, formulas and methods, without access to files."""

@@ -1,6 +1,6 @@
-"""Rotary arithmetic: base tables, wavelengths, turns, bands, layouts, the reference rotation.
+"""Rotary arithmetic in float64: base tables, wavelengths, turns, bands, layouts, the reference rotation.
 
-float64 throughout, no I/O. Source of the definitions: arXiv:2104.09864 (RoPE), arXiv:2309.00071 (YaRN).
+Source of the definitions: arXiv:2104.09864 (RoPE), arXiv:2309.00071 (YaRN).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy.typing as npt
 from ropetool.errors import InvalidRope
 from ropetool.rope.tables import Array, is_number
 
-NEAR_TURNS = 32.0  # YaRN's beta_fast: pairs that turned more often have met every angle many times
-FAR_TURNS = 1.0  # YaRN's beta_slow: pairs that turned less often have only seen an arc
+NEAR_TURNS = 32.0  # YaRN's beta_fast: in training, pairs with more turns see every angle many times
+FAR_TURNS = 1.0  # YaRN's beta_slow: in training, pairs with fewer turns see only an arc
 
 
 def base_inv_freq(rope_theta: float, rotary_dim: int) -> Array:
@@ -47,13 +47,15 @@ def wavelengths(inv_freq: Array) -> Array:
 
 
 def turns(inv_freq: Array, length: float) -> Array:
-    """Return how often each pair turns within `length` tokens."""
+    """Return the number of turns of each pair within `length` tokens."""
     counted: Array = np.asarray(inv_freq, dtype=np.float64) * length / (2 * math.pi)
     return counted
 
 
 def bands(inv_freq: Array, length: float) -> tuple[int, int, int]:
-    """Return how many pairs turn more than 32 times, 1 to 32 times, and less than once within `length`."""
+    """Return the number of pairs with more than 32 turns, with 1 to 32 turns, and with less than one turn within
+    `length`.
+    """
     counted = turns(inv_freq, length)
     near = int(np.sum(counted > NEAR_TURNS))
     far = int(np.sum(counted < FAR_TURNS))
@@ -63,29 +65,30 @@ def bands(inv_freq: Array, length: float) -> tuple[int, int, int]:
 def index_at_turns(inv_freq: Array, length: float, count: float) -> float:
     """Return the fractional pair index at which a pair would turn `count` times within `length`.
 
-    Linear in log inv_freq between neighbours, end slopes beyond; pairs that never turn are skipped. On a
-    geometric table this is YaRN's d ln(L / (2 pi b)) / (2 ln theta).
-    Raises: InvalidRope if fewer than two pairs turn, or those at the needed end do not slow down.
+    The index is linear in log inv_freq between neighbouring pairs. Beyond the ends, the slope of the last interval
+    continues. Pairs that never turn are skipped. On a geometric table, this is YaRN's d ln(L / (2 pi b)) / (2 ln
+    theta).
+    Raises: InvalidRope if fewer than two pairs turn, or if the pairs at the needed end do not slow down.
     """
     indices = np.flatnonzero(inv_freq > 0)
     if indices.size < 2:
         raise InvalidRope("a ramp over pair indices needs at least two pairs that rotate")
     logs = np.log(inv_freq[indices])
-    wanted = math.log(2 * math.pi * count / length)
-    # The last pair that is still at least as fast (a searched table need not fall everywhere); the ends keep the
-    # slope of their last interval.
-    as_fast = np.flatnonzero(logs >= wanted)
+    log_needed = math.log(2 * math.pi * count / length)
+    # The last pair that is at least as fast, because a searched table need not fall everywhere. At the ends, the slope
+    # of the last interval continues.
+    as_fast = np.flatnonzero(logs >= log_needed)
     left = min(int(as_fast[-1]) if as_fast.size else 0, indices.size - 2)
     rise = logs[left + 1] - logs[left]
     if rise >= 0:
         raise InvalidRope(
             f"pair {indices[left + 1]} does not rotate more slowly than pair {indices[left]}, so the ramp has no end beyond them"
         )
-    return float(indices[left] + (wanted - logs[left]) / rise * (indices[left + 1] - indices[left]))
+    return float(indices[left] + (log_needed - logs[left]) / rise * (indices[left + 1] - indices[left]))
 
 
 def half_to_interleaved(rotary_dim: int) -> npt.NDArray[np.int64]:
-    """Return the channel order that turns the half layout into the interleaved one: new[2i + t] = old[i + t d/2]."""
+    """Return the channel order that converts the half layout to the interleaved one: new[2i + t] = old[i + t d/2]."""
     order: npt.NDArray[np.int64] = np.arange(rotary_dim).reshape(2, rotary_dim // 2).T.reshape(-1)
     return order
 
@@ -97,7 +100,7 @@ def interleaved_to_half(rotary_dim: int) -> npt.NDArray[np.int64]:
 
 
 def rotate(x: Array, positions: Array, inv_freq: Array, attention_factor: float = 1.0, layout: str = "half") -> Array:
-    """Return x with its first 2 * len(inv_freq) channels rotated: the reference that tests compare runtimes with.
+    """Return x with its first 2 * len(inv_freq) channels rotated. Tests compare runtimes with this reference.
 
     Shapes: x (..., n, head_dim), positions (n,), inv_freq (rotary_dim // 2,) -> (..., n, head_dim).
     """
@@ -108,10 +111,10 @@ def rotate(x: Array, positions: Array, inv_freq: Array, attention_factor: float 
     if layout == "interleaved":
         part = part[..., interleaved_to_half(rotary_dim)]
     first, second = part[..., : rotary_dim // 2], part[..., rotary_dim // 2 :]
-    turned = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    rotated = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     if layout == "interleaved":
-        turned = turned[..., half_to_interleaved(rotary_dim)]
-    return np.concatenate([turned, x[..., rotary_dim:]], axis=-1)
+        rotated = rotated[..., half_to_interleaved(rotary_dim)]
+    return np.concatenate([rotated, x[..., rotary_dim:]], axis=-1)
 
 
 def scores(
@@ -124,27 +127,28 @@ def scores(
     layout: str = "half",
     softmax_scale: float | None = None,
 ) -> Array:
-    """Return the attention scores before the softmax, -inf where a key comes after its query.
+    """Return the attention scores before the softmax, -inf for keys after their query.
 
-    The first 2 * len(inv_freq) channels rotate, the others add their plain product; several queries may share a key.
+    The first 2 * len(inv_freq) channels rotate. The other channels add their plain product. Several queries may share a
+    key.
     Shapes: q (heads, n, head_dim), k (kv_heads, n, head_dim), positions (n,) -> (heads, n, n).
     """
     shared = q.shape[0] // k.shape[0]
-    turned_q = rotate(q, positions, inv_freq, attention_factor, layout)
-    turned_k = np.repeat(rotate(k, positions, inv_freq, attention_factor, layout), shared, axis=0)
+    rotated_q = rotate(q, positions, inv_freq, attention_factor, layout)
+    rotated_k = np.repeat(rotate(k, positions, inv_freq, attention_factor, layout), shared, axis=0)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    found: Array = turned_q @ turned_k.swapaxes(-1, -2) * scale
+    products: Array = rotated_q @ rotated_k.swapaxes(-1, -2) * scale
     ordered = np.asarray(positions)
-    found[:, ordered[:, None] < ordered[None, :]] = -np.inf
-    return found
+    products[:, ordered[:, None] < ordered[None, :]] = -np.inf
+    return products
 
 
-def attention(found: Array, v: Array) -> Array:
-    """Return what the scores make of the values: a softmax over the keys, in float64.
+def attention(scored: Array, v: Array) -> Array:
+    """Return the values mixed by a softmax of the scores over the keys, in float64.
 
-    Shapes: found (heads, n, n), v (kv_heads, n, head_dim) -> (heads, n, head_dim).
+    Shapes: scored (heads, n, n), v (kv_heads, n, head_dim) -> (heads, n, head_dim).
     """
-    weights = np.exp(found - found.max(axis=-1, keepdims=True))
+    weights = np.exp(scored - scored.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    mixed: Array = weights @ np.repeat(v, found.shape[0] // v.shape[0], axis=0)
+    mixed: Array = weights @ np.repeat(v, scored.shape[0] // v.shape[0], axis=0)
     return mixed

@@ -1,6 +1,6 @@
-"""How far rotary tables are from those that were wanted: which pairs, by how much, and from which distance on.
+"""The difference between RoPE tables and their targets: the number of different pairs, and the size of the difference.
 
-Pure numbers in float64; which tables are worth comparing is for others to know.
+The size includes the first distance at which an angle is wrong by a given amount.
 """
 
 from __future__ import annotations
@@ -14,20 +14,24 @@ import numpy as np
 from ropetool.rope.tables import TABLE_TOLERANCE, LayerRope, RopeSet, RopeTable
 
 TENTH, RADIAN = 0.1, 1.0  # of an angle, in radians
-LENGTHS = 257  # lengths at which tables are compared, from 1 to the context, each the same multiple of the one before
-OF_TABLES = frozenset({"inv_freq", "attention_factor", "table"})  # the fields of a Difference that tables decide
+LENGTHS = 257  # lengths at which tables are compared, in a geometric series from 1 to the context
+OF_TABLES = frozenset({"inv_freq", "attention_factor", "table"})  # the fields of a Difference between tables
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """How far tables are from those wanted: of several kinds of layers each figure of the worst, `rms` of all.
+    """The difference between tables and their targets. With several layer types, each figure is the worst, but `rms`
+    covers all.
 
-    pairs: how many of the rotary pairs, `of` in all, turn at another speed. ratio: how many times faster or slower, at most;
-    inf where only one of the two turns. factor: the attention factor as a part of the wanted one, the furthest from 1.
-    tenth, radian: the first distance in tokens at which an angle is off by 0.1 and by 1 rad; None where none is within the
-    window and `context`, the longest text that was looked at. rms: root of the mean square distance between a unit vector
-    rotated by the one and by the other, over all pairs, layers and distances, each doubling of the distance counting alike;
-    sqrt 2 where they are unrelated.
+    pairs: the number of rotary pairs with a different speed.
+    of: the number of all rotary pairs.
+    ratio: the largest factor between the two speeds of a pair; inf if a pair rotates in only one of the tables.
+    factor: the attention factor divided by its target, at the length where it is furthest from 1.
+    tenth, radian: the first distance in tokens at which an angle is off by 0.1 rad and by 1 rad; None if this happens
+      at no distance within the window and `context`.
+    rms: root mean square of the distance between a unit vector rotated by one table and by the other, over all pairs,
+      layers and distances. Each doubling of the distance has equal weight. It is sqrt 2 for unrelated tables.
+    context: the longest compared text, in tokens.
     """
 
     pairs: int
@@ -55,25 +59,27 @@ class Deviation:
         return ", ".join(parts) or f"the tables agree up to {self.context} tokens and differ beyond"
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data; an infinite ratio is null."""
+        """Return the fields as plain data. An infinite ratio is null."""
         return {**vars(self), "ratio": self.ratio if math.isfinite(self.ratio) else None}
 
 
 def aligned(
-    wanted: RopeSet, found: RopeSet, *, same_layout: bool = True
+    target: RopeSet, actual: RopeSet, *, same_layout: bool = True
 ) -> list[tuple[int, LayerRope, LayerRope]] | None:
-    """Return what layers of each kind compute on both sides, with the first of them; None where they are not as many.
+    """Return the first layer, the target entry and the actual entry of each layer type, or None if the sides have other
+    layers.
 
-    Layers are matched by their index, whatever a format calls their kind, and windows beyond the context left out.
-    same_layout: whether the order of the channels counts; between formats the exporter moves the rows of the weights with it.
+    Layers are matched by their number, because formats name layer types differently. A window beyond the context is
+    removed.
+    same_layout: whether the layout must be equal. An export reorders the rows of the weights for a different layout.
     """
-    ours, theirs = _by_layer(wanted), _by_layer(found)
+    ours, theirs = _by_layer(target), _by_layer(actual)
     if ours.keys() != theirs.keys():
         return None
-    kinds = {(id(ours[layer]), id(theirs[layer])): layer for layer in sorted(ours, reverse=True)}
-    context = min(wanted.max_position_embeddings, found.max_position_embeddings)
+    first_layers = {(id(ours[layer]), id(theirs[layer])): layer for layer in sorted(ours, reverse=True)}
+    context = min(target.max_position_embeddings, actual.max_position_embeddings)
     pairs = []
-    for layer in sorted(kinds.values()):
+    for layer in sorted(first_layers.values()):
         a, b = ours[layer].within(context), theirs[layer].within(context)
         pairs.append((layer, a, replace(b, layers=a.layers, layout=b.layout if same_layout else a.layout)))
     return pairs
@@ -83,13 +89,15 @@ def _by_layer(rope: RopeSet) -> dict[int, LayerRope]:
     return {layer: entry for entry in rope.entries.values() for layer in entry.layers}
 
 
-def deviation(wanted: RopeSet, found: RopeSet, *, same_layout: bool = True) -> Deviation | None:
-    """Return how far the tables are from those wanted, up to the wanted context; None where more than tables differs."""
-    kinds = aligned(wanted, found, same_layout=same_layout)
-    if kinds is None:
+def deviation(target: RopeSet, actual: RopeSet, *, same_layout: bool = True) -> Deviation | None:
+    """Return the difference between tables up to the target's context, or None if the sides differ in more than
+    tables.
+    """
+    layers = aligned(target, actual, same_layout=same_layout)
+    if layers is None:
         return None
     each: list[Deviation] = []
-    for _, ours, theirs in kinds:
+    for _, ours, theirs in layers:
         if any(one.field not in OF_TABLES for one in ours.differences(theirs)):
             return None
         if ours.table is None or theirs.table is None:
@@ -98,18 +106,22 @@ def deviation(wanted: RopeSet, found: RopeSet, *, same_layout: bool = True) -> D
             continue
         if ours.rotary_dim != theirs.rotary_dim:
             return None
-        context = wanted.max_position_embeddings
+        context = target.max_position_embeddings
         window = min(ours.sliding_window or context, context)
         each += [_of_tables(ours.table, theirs.table, context, window)] * len(ours.layers)
     return _together(each) if each else None
 
 
-def _of_tables(wanted: RopeTable, found: RopeTable, context: int, window: int) -> Deviation:
-    """Return how far a table is from the wanted one. context, window: the longest text, and the furthest two tokens of it."""
-    switches = [r.up_to for table in (wanted, found) for r in table.regimes if r.up_to is not None]
+def _of_tables(target: RopeTable, actual: RopeTable, context: int, window: int) -> Deviation:
+    """Return the difference between two tables.
+
+    context: the longest text in tokens. window: the largest distance between two of its tokens that attend to each
+      other.
+    """
+    switches = [r.up_to for table in (target, actual) for r in table.regimes if r.up_to is not None]
     steps = np.rint(np.geomspace(1, context, LENGTHS)).astype(np.int64).tolist()
     lengths = sorted([*steps, *(n for switch in switches for n in (switch, switch + 1) if n <= context)])
-    ours, theirs = ([table.at(length) for length in lengths] for table in (wanted, found))
+    ours, theirs = ([table.at(length) for length in lengths] for table in (target, actual))
     a, b = (np.array([regime.inv_freq for regime in side]) for side in (ours, theirs))
     factor = np.array([y.attention_factor / x.attention_factor for x, y in zip(ours, theirs, strict=True)])
     differs = np.abs(a - b) > TABLE_TOLERANCE * np.maximum(a, b)
@@ -125,9 +137,9 @@ def _of_tables(wanted: RopeTable, found: RopeTable, context: int, window: int) -
             return None
         at = int(reached[0])
         low, high = (int(lengths[at - 1]) if at else 0), int(lengths[at])
-        while high - low > 1:  # between two switches an angle grows with the length
+        while high - low > 1:  # between two changes of the table, an angle grows with the length
             middle = (low + high) // 2
-            off = np.where(differs[at], np.abs(wanted.at(middle).inv_freq - found.at(middle).inv_freq), 0.0)
+            off = np.where(differs[at], np.abs(target.at(middle).inv_freq - actual.at(middle).inv_freq), 0.0)
             low, high = (low, middle) if off.max() * min(middle, window) >= angle else (middle, high)
         return high
 

@@ -1,4 +1,4 @@
-"""The formulas of the methods and of the runtimes' scalings, in float64: ramps, blends, stretches, attention factors."""
+"""The formulas that methods and runtimes share, in float64: ramps, blends, stretches, attention factors."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from ropetool.rope.tables import MAX_LENGTH, TABLE_TOLERANCE, Array, Regime, Rop
 class Source:
     """The table that a method starts from.
 
-    length: tokens that this table was trained on. rope_theta: set when inv_freq is exactly its base table, so
-    that a native encoding exists. stated_theta: the base that the file names, whatever was done to its table.
-    mscale: DeepSeek's multiplier when the family scales the whole score (MLA).
+    length: the tokens that this table was trained on.
+    rope_theta: the base if inv_freq is exactly its table, so that native keys exist; else None.
+    stated_theta: the base in the file, for any table; None if the file does not set one.
+    mscale: DeepSeek's multiplier if the family scales the whole score (MLA); else None.
     """
 
     inv_freq: Array
@@ -31,7 +32,7 @@ class Source:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inv_freq", frozen_table(self.inv_freq))
-        # ln L divides in the logn factor, so a single token will not do.
+        # The logn factor divides by ln L, so a single token is not enough.
         if not 2 <= self.length <= MAX_LENGTH:
             raise InvalidRope(f"the trained length is {self.length} tokens; it must be from 2 to {MAX_LENGTH}")
 
@@ -46,15 +47,15 @@ def yarn_factor(factor: float) -> float:
 
 
 def logn_factor(factor: float, length: int) -> float:
-    """Return sqrt(ln(s L) / ln L), the constant form of the entropy-invariance scale; LongRoPE's default too."""
+    """Return sqrt(ln(s L) / ln L), the constant form of the entropy-invariance scale. It is also LongRoPE's default."""
     return math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
 
 
 def kept_share_by_dims(source: Source, beta_fast: float, beta_slow: float, truncate: bool) -> Array:
-    """Return g, the share of each pair's frequency that stays: 1 at and below index c(beta_fast), 0 from c(beta_slow).
+    """Return g, the share of each pair's frequency that stays: 1 up to index c(beta_fast), 0 from index c(beta_slow).
 
-    Linear in the pair index between. The clip at rotary_dim - 1 (not at the last pair) is transformers' and
-    llama.cpp's; keeping it keeps the tables equal.
+    It is linear in the pair index between them. transformers and llama.cpp clip at rotary_dim - 1, not at the last
+    pair. The same clip here keeps the tables equal.
     """
     if source.rope_theta is not None:
 
@@ -79,7 +80,7 @@ def kept_share_by_dims(source: Source, beta_fast: float, beta_slow: float, trunc
 
 
 def kept_share_by_turns(source: Source, beta_fast: float, beta_slow: float) -> Array:
-    """Return g by the paper's formula: linear in the number of turns from beta_slow (0) to beta_fast (1)."""
+    """Return g by the paper's formula: linear in the number of turns, from 0 at beta_slow to 1 at beta_fast."""
     counted = arithmetic.turns(source.inv_freq, source.length)
     if beta_fast == beta_slow:
         return (counted >= beta_fast).astype(np.float64)
@@ -92,20 +93,23 @@ def blend(inv_freq: Array, kept: Array, factor: float) -> Array:
 
 
 def with_share(inv_freq: Array, share: float) -> Array:
-    """Return the table of which only this share of the pairs turns, the fastest ones; the others stand still."""
+    """Return the table with only this share of the pairs rotating, the fastest ones. The frequency of the others is
+    0.
+    """
     return np.where(np.arange(inv_freq.size) < int(2 * inv_freq.size * share // 2), inv_freq, 0.0)
 
 
 def geometric(inv_freq: Array, rope_theta: float) -> tuple[float, float] | None:
-    """Return base and factor if the table is a base's, all pairs divided by one factor; the stated base if it fits.
+    """Return the base and the factor if the table is a base's table with all pairs divided by one factor; else None.
 
-    The slowest pairs may stand still; a pair that does so before one that turns is no base's.
+    The given base is returned if it fits. The slowest pairs may have frequency 0, but not a pair before one that
+    rotates.
     """
     turning = int(np.count_nonzero(inv_freq))
     if not turning or not inv_freq[:turning].all():
         return None
     table, dim = inv_freq[:turning], 2 * inv_freq.size
-    # Through two pairs there is always a base, which would say nothing of how the table came about.
+    # A base always fits two pairs, which would not prove that the table has one.
     fitted = (table[0] / table[-1]) ** (dim / (2 * (turning - 1))) if turning > 2 else rope_theta
     for theta in (rope_theta, float(fitted)):
         base = arithmetic.base_inv_freq(theta, dim)[:turning] if theta > 1 else np.zeros(turning)
@@ -117,7 +121,7 @@ def geometric(inv_freq: Array, rope_theta: float) -> tuple[float, float] | None:
 def ntk_stretch(rotary_dim: int, factor: float) -> Array:
     """Return s ** (-2i / (d - 2)) for each pair: 1 for the fastest, 1 / s for the slowest.
 
-    Raises: InvalidRope for a single pair, which would be both.
+    Raises: InvalidRope for a single pair, which would be the fastest and the slowest.
     """
     if rotary_dim < 4:
         raise InvalidRope(f"rotary_dim is {rotary_dim}; a change of base needs at least two pairs")
@@ -126,12 +130,15 @@ def ntk_stretch(rotary_dim: int, factor: float) -> Array:
 
 
 def dynamic_table(inv_freq: Array, length: int, factor: float, attention_factor: float = 1.0) -> RopeTable:
-    """Return the rule of transformers' `dynamic` (ours at factor 1), counted from a trained length.
+    """Return the rule of transformers' `dynamic`, with a trained length. At factor 1, it is the rule of ropetool's
+    method.
 
-    n tokens stretch the slowest pair by factor n / L - (factor - 1), and by 1 up to L.
+    For n tokens, the slowest pair is divided by factor n / L - (factor - 1), and by 1 up to L tokens.
     """
     base = Regime(inv_freq, attention_factor)
-    ntk_stretch(2 * base.inv_freq.size, 1.0)  # refuses a single pair now, not at the first call of the rule
+    ntk_stretch(
+        2 * base.inv_freq.size, 1.0
+    )  # raises the error for a single pair now, not at the first call of the rule
 
     def rule(n: int) -> Regime:
         stretch = factor * max(n, length) / length - (factor - 1)

@@ -1,6 +1,6 @@
-"""The plain data of the project: rotary tables, what a layer type does with them, and a set of both.
+"""The central data of ropetool: RoPE tables, their use in a layer type, and the tables of a whole checkpoint.
 
-Everything here is frozen and validated when it is made. Knows nothing of files or runtimes.
+All classes are frozen and validated on creation.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ropetool.errors import InvalidRope
 
 Array = npt.NDArray[np.float64]
 
-MAX_LENGTH = 2**31  # positions; beyond it no runtime has an integer for them
-# What any number of a rope may be multiplied by itself: beyond, float32 has no square of it, and float64 soon no product.
+MAX_LENGTH = 2**31  # positions; runtimes have no integers for more
+# Limits of any multiplier: float32 cannot represent the square of a number beyond, and float64 soon no product.
 SMALLEST, LARGEST = 1e-18, 1e18
-TABLE_TOLERANCE = 1e-6  # relative; two float64 tables from values as stored
-SEEN = 1.005  # what three digits show
+TABLE_TOLERANCE = 1e-6  # relative error between two float64 tables from stored values
+SEEN = 1.005  # the smallest ratio that three digits show
 CONTEXT = "max_position_embeddings"
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Return whether the value is a finite number; a bool is none, nor is an integer too large for a float."""
+    """Return whether the value is a finite number. A bool does not count, nor does an integer too large for a float."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     try:
@@ -58,9 +58,11 @@ def frozen_table(values: Any) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Regime:
-    """One table and its attention factor, used while the sequence has at most `up_to` tokens (None: always).
+    """One table with its attention factor.
 
-    Shapes: inv_freq (rotary_dim // 2,). Units: radians per token.
+    inv_freq: shape (rotary_dim // 2,), in radians per token.
+    attention_factor: multiplies cos and sin.
+    up_to: the longest sequence in tokens that uses this table; None for any length.
     """
 
     inv_freq: Array
@@ -76,7 +78,9 @@ class Regime:
             )
 
     def agrees(self, other: Regime, tolerance: float = TABLE_TOLERANCE) -> bool:
-        """Return whether both rotate alike, to a relative tolerance per pair and on the attention factor."""
+        """Return whether both have the same length limit, frequencies and attention factor, within the relative
+        tolerance.
+        """
         return (
             self.up_to == other.up_to
             and self.inv_freq.shape == other.inv_freq.shape
@@ -89,10 +93,11 @@ class Regime:
 
 @dataclass(frozen=True, eq=False)
 class RopeTable:
-    """What a kind of layer rotates by: regimes in order of length, or a rule for tables that follow the length.
+    """The table of a layer type: regimes in order of length, or a rule if the table depends on the length.
 
-    A rule maps a length in tokens to a regime; `regimes` then holds its value at the trained length alone, and
-    `rule_key` names it, so that two rules can be compared without calling them everywhere.
+    regimes: at least one. If there is a rule, only its regime at the trained length.
+    rule: maps a length in tokens to a regime; None for a table without a rule.
+    rule_key: identifies the rule, so that rules can be compared without calls.
     """
 
     regimes: tuple[Regime, ...]
@@ -112,27 +117,27 @@ class RopeTable:
 
     @classmethod
     def fixed(cls, inv_freq: Any, attention_factor: float = 1.0) -> RopeTable:
-        """Return the table of a method that does not look at the length."""
+        """Return a table that does not depend on the length."""
         return cls((Regime(inv_freq, attention_factor),))
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the same table serves every length."""
+        """Whether the same table applies to every length."""
         return self.rule is None and len(self.regimes) == 1
 
     def at(self, length: int) -> Regime:
-        """Return the regime that a sequence of this many tokens is rotated by."""
+        """Return the regime for a sequence of this many tokens."""
         if self.rule is not None:
             return self.rule(length)
         return next(r for r in self.regimes if r.up_to is None or length <= r.up_to)
 
     def with_factor(self, factor: float) -> RopeTable:
-        """Return the same table with this attention factor at every length; a rule keeps its own."""
+        """Return the same table with this attention factor at every length. A rule keeps its own factor."""
         regimes = tuple(replace(regime, attention_factor=factor) for regime in self.regimes)
         return RopeTable(regimes, self.rule, self.rule_key)
 
     def agrees(self, other: RopeTable, tolerance: float = TABLE_TOLERANCE) -> bool:
-        """Return whether both rotate alike at every length."""
+        """Return whether both are equal at every length, within the relative tolerance."""
         if (self.rule is None) != (other.rule is None) or len(self.rule_key) != len(other.rule_key):
             return False
         same_rule = all(
@@ -155,7 +160,7 @@ class Temperature:
     length: int
 
     def agrees(self, other: Temperature | None) -> bool:
-        """Return whether both grow alike."""
+        """Return whether both factors grow equally."""
         if other is None or self.length != other.length:
             return False
         return math.isclose(self.beta, other.beta, rel_tol=TABLE_TOLERANCE)
@@ -163,9 +168,13 @@ class Temperature:
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """What one reading computes otherwise than another: which field, both values, in words, and what that does.
+    """A difference between two interpretations of a file.
 
-    layer_type: of which layers, empty where there is one kind alone, or for all.
+    field: the field that differs.
+    first, other: both values.
+    words: the difference as text.
+    effect: its effect as text; empty if `words` is enough.
+    layer_type: the layer type; empty if there is only one, or for a difference in all layers.
     """
 
     field: str
@@ -182,15 +191,26 @@ class Difference:
 
 @dataclass(frozen=True, eq=False)
 class LayerRope:
-    """What one kind of layer computes: its table, and everything else that scales or masks the score.
+    """The computation of one layer type: its table, and everything else that scales or masks the score.
 
-    `softmax_multiplier` multiplies the whole score beyond the family's own softmax scale (DeepSeek's
-    mscale_all_dim); `params` are the rope keys as the file spells them, without rope_type and rope_theta. `chunked`: the
-    window is a chunk of the text, and a token attends to those before it in its own chunk.
+    rope_type: Hugging Face's name of the table's type, or `table`.
+    table: None if the layers do not rotate.
+    head_dim, rotary_dim: channels of a head, and rotating ones.
+    layout: half or interleaved.
+    layers: the numbers of the layers.
+    rope_theta: the base; None without one.
+    factor: the factor in the file; None without one.
+    params: the rope keys with the file's spelling, without rope_type and rope_theta.
+    original_max_position_embeddings: the trained length in tokens, if the file sets it.
+    softmax_multiplier: multiplies the whole score, in addition to the family's own softmax scale (DeepSeek's
+      mscale_all_dim).
+    temperature: the growth of the score with the position; None without one.
+    sliding_window: in tokens; None without one.
+    chunked: the window is a chunk of the text, and a token attends only to earlier tokens of its chunk.
     """
 
     rope_type: str
-    table: RopeTable | None  # None: the layers do not rotate
+    table: RopeTable | None
     head_dim: int
     rotary_dim: int
     layout: str
@@ -220,7 +240,7 @@ class LayerRope:
 
     @property
     def unscaled(self) -> bool:
-        """Whether the table is the one that a model is trained with, of a base alone."""
+        """Whether the table is the unscaled table of a base, as in training."""
         return (
             self.table is None
             or self.rope_type == "default"
@@ -229,30 +249,30 @@ class LayerRope:
 
     @property
     def attention_factor(self) -> float:
-        """The factor on cos and sin, of the regime for the longest sequences."""
+        """The factor on cos and sin for the longest sequences."""
         return self.table.regimes[-1].attention_factor if self.table else 1.0
 
     def with_factor(self, factor: float) -> LayerRope:
-        """Return the same with this factor on cos and sin, where there are any."""
+        """Return a copy with this factor on cos and sin. Layers without rotation stay unchanged."""
         return self if self.table is None else replace(self, table=self.table.with_factor(factor))
 
     @property
     def score_rotary(self) -> float:
-        """What multiplies the rotary part of the score: attention_factor squared times the softmax multiplier."""
+        """The multiplier of the rotary part of the score: attention_factor squared times the softmax multiplier."""
         return self.attention_factor**2 * self.softmax_multiplier
 
     @property
     def score_plain(self) -> float:
-        """What multiplies the part of the score that is not rotated."""
+        """The multiplier of the part of the score that does not rotate."""
         return self.softmax_multiplier
 
     def within(self, context: int) -> LayerRope:
-        """Return the same without a window that no text of this context leaves."""
+        """Return a copy without the window if the window is at least as long as this context."""
         window = self.sliding_window
         return replace(self, sliding_window=None) if window is not None and window >= context else self
 
     def differences(self, other: LayerRope) -> tuple[Difference, ...]:
-        """Return what the other computes otherwise; how a file says it does not count."""
+        """Return the differences in the computation. The keys in the file do not matter."""
         if self.layers != other.layers:
             counts = (
                 f", {len(other.layers)} instead of {len(self.layers)}" if len(other.layers) != len(self.layers) else ""
@@ -264,31 +284,33 @@ class LayerRope:
                 return ()
             words, effect = "one rotates, the other does not", "positions are lost or added"
             return (Difference("table", self.table, other.table, words, effect),)
-        found = _of_tables(self.table, other.table)
+        differences = _of_tables(self.table, other.table)
         if self.layout != other.layout:
             words, effect = (
                 f"layout {other.layout} instead of {self.layout}",
                 "different channels are paired, so the output is noise",
             )
-            found.append(Difference("layout", self.layout, other.layout, words, effect))
+            differences.append(Difference("layout", self.layout, other.layout, words, effect))
         ours, theirs = self.softmax_multiplier, other.softmax_multiplier
         if not math.isclose(ours, theirs, rel_tol=TABLE_TOLERANCE):
             words = f"the whole score is multiplied by {theirs:.6g} instead of {ours:.6g}"
             effect = f"attention is {'sharper' if theirs > ours else 'flatter'}"
-            found.append(Difference("softmax_multiplier", ours, theirs, words, effect))
+            differences.append(Difference("softmax_multiplier", ours, theirs, words, effect))
         grows = self.temperature
         if not (other.temperature is None if grows is None else grows.agrees(other.temperature)):
             words, effect = "the position temperature differs", "attention far into a text is sharper or flatter"
-            found.append(Difference("temperature", grows, other.temperature, words, effect))
-        return (*found, *_of_windows(self.sliding_window, other.sliding_window))
+            differences.append(Difference("temperature", grows, other.temperature, words, effect))
+        return (*differences, *_of_windows(self.sliding_window, other.sliding_window))
 
 
 @dataclass(frozen=True, eq=False)
 class RopeSet:
-    """All kinds of layers of a checkpoint, and its lengths.
+    """All layer types of a checkpoint, and its lengths.
 
-    max_position_embeddings: what the file promises, in tokens. original_max_position_embeddings: what it was
-    trained on before any scaling, None where the file does not say (linear scaling stores no length).
+    entries: the layer types by name.
+    max_position_embeddings: the context length in the file, in tokens.
+    original_max_position_embeddings: the trained length before any scaling, in tokens; None if the file does not set it
+      (linear scaling does not store it).
     """
 
     entries: Mapping[str, LayerRope]
@@ -296,36 +318,36 @@ class RopeSet:
     original_max_position_embeddings: int | None
 
     def differences(self, other: RopeSet) -> tuple[Difference, ...]:
-        """Return what the other computes otherwise, its context first."""
-        found = _of_contexts(self.max_position_embeddings, other.max_position_embeddings)
+        """Return the differences in the computation, the context first."""
+        differences = _of_contexts(self.max_position_embeddings, other.max_position_embeddings)
         if set(self.entries) != set(other.entries):
             words = f"layer types {sorted(other.entries)} instead of {sorted(self.entries)}"
-            return (*found, Difference("layer_types", sorted(self.entries), sorted(other.entries), words))
+            return (*differences, Difference("layer_types", sorted(self.entries), sorted(other.entries), words))
         several = len(self.entries) > 1
         for layer_type, entry in self.entries.items():
             more = entry.differences(other.entries[layer_type])
-            found += [replace(one, layer_type=layer_type) for one in more] if several else more
-        return tuple(found)
+            differences += [replace(one, layer_type=layer_type) for one in more] if several else more
+        return tuple(differences)
 
     def disagreement(self, other: RopeSet) -> str:
-        """Return the differences beside the context in words, or an empty string."""
+        """Return the differences other than the context as text, or an empty text."""
         return in_words(one for one in self.differences(other) if one.field != CONTEXT)
 
     def with_entry(self, layer_type: str, entry: LayerRope) -> RopeSet:
-        """Return a copy with one kind of layer replaced."""
+        """Return a copy with one layer type replaced."""
         return replace(self, entries={**self.entries, layer_type: entry})
 
     def named_as(self, other: RopeSet) -> RopeSet:
-        """Return a copy with the other's names of kinds of layers, where a kind has the same layers."""
+        """Return a copy with the other's names for layer types that have the same layers."""
         names = {frozenset(entry.layers): name for name, entry in reversed([*other.entries.items()])}
         return replace(self, entries={names.get(frozenset(e.layers), name): e for name, e in self.entries.items()})
 
 
-# --- differences, of what LayerRope and RopeSet hold
+# --- differences
 
 
 def in_words(differences: Iterable[Difference]) -> str:
-    """Return differences as one text, empty if there are none."""
+    """Return the differences as one text, empty without differences."""
     return "; ".join(map(str, differences))
 
 
@@ -345,25 +367,29 @@ def _of_windows(ours: int | None, theirs: int | None) -> list[Difference]:
 
 
 def _of_tables(ours: RopeTable, theirs: RopeTable) -> list[Difference]:
-    """Return how tables differ, by the regime for the longest sequences; another one speaks where that does not."""
+    """Return the differences between tables, by their regimes for the longest sequences. If these agree, use the
+    first regimes.
+    """
     if ours.agrees(theirs):
         return []
     a, b = ours.regimes[-1], theirs.regimes[-1]
-    found = []
+    differences = []
     if ours.is_fixed != theirs.is_fixed or len(ours.regimes) != len(theirs.regimes):
-        found.append(Difference("table", ours, theirs, _by_length(ours, theirs), "some lengths get a different table"))
+        differences.append(
+            Difference("table", ours, theirs, _by_length(ours, theirs), "some lengths get a different table")
+        )
     if a.inv_freq.size != b.inv_freq.size:
         words = f"{b.inv_freq.size} rotary pairs instead of {a.inv_freq.size}"
-        found.append(Difference("inv_freq", a.inv_freq, b.inv_freq, words, "different channels rotate"))
+        differences.append(Difference("inv_freq", a.inv_freq, b.inv_freq, words, "different channels rotate"))
     else:
-        found += _of_pairs(a.inv_freq, b.inv_freq)
+        differences += _of_pairs(a.inv_freq, b.inv_freq)
     if not math.isclose(a.attention_factor, b.attention_factor, rel_tol=TABLE_TOLERANCE):
         scores = (b.attention_factor / a.attention_factor) ** 2
         words = f"attention factor {b.attention_factor:.6g} instead of {a.attention_factor:.6g}"
         effect = f"scores of the rotated channels times {scores:.6g}"
-        found.append(Difference("attention_factor", a.attention_factor, b.attention_factor, words, effect))
-    if found:
-        return found
+        differences.append(Difference("attention_factor", a.attention_factor, b.attention_factor, words, effect))
+    if differences:
+        return differences
     limits = [table.regimes[0].up_to for table in (ours, theirs)]
     if limits[0] is None:
         words = "the rule that depends on the length differs"
@@ -383,7 +409,9 @@ def _by_length(ours: RopeTable, theirs: RopeTable) -> str:
 
 
 def _of_pairs(ours: Array, theirs: Array) -> list[Difference]:
-    """Return how many pairs turn faster or slower: k times as fast is a distance k times as long."""
+    """Return how many pairs rotate faster or slower. A pair that is k times as fast makes distances look k times as
+    long.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         speed = np.where(ours == theirs, 1.0, theirs / ours)
         count = int(np.sum(np.abs(ours - theirs) > TABLE_TOLERANCE * np.maximum(ours, theirs)))
@@ -391,9 +419,9 @@ def _of_pairs(ours: Array, theirs: Array) -> list[Difference]:
     if not count:
         return []
     by_way = {"longer": longer, "shorter": shorter}
-    told = {way: by for way, by in by_way.items() if by > SEEN} or {
+    shown = {way: by for way, by in by_way.items() if by > SEEN} or {
         max(by_way, key=by_way.__getitem__): max(by_way.values())
     }
-    ways = [f"{by:.3g}x {way}" if by > SEEN else f"{by:.7g}x {way}" for way, by in told.items()]
+    ways = [f"{by:.3g}x {way}" if by > SEEN else f"{by:.7g}x {way}" for way, by in shown.items()]
     words, effect = f"table: {count} of {ours.size} pairs differ", f"distances look up to {' or '.join(ways)}"
     return [Difference("inv_freq", ours, theirs, words, effect)]

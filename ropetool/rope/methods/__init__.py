@@ -25,7 +25,12 @@ __all__ = ["PRESETS", "Derived", "Goal", "Method", "Source", "get", "names"]
 
 @dataclass(frozen=True)
 class Method:
-    """A method as its module states it; keeps_tables: whether it changes the stated context alone."""
+    """A context-extension method, from the constants of its module.
+
+    auto_attention_factor: the preset of the attention factor for `auto`.
+    params_type: the dataclass of its parameters.
+    keeps_tables: whether it changes only the configured context length.
+    """
 
     name: str
     aliases: tuple[str, ...]
@@ -39,7 +44,7 @@ class Method:
     def params(self, values: Mapping[str, Any]) -> Any:
         """Return the parameters from text or typed values.
 
-        Raises: UnknownParameter for a name that the method does not have or a value of the wrong kind.
+        Raises: UnknownParameter for an unknown name or a value of a wrong type.
         """
         fields = {f.name: f for f in dataclasses.fields(self.params_type)}
         hints = typing.get_type_hints(self.params_type)
@@ -62,44 +67,46 @@ class Method:
 
 
 def _typed(where: str, hint: Any, value: Any) -> Any:
-    kinds = [k for k in typing.get_args(hint) if k is not type(None)] if not isinstance(hint, type) else [hint]
-    kind = kinds[0] if kinds and typing.get_origin(hint) is not tuple else hint
+    options = [one for one in typing.get_args(hint) if one is not type(None)] if not isinstance(hint, type) else [hint]
+    value_type = options[0] if options and typing.get_origin(hint) is not tuple else hint
     try:
-        if kind is bool:
+        if value_type is bool:
             return {"true": True, "false": False}[str(value).lower()]
-        if kind is float:
+        if value_type is float:
             return read_number(value) if isinstance(value, str) else float(value)
-        if kind is int:
+        if value_type is int:
             if isinstance(value, float) and value != int(value):
                 raise ValueError
             return read_whole(value) if isinstance(value, str) else int(value)
-        if kind is str:
+        if value_type is str:
             return str(value)
-        if isinstance(value, str):  # its characters would pass for a list of digits
+        if isinstance(value, str):  # a text of digits would pass as a list of numbers
             raise ValueError
         return tuple(float(v) for v in value)
     except (ValueError, TypeError, KeyError, OverflowError):
-        wanted = {bool: "true or false", float: "a number", int: "a whole number"}.get(kind, "a list of numbers")
-        raise UnknownParameter(f"{value!r} is not {wanted}", where=where) from None
+        expected = {bool: "true or false", float: "a number", int: "a whole number"}.get(
+            value_type, "a list of numbers"
+        )
+        raise UnknownParameter(f"{value!r} is not {expected}", where=where) from None
 
 
 @cache
 def _discovered() -> dict[str, Method]:
-    found = {}
+    methods = {}
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
         if hasattr(module, "NAME"):
-            found[module.NAME] = Method(
+            methods[module.NAME] = Method(
                 module.NAME,
                 module.ALIASES,
                 module.SUMMARY,
                 module.SOURCE,
                 module.AUTO_ATTENTION_FACTOR,
-                module.Params,
+                typing.get_type_hints(module.derive)["params"],
                 module,
                 getattr(module, "KEEPS_TABLES", False),
             )
-    return dict(sorted(found.items()))
+    return dict(sorted(methods.items()))
 
 
 def names() -> list[str]:

@@ -1,6 +1,6 @@
-"""ABF, adjusted base frequency: a stated rope_theta, larger or smaller than the source's.
+"""ABF, adjusted base frequency: you choose rope_theta, larger or smaller than the source's base.
 
-It is chosen before a fine-tune; the factor only states the length.
+The base is chosen before a fine-tune. The factor only sets the context length.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ AUTO_ATTENTION_FACTOR = "none"
 
 
 @dataclass(frozen=True)
-class Params:
+class AbfParams:
     rope_theta: float | None = described(None, "the new base; required")
 
 
-def derive(source: Source, goal: Goal, params: Params) -> Derived:
+def derive(source: Source, goal: Goal, params: AbfParams) -> Derived:
     rope_theta = params.rope_theta
     if rope_theta is None:
         raise InvalidRope("abf needs the new base", where="--rope-theta", try_="--rope-theta 1e6")

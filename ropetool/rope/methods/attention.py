@@ -1,6 +1,6 @@
-"""Attention factor only: frequencies stay, cos and sin are multiplied by a constant.
+"""Attention factor only: frequencies stay, and cos and sin are multiplied by a constant.
 
-It keeps the entropy of a longer softmax in hand; alone it does not extend a context.
+This keeps the entropy of a longer softmax under control. It does not extend the context without another method.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ ALIASES = ("attention-factor",)
 SUMMARY = "changes only the attention factor; default logn, sqrt(ln(sL) / ln L)"
 SOURCE = "kexue.fm/archives/8823; arXiv:2202.12172"
 AUTO_ATTENTION_FACTOR = "logn"
-Params = NoParams
 
 
 def derive(source: Source, goal: Goal, params: NoParams) -> Derived:

@@ -1,7 +1,7 @@
-"""What a method is: a source table and a goal in, a target table out. Shared by all files of this folder.
+"""The interface of a method: it gets a source table and a goal, and returns a target table.
 
-A method module holds NAME, ALIASES, SUMMARY, SOURCE, AUTO_ATTENTION_FACTOR, a frozen dataclass Params and a
-function derive(source, goal, params) -> Derived. Knows nothing of files.
+A method module has NAME, ALIASES, SUMMARY, SOURCE, AUTO_ATTENTION_FACTOR, and a function
+derive(source, goal, params) -> Derived. The annotation of `params` is a frozen dataclass with the method's parameters.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from ropetool.rope.formulas import Source, logn_factor, yarn_factor
 from ropetool.rope.reach import reach
 from ropetool.rope.tables import MAX_LENGTH, Array, RopeTable, is_number
 
-# Beyond these a ramp ends far outside every table, and a runtime's float32 loses the number.
+# Beyond these numbers, a ramp ends far outside every table, and a runtime's float32 cannot represent the number.
 FEWEST_TURNS, MOST_TURNS = 1e-6, 1e9
 PRESETS = ("auto", "none", "yarn", "logn")
 
 
 @dataclass(frozen=True)
 class Goal:
-    """How far to go: factor times the source's length, exactly; target_length is that in whole tokens.
+    """The goal of an extension.
 
-    attention_factor: a preset's name or a number, see `PRESETS`; auto is the method's own.
+    factor: the exact ratio of the target length to the source's length.
+    target_length: in whole tokens.
+    attention_factor: a number or a name of `PRESETS`; `auto` is the method's own.
     """
 
     factor: float
@@ -38,7 +40,7 @@ class Goal:
     ) -> Goal:
         """Return the goal from exactly one of factor and target length.
 
-        Raises: InvalidRope if both or neither are given, the factor is not a finite number of at least 1, or the
+        Raises: InvalidRope if both or neither are given, if the factor is not a finite number of at least 1, or if the
         target is below the source's length or beyond 2^31 positions.
         """
         if (factor is None) == (target_length is None):
@@ -71,11 +73,14 @@ class Goal:
 
 @dataclass(frozen=True, eq=False)
 class Derived:
-    """What a method wants: the table, the multiplier of the whole score, and how native keys would say it.
+    """The result of a method.
 
-    native: candidates of Hugging Face rope keys in order of preference (rope_type and its parameters; rope_theta
-    where the base changes); empty when only a full table can say it.
-    max_position_embeddings: tokens that the config must state (dynamic keeps the trained length).
+    table: the target table.
+    max_position_embeddings: the context length for the config, in tokens. `dynamic` keeps the trained length.
+    native: possible Hugging Face rope keys for the table, in order of preference: rope_type and its parameters, and
+      rope_theta if the base changes. Empty if only a full table can express it.
+    softmax_multiplier: the multiplier of the whole score.
+    notes: for the user.
     """
 
     table: RopeTable
@@ -87,11 +92,11 @@ class Derived:
 
 @dataclass(frozen=True)
 class NoParams:
-    """The parameters of a method that has none."""
+    """The parameters of a method without parameters."""
 
 
 def described(default: Any, text: str) -> Any:
-    """Return a dataclass field with its one-line description, which help and docs show."""
+    """Return a dataclass field with a one-line description, which help and docs show."""
     return field(default=default, metadata={"help": text})
 
 
@@ -100,9 +105,9 @@ def _too_long(tokens: str, where: str) -> InvalidRope:
 
 
 def chosen_attention_factor(source: Source, goal: Goal, auto: str) -> float:
-    """Return the attention factor: the preset's value, the number, or the source's times the method's own.
+    """Return the attention factor of a goal: a number, the value of a preset, or for `auto` the method's own.
 
-    A stated preset or number is absolute; only `auto` builds on what the source already has.
+    A given number or preset is absolute. `auto` multiplies the source's factor by the value of the preset `auto`.
     """
     preset = goal.attention_factor
     base = 1.0
@@ -134,7 +139,7 @@ def check_betas(beta_fast: float, beta_slow: float) -> None:
 
 
 def reach_note(method: str, source: Source, inv_freq: Array, target_length: int) -> tuple[str, ...]:
-    """Say how far a table reaches: where the first pair with under one turn leaves its arc; nothing at the target."""
+    """Return a note if a table reaches less than the target, because the first slow pair leaves its arc earlier."""
     reached, first = reach(source.inv_freq, inv_freq, source.length)
     if reached >= target_length * (1 - 1e-9):
         return ()
@@ -147,5 +152,5 @@ def reach_note(method: str, source: Source, inv_freq: Array, target_length: int)
 def with_attention_factor(
     native: Mapping[str, Any], attention_factor: float, default: float, key: str = "attention_factor"
 ) -> Mapping[str, Any]:
-    """Return the native keys, with the attention factor stated only where the runtime's default differs."""
+    """Return the native keys, with the attention factor only if the runtime's default differs."""
     return dict(native) if math.isclose(attention_factor, default, rel_tol=1e-12) else {**native, key: attention_factor}

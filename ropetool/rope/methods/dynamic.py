@@ -1,7 +1,7 @@
-"""Dynamic NTK: the stretch follows the current length, so nothing changes inside the trained length.
+"""Dynamic NTK: the stretch follows the current length, so nothing changes within the trained length.
 
-The curve is NTK with s = n / L. transformers' grows as s n / L - (s - 1) by its key `factor`, and equals this one at
-factor 1 only. A length-following table mixes keys of different bases in a cache: freeze it.
+The curve is NTK with s = n / L. transformers' curve s n / L - (s - 1), with its key `factor` as s, is equal only at
+factor 1. A table that follows the length mixes keys of different bases in a cache; -p freeze avoids this.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ AUTO_ATTENTION_FACTOR = "none"
 
 
 @dataclass(frozen=True)
-class Params:
+class DynamicParams:
     freeze: int | None = described(None, "write the fixed table of this length instead of the rule")
 
 
-def derive(source: Source, goal: Goal, params: Params) -> Derived:
+def derive(source: Source, goal: Goal, params: DynamicParams) -> Derived:
     d = source.rotary_dim
     attention_factor = chosen_attention_factor(source, goal, AUTO_ATTENTION_FACTOR)
 

@@ -1,6 +1,6 @@
-"""Another stated context and nothing else: for a model that was trained longer than its file says, or does not rotate.
+"""A different configured context length and no other change, for models trained on longer texts or without rotation.
 
-Every kind of layer keeps what it computes, whatever that is, so a search starts from the file as it is.
+Every layer type keeps its computation, so the search starts from the unchanged file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ SUMMARY = "changes only the configured context length: for models trained on lon
 SOURCE = "max_position_embeddings of transformers, context_length of GGUF"
 AUTO_ATTENTION_FACTOR = "none"
 KEEPS_TABLES = True
-Params = NoParams
 
 
 def derive(source: Source, goal: Goal, params: NoParams) -> Derived:

@@ -1,6 +1,6 @@
-"""Linear, or position interpolation: every pair turns s times as slowly.
+"""Linear, or position interpolation: every pair rotates s times as slowly.
 
-All positions then fall inside the trained range, but local distances shrink too: poor without fine-tuning.
+All positions are then within the trained range, but local distances shrink too. Results are poor without fine-tuning.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ ALIASES = ("pi",)
 SUMMARY = "position interpolation: all frequencies divided by the factor"
 SOURCE = "arXiv:2306.15595; kaiokendev 2023"
 AUTO_ATTENTION_FACTOR = "none"
-Params = NoParams
 
 
 def derive(source: Source, goal: Goal, params: NoParams) -> Derived:

@@ -18,14 +18,14 @@ AUTO_ATTENTION_FACTOR = "none"
 
 
 @dataclass(frozen=True)
-class Params:
+class Llama3Params:
     low_freq_factor: float = described(
         1.0, "a pair with fewer turns within the trained length gets its frequency divided by the factor"
     )
     high_freq_factor: float = described(4.0, "a pair with more turns within the trained length keeps its frequency")
 
 
-def derive(source: Source, goal: Goal, params: Params) -> Derived:
+def derive(source: Source, goal: Goal, params: Llama3Params) -> Derived:
     low, high = params.low_freq_factor, params.high_freq_factor
     if not (math.isfinite(low) and math.isfinite(high) and 0 < low < high):
         raise InvalidRope(

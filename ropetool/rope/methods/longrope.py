@@ -1,6 +1,6 @@
 """LongRoPE: a searched divisor for each pair, one list up to the trained length and one beyond it.
 
-The lists come from a search (a file) or from a source that has them; this is also the container for any fixed table.
+The lists come from a search (a file) or from the source. This form can also store any fixed table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AUTO_ATTENTION_FACTOR = "logn"
 
 
 @dataclass(frozen=True)
-class Params:
+class LongropeParams:
     long_factor: tuple[float, ...] = described(
         (), "divisors beyond the trained length; on the command line a JSON file or list"
     )
@@ -32,7 +32,7 @@ class Params:
     )
 
 
-def derive(source: Source, goal: Goal, params: Params) -> Derived:
+def derive(source: Source, goal: Goal, params: LongropeParams) -> Derived:
     if not params.long_factor:
         raise InvalidRope(
             "longrope needs a list of divisors, and the source does not have one",
@@ -64,7 +64,8 @@ def derive(source: Source, goal: Goal, params: Params) -> Derived:
 def checked_list(name: str, values: Any, pairs: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return the divisors as a vector.
 
-    Raises: InvalidRope if there is not one per pair, or one is not a finite number above 0.
+    Raises: InvalidRope if the number of divisors differs from the number of pairs, or if a divisor is not a finite
+    number above 0.
     """
     divisors = np.asarray(values, dtype=np.float64)
     if divisors.shape != (pairs,):

@@ -20,11 +20,11 @@ AUTO_ATTENTION_FACTOR = "none"
 
 
 @dataclass(frozen=True)
-class Params:
+class MixedNtkParams:
     exponent: float = described(0.625, "b of exp(a (i+1)^b); 0.625 to 0.75 is usual")
 
 
-def derive(source: Source, goal: Goal, params: Params) -> Derived:
+def derive(source: Source, goal: Goal, params: MixedNtkParams) -> Derived:
     if not math.isfinite(params.exponent) or params.exponent <= 0:
         raise InvalidRope(
             f"{params.exponent} is not an exponent; it must be a finite number above 0", where="-p exponent"

@@ -1,6 +1,6 @@
-"""NTK-aware scaling: a larger base, chosen so that the slowest pair turns s times as slowly and the fastest stays.
+"""NTK-aware scaling: a larger base, so that the slowest pair rotates s times as slowly and the fastest one stays.
 
-It does not reach s times the trained length: the first pair with under one turn leaves its arc earlier.
+It does not reach s times the trained length, because the first pair with less than one turn leaves its arc earlier.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ ALIASES = ("ntk-aware",)
 SUMMARY = "NTK-aware: a larger base; fastest pair unchanged, slowest divided by the factor"
 SOURCE = "bloc97 2023, reddit.com/r/LocalLLaMA/comments/14lz7j5"
 AUTO_ATTENTION_FACTOR = "none"
-Params = NoParams
 
 
 def derive(source: Source, goal: Goal, params: NoParams) -> Derived:

@@ -1,6 +1,6 @@
-"""YaRN: NTK-by-parts plus an attention factor of 0.1 ln s + 1 that makes up for the longer softmax.
+"""YaRN: NTK-by-parts, and an attention factor of 0.1 ln s + 1 that compensates for the longer softmax.
 
-On DeepSeek-style MLA models the temperature belongs to the whole score, so it is written as mscale keys.
+On DeepSeek-style MLA models, the temperature applies to the whole score, so it is written as mscale keys.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AUTO_ATTENTION_FACTOR = "yarn"
 
 
 @dataclass(frozen=True)
-class Params:
+class YarnParams:
     beta_fast: float = described(32.0, "a pair with more turns within the trained length keeps its frequency")
     beta_slow: float = described(
         1.0, "a pair with fewer turns within the trained length gets its frequency divided by the factor"
@@ -41,11 +41,11 @@ class Params:
     )
 
 
-def derive(source: Source, goal: Goal, params: Params) -> Derived:
+def derive(source: Source, goal: Goal, params: YarnParams) -> Derived:
     return derive_by_parts(source, goal, params, AUTO_ATTENTION_FACTOR)
 
 
-def derive_by_parts(source: Source, goal: Goal, params: Params, auto: str) -> Derived:
+def derive_by_parts(source: Source, goal: Goal, params: YarnParams, auto: str) -> Derived:
     """Return the table of the ramp, with `auto` as the preset of the attention factor."""
     check_betas(params.beta_fast, params.beta_slow)
     if params.ramp == "dims":
@@ -77,9 +77,9 @@ def derive_by_parts(source: Source, goal: Goal, params: Params, auto: str) -> De
 
 
 def _native(
-    source: Source, goal: Goal, params: Params, attention_factor: float | None
+    source: Source, goal: Goal, params: YarnParams, attention_factor: float | None
 ) -> tuple[Mapping[str, Any], ...]:
-    """Return the yarn keys; without an attention factor DeepSeek's mscale pair, which keeps cos and sin at 1."""
+    """Return the yarn keys. attention_factor None: with DeepSeek's mscale pair, which keeps cos and sin at 1."""
     if source.rope_theta is None or params.ramp != "dims":
         return ()
     keys: dict[str, Any] = {
@@ -87,7 +87,7 @@ def _native(
         "factor": goal.factor,
         "original_max_position_embeddings": source.length,
     }
-    # MLA files state both betas, and some of their readers demand them.
+    # MLA files contain both betas, and some runtimes require them.
     if params.beta_fast != 32 or source.mscale is not None:
         keys["beta_fast"] = params.beta_fast
     if params.beta_slow != 1 or source.mscale is not None:
@@ -96,7 +96,7 @@ def _native(
         keys["truncate"] = False
     if attention_factor is None:
         return ({**keys, "mscale": source.mscale, "mscale_all_dim": source.mscale},)
-    # vLLM's gpt_oss stops where the betas are not stated.
-    stated = {**keys, "beta_fast": params.beta_fast, "beta_slow": params.beta_slow}
-    ways = (keys,) if stated == keys else (keys, stated)
+    # vLLM's gpt_oss stops without the betas.
+    with_betas = {**keys, "beta_fast": params.beta_fast, "beta_slow": params.beta_slow}
+    ways = (keys,) if with_betas == keys else (keys, with_betas)
     return tuple(with_attention_factor(way, attention_factor, yarn_factor(goal.factor)) for way in ways)
