@@ -1,4 +1,4 @@
-"""The facts of one model_type as a plain record."""
+"""Probe one model_type: its rotary facts as a plain record."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ ROTATING_CODE = r"(?i)rotary|relative_positional_encoding"
 
 
 def probe(model_type: str) -> dict[str, Any]:
-    """Return the record of a model_type: its rotary facts, or the reason why it has none.
+    """Return the record of a model_type: its rotary facts, or the reason for not having any.
 
-    Raises: NotProbed where no tiny model of it can be judged; what its classes raise where none can be built.
+    Raises: NotProbed if its tiny model cannot be evaluated; the errors of its classes if no model can be built.
     """
     import transformers
 
@@ -68,46 +68,51 @@ def probe(model_type: str) -> dict[str, Any]:
 
 
 def causal() -> dict[str, str]:
-    """Return the class of each model_type that has a causal model."""
+    """Return the class names of causal models by model_type."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
     return dict(CAUSAL)
 
 
 def _wrapping(config: Any, path: list[str], text: Any) -> dict[str, Any]:
-    """Return what a wrapper does with the config of its text model: which it takes, and what it fills in."""
-    found: dict[str, Any] = {"takes_text_types": _takes_any(config, path, text)}
-    if found["takes_text_types"] and (renamed := _renamed(config, path, text)):
-        found["text_renames"] = renamed
+    """Return how a wrapper treats the config of its text model: the types that it accepts, and the keys that it
+    fills in.
+    """
+    wrapping: dict[str, Any] = {"takes_text_types": _takes_any(config, path, text)}
+    if wrapping["takes_text_types"] and (renamed := _renamed(config, path, text)):
+        wrapping["text_renames"] = renamed
     plain = {key: value for key, value in type(text)().to_dict().items() if re.fullmatch(FILLED, key)}
-    for name, stated in (("text_defaults", {}), ("text_fills", {"model_type": text.model_type})):
+    for name, keys in (("text_defaults", {}), ("text_fills", {"model_type": text.model_type})):
         try:
-            inner = _inside(config, path, stated).to_dict()
-        except Exception:  # noqa: BLE001 - a wrapper may want more
+            inner = _inside(config, path, keys).to_dict()
+        except Exception:  # noqa: BLE001 - a wrapper may require more keys
             continue
-        found[name] = {key: inner.get(key) for key in plain if inner.get(key) != plain[key]}
-    return found
+        wrapping[name] = {key: inner.get(key) for key in plain if inner.get(key) != plain[key]}
+    return wrapping
 
 
-def _inside(config: Any, path: list[str], stated: Mapping[str, Any]) -> Any:
-    """Return the config of the text model that a wrapper of this class makes of what is stated of it."""
-    around: Any = dict(stated)
+def _inside(config: Any, path: list[str], keys: Mapping[str, Any]) -> Any:
+    """Return the text model's config that a wrapper of this class builds from these keys of the inner config."""
+    around: Any = dict(keys)
     for key in reversed(path):
         around = {key: around} if around else {}
-    made = type(config)(**around)
+    part = type(config)(**around)
     for key in path:
-        made = getattr(made, key)
-    return made
+        part = getattr(part, key)
+    return part
 
 
 def _takes_any(config: Any, path: list[str], text: Any) -> bool:
-    """Return whether a wrapper builds the text model whose model_type is stated, rather than one of its own."""
+    """Return whether a wrapper builds the text model with the given model_type, and not always the same one."""
     for other in {"qwen3", "llama", "gemma2"} - {text.model_type}:
-        stated = {"model_type": other, "hidden_size": getattr(text, "hidden_size", 64)}  # which the other parts fit
+        keys = {
+            "model_type": other,
+            "hidden_size": getattr(text, "hidden_size", 64),
+        }  # a size that fits the other parts
         try:
-            if _inside(config, path, stated).model_type == other:
+            if _inside(config, path, keys).model_type == other:
                 return True
-        except Exception:  # noqa: BLE001 - a wrapper may want keys that this text model lacks
+        except Exception:  # noqa: BLE001 - a wrapper may require keys that this text model lacks
             continue
     return False
 
@@ -127,20 +132,20 @@ def _renamed(config: Any, path: list[str], text: Any) -> dict[str, str]:
     trees = [ast.parse(textwrap.dedent(inspect.getsource(one))) for one in classes]
     nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     words = {node.value for node in nodes if isinstance(node.value, str) and re.fullmatch(r"[\w.-]+", node.value)}
-    found = {}
+    renames = {}
     for word in sorted(words):
-        stated = {"model_type": word, "hidden_size": getattr(text, "hidden_size", 64)}
+        keys = {"model_type": word, "hidden_size": getattr(text, "hidden_size", 64)}
         try:
-            built = _inside(config, path, stated).model_type
-        except Exception:  # noqa: BLE001 - most words are no model types
+            built = _inside(config, path, keys).model_type
+        except Exception:  # noqa: BLE001 - most words are not model types
             continue
         if built != word:
-            found[word] = built
-    return found
+            renames[word] = built
+    return renames
 
 
 def _path(config: Any, inner: Any) -> list[str] | None:
-    """Return the keys that lead to a part of a config, None where it is not one."""
+    """Return the keys that lead to a part of a config, or None if it is not a part."""
     for key, value in vars(config).items():
         if value is inner:
             return [key]
@@ -150,7 +155,7 @@ def _path(config: Any, inner: Any) -> list[str] | None:
 
 
 def architecture(model_type: str) -> str:
-    """Return the class that reads checkpoints of this model_type: for text, or for text with images or sound."""
+    """Return the class that loads checkpoints of this model_type: for text, else for text with images or sound."""
     from transformers.models.auto import modeling_auto as auto
 
     tables = (
@@ -163,23 +168,23 @@ def architecture(model_type: str) -> str:
 
 
 def pattern(listed: list[str]) -> dict[str, Any]:
-    """Return the kinds of layer that repeat, in short, and the n of every n-th layer being a full-attention one."""
+    """Return the repeated layer types in short form, and n if every n-th layer is full attention."""
     count = len(listed)
     if not count:
         return {}
     size = next(n for n in range(1, count + 1) if all(listed[i] == listed[i % n] for i in range(count)))
-    found: dict[str, Any] = {"default_layer_types": runs(listed[:size])}
+    facts: dict[str, Any] = {"default_layer_types": runs(listed[:size])}
     others = set(listed[: size - 1])
     if size > 1 and listed[size - 1] == "full_attention" and len(others) == 1 and size < count:
-        found["pattern"] = size
-    return found
+        facts["pattern"] = size
+    return facts
 
 
 def text_config(config: Any) -> tuple[list[str], Any]:
-    """Return where the config of the text model stands inside a config, and it."""
+    """Return the path of the text model's config inside a config, and the text model's config."""
     inner = config.get_text_config(decoder=True)
     path = _path(config, inner) if inner is not config else []
-    if path is None:  # the decoder's side of one config
+    if path is None:  # the config of an encoder and a decoder together
         return [], config
     config = inner
     config.allow_global_per_layer_attribute_access = True
@@ -187,45 +192,45 @@ def text_config(config: Any) -> tuple[list[str], Any]:
 
 
 def kinds(config: Any) -> list[str]:
-    """Return the kind of each layer, as far as the config lists them."""
+    """Return the layer type of each layer, or an empty list if the config has no such list."""
     listed = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or []
     return [str(one) for one in listed]
 
 
 def runs(entries: list[Any]) -> list[Any]:
-    """Return a list in short: each entry that repeats with how many times it does."""
-    found: list[list[Any]] = []
+    """Return a list in short form: each repeated entry once, with its count."""
+    counted: list[list[Any]] = []
     for entry in entries:
-        if found and found[-1][1] == entry:
-            found[-1][0] += 1
+        if counted and counted[-1][1] == entry:
+            counted[-1][0] += 1
         else:
-            found.append([1, entry])
-    return found
+            counted.append([1, entry])
+    return counted
 
 
 def needs(text: Any) -> list[str]:
-    """Return the keys that the class's defaults leave open and a model cannot be built without."""
-    stated = tiny.EXCEPTIONS.get(text.model_type, {})
-    return sorted(key for key in stated if getattr(text, key, None) is None)
+    """Return the keys without a default that a model requires."""
+    exceptions = tiny.EXCEPTIONS.get(text.model_type, {})
+    return sorted(key for key in exceptions if getattr(text, key, None) is None)
 
 
 def windows(text: Any, build: Any, layers: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return where a window limits what layers see, and which layers rotate without and with one."""
+    """Return the effect of a window on the layers, and the layers that rotate with and without a window."""
     key = next((key for key in text.to_dict() if re.fullmatch(WINDOWS, key)), "")
-    found: dict[str, Any] = {"rotates": rotates(text, layers), "sliding_window": "never"}
+    facts: dict[str, Any] = {"rotates": rotates(text, layers), "sliding_window": "never"}
     if not key:
-        return found
-    found["default_sliding_window"] = _window(text, key)
+        return facts
+    facts["default_sliding_window"] = _window(text, key)
     if key != "sliding_window":
-        found["sliding_window_key"] = key
+        facts["sliding_window_key"] = key
     switch = {SWITCH: True} if hasattr(text, SWITCH) else {}
     first = {"max_window_layers": 0} if hasattr(text, "max_window_layers") else {}
     listed = hasattr(text, "layer_types")
     again = {"layer_types": None} if listed else {}
-    mixed_kinds = ["sliding_attention", "full_attention"] * (tiny.LAYERS // 2)
+    mixed_types = ["sliding_attention", "full_attention"] * (tiny.LAYERS // 2)
     tries: list[tuple[str, dict[str, Any]]] = [
         ("with_window", {key: tiny.WINDOW, **switch, **first, **again}),
-        ("with_window", {key: tiny.WINDOW, **switch, **({"layer_types": mixed_kinds} if listed else {})}),
+        ("with_window", {key: tiny.WINDOW, **switch, **({"layer_types": mixed_types} if listed else {})}),
         ("without_window", {key: None, **({"layer_types": ["full_attention"] * len(layers)} if listed else {})}),
         ("without_window", {key: None, **again}),
         ("without_window", {key: None}),
@@ -237,7 +242,7 @@ def windows(text: Any, build: Any, layers: list[dict[str, Any]]) -> dict[str, An
         try:
             subject = build(**keys)
             seen[name] = rotating.layers(subject, kinds(subject.model.config.get_text_config(decoder=True)))
-        except Exception:  # noqa: BLE001 - a class may not take a window, or not do without
+        except Exception:  # noqa: BLE001 - a class may not accept a window, or require one
             continue
     limited = [one for one in seen.get("with_window", layers) if one.get("window") in LIMITED]
     if limited:
@@ -246,35 +251,37 @@ def windows(text: Any, build: Any, layers: list[dict[str, Any]]) -> dict[str, An
             for other in seen.get("with_window", layers)
             if table in other.get("tables", []) and other.get("window") == "full"
         }  # fmt: skip
-        found["sliding_window"] = SWITCH if hasattr(text, SWITCH) else "alternate" if mixed else "always"
+        facts["sliding_window"] = SWITCH if hasattr(text, SWITCH) else "alternate" if mixed else "always"
         of_all = [one for one in seen.get("with_window", layers) if one["attends"]]
         if (
             switch
             and not all(one["rotates"] for one in of_all)
             and all(one["rotates"] != (one in limited) for one in of_all)
         ):
-            found |= {"sliding_window": "alternate", "unrotated_window_key": SWITCH}
-    if found["rotates"] == "sliding" and any(
+            facts |= {"sliding_window": "alternate", "unrotated_window_key": SWITCH}
+    if facts["rotates"] == "sliding" and any(
         one["rotates"] and one.get("window") == "full" for one in seen.get("without_window", [])
     ):
-        found["rotates"] = "sliding-if-any"
+        facts["rotates"] = "sliding-if-any"
     for name, other in seen.items():
         if other != layers:
-            found[f"layers_{name}"] = runs(other)
-    return found
+            facts[f"layers_{name}"] = runs(other)
+    return facts
 
 
 def _window(text: Any, key: str) -> int | None:
-    """Return the window that the class assumes where one is switched on."""
+    """Return the window that the class assumes if it is switched on."""
     switch = {SWITCH: True} if hasattr(text, SWITCH) else {}
     try:
         return getattr(type(text)(**switch), key) or None
-    except Exception:  # noqa: BLE001 - a class may want more keys beside the switch
+    except Exception:  # noqa: BLE001 - a class may require more keys than the switch
         return getattr(text, key) or None
 
 
 def rotates(text: Any, layers: list[dict[str, Any]]) -> str:
-    """Return by which rule layers rotate: all that attend, those of a list, the sliding ones, or those of some kinds."""
+    """Return the rule for rotating layers: all with attention, a list, the sliding ones, some layer types, or other
+    layers.
+    """
     attending = [one for one in layers if one["attends"]]
     if all(one["rotates"] for one in attending):
         return "all"
@@ -282,14 +289,14 @@ def rotates(text: Any, layers: list[dict[str, Any]]) -> str:
         return "no_rope_layers"
     if all(one["rotates"] == (one.get("window") in LIMITED) for one in attending):
         return "sliding"
-    by_kind: dict[str, set[bool]] = {}
+    by_type: dict[str, set[bool]] = {}
     for one in attending:
-        by_kind.setdefault(one.get("kind", ""), set()).add(one["rotates"])
-    return "layer_types" if all(len(answers) == 1 for answers in by_kind.values()) else "layers"
+        by_type.setdefault(one.get("kind", ""), set()).add(one["rotates"])
+    return "layer_types" if all(len(answers) == 1 for answers in by_type.values()) else "layers"
 
 
 def _without(subject: Subject) -> dict[str, Any]:
-    """Return why a model has no rotary modules."""
+    """Return the outcome for a model without rotary modules, with the reason."""
     import inspect
     import sys
 
@@ -304,7 +311,7 @@ def _without(subject: Subject) -> dict[str, Any]:
 def tiny_model(model_type: str, text: Any, keys: Mapping[str, Any], whole: Any = None) -> tuple[Any, Any]:
     """Return a tiny config of the text model, and a model of it with random weights.
 
-    whole: the wrapper's config, for a text model that has no class of its own.
+    whole: the wrapper's config, for a text model without its own model class.
     """
     import torch
 
@@ -320,15 +327,15 @@ def _build(model_type: str, small: Any, whole: Any) -> Any:
 
     how = {"attn_implementation": "eager", "experts_implementation": "eager"}
     name = causal().get(model_type)
-    kind = getattr(transformers, name, None) if name else None
-    if kind is not None and kind.config_class in (type(small), None):
-        return kind._from_config(small, **how)
+    model_class = getattr(transformers, name, None) if name else None
+    if model_class is not None and model_class.config_class in (type(small), None):
+        return model_class._from_config(small, **how)
     for auto in (transformers.AutoModelForCausalLM, transformers.AutoModel):
-        with contextlib.suppress(ValueError):  # one that is listed and does not exist
+        with contextlib.suppress(ValueError):  # a class that is listed but does not exist
             if type(small) in auto._model_mapping:
                 return auto.from_config(small, **how)
-    if kind is not None:
-        return kind._from_config(small, **how)
+    if model_class is not None:
+        return model_class._from_config(small, **how)
     for other in _classes(type(small)):
         return other._from_config(small, **how)
     outer = getattr(transformers, architecture(model_type), None)
@@ -340,22 +347,24 @@ def _build(model_type: str, small: Any, whole: Any) -> Any:
 
 
 def _classes(config_class: type) -> list[Any]:
-    """Return the models of a file that are made from this config class, those that speak first."""
+    """Return the model classes of a file for this config class; classes with a language-model head are first."""
     import importlib
 
     file = importlib.import_module(config_class.__module__.replace(".configuration_", ".modeling_"))
-    found = [
-        kind for kind in vars(file).values()
-        if isinstance(kind, type) and getattr(kind, "config_class", None) is config_class and hasattr(kind, "forward")
-        and not kind.__name__.endswith("PreTrainedModel")
+    classes = [
+        one for one in vars(file).values()
+        if isinstance(one, type) and getattr(one, "config_class", None) is config_class and hasattr(one, "forward")
+        and not one.__name__.endswith("PreTrainedModel")
     ]  # fmt: skip
     return sorted(
-        found, key=lambda kind: (not kind.__name__.endswith("ForCausalLM"), not kind.__name__.endswith("Model"))
+        classes, key=lambda one: (not one.__name__.endswith("ForCausalLM"), not one.__name__.endswith("Model"))
     )
 
 
 def spread(model: Any) -> None:
-    """Give every weight a size at which each part of a layer counts: the classes start some at 0."""
+    """Give every weight a size that lets each part of a layer contribute, because classes initialise some weights to
+    0.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(2)

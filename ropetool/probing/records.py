@@ -1,4 +1,4 @@
-"""Records of model types: which there are, how one becomes text, and whether one still holds."""
+"""Records of model types: the types to record, a record as text, and its comparison with the current class."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ORDER = (
     "model_type", "outcome", "reason", "transformers", "architecture", "config_class", "proven_on", "text_path", "text_type",
     "layout",
 )  # fmt: skip
-# Types without rotary code that have no learned positions either: only the stated context limits them.
+# Types without rotary code and without learned positions. Only the configured context length limits them.
 UNLIMITED = ("kimi_linear",)
 Record = dict[str, Any]
 
 
 def load() -> None:
-    """Load what every probe needs, without a word from it."""
+    """Import torch and transformers, and silence their messages."""
     import warnings
 
     import torch
@@ -34,9 +34,9 @@ def load() -> None:
 
 
 def is_registered(model_type: str) -> bool:
-    """Return whether the installed transformers has a config class of this type; remote code has none.
+    """Return whether the installed transformers has a config class of this type. Remote code has no such class.
 
-    Loading it takes seconds, which a slip in a config is not worth, so that its own list is read as text first.
+    Reads transformers' list of types as text, because importing it would take seconds, too long for a typo in a config.
     """
     import importlib.util
     import sys
@@ -53,12 +53,14 @@ def is_registered(model_type: str) -> bool:
 
 @cache
 def model_types() -> list[str]:
-    """Return the model types of text models to record: their code rotates something, or may, or nothing limits them."""
+    """Return the text model types to record: their code may rotate, or only the configured context length limits
+    them.
+    """
     return sorted({*causal_types(), *multimodal_types(), *UNLIMITED})
 
 
 def causal_types() -> list[str]:
-    """Return the model types with a causal model whose module rotates something."""
+    """Return the model types with a causal model whose module has code that rotates."""
     return [model_type for model_type in facts.causal() if _rotates_somewhere(model_type)]
 
 
@@ -77,11 +79,11 @@ def _rotates_somewhere(model_type: str) -> bool:
 
 
 def multimodal_types() -> list[str]:
-    """Return the model types that read more than text, or write more, and whose text model has rope parameters."""
+    """Return the model types with inputs or outputs besides text, whose text model may rotate."""
     import transformers
     from transformers.models.auto import modeling_auto as auto
 
-    # Those that write sound, or turn one sequence into another, are text models with a wrapper or another matter.
+    # Types that write sound, or map one sequence to another, count only as wrappers around a text model.
     alone = {*auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, *auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES}
     tables = (
         auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
@@ -89,42 +91,44 @@ def multimodal_types() -> list[str]:
         auto.MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
     )  # fmt: skip
     texts = set(causal_types())
-    found = []
+    multimodal = []
     for model_type in {name for table in tables for name in table} - facts.causal().keys():
         try:
             path, text = facts.text_config(transformers.AutoConfig.for_model(model_type))
-        except Exception:  # noqa: BLE001 - a class without defaults of its own has no facts
+        except Exception:  # noqa: BLE001 - a class without defaults has no facts
             continue
         if not path and model_type not in alone:
             continue
         if hasattr(text, "rope_parameters") or text.model_type in texts or _rotates_somewhere(model_type):
-            found.append(model_type)
-    return found
+            multimodal.append(model_type)
+    return multimodal
 
 
 def unrotated_types() -> list[str]:
-    """Return the model types in whose text model nothing rotates; those that hold another type's text model aside."""
+    """Return the model types whose text model does not rotate, without types that contain the text model of a
+    different type.
+    """
     import transformers
     from transformers.models.auto import modeling_auto as auto
 
     alone = {*auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, *auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES}
-    found = []
+    unrotated = []
     for model_type in sorted({*facts.causal(), *alone} - set(model_types())):
         try:
             config = transformers.AutoConfig.for_model(model_type)
             path, text = facts.text_config(config)
-        except Exception:  # noqa: BLE001 - a class without defaults of its own has no facts
+        except Exception:  # noqa: BLE001 - a class without defaults has no facts
             continue
         if any(getattr(inner, "model_type", None) in model_types() for inner in vars(config).values()):
-            continue  # several models side by side, of which one rotates
+            continue  # several models next to each other, and one of them rotates
         chosen = path and (text.model_type in facts.causal() or text.model_type in auto.MODEL_MAPPING_NAMES)
         if not chosen and not _rotates_somewhere(model_type):
-            found.append(model_type)
-    return found
+            unrotated.append(model_type)
+    return unrotated
 
 
 def record(model_type: str) -> Record:
-    """Return the record of a model_type; one that cannot be probed has the reason."""
+    """Return the record of a model_type. If the type cannot be probed, the record has the reason."""
     load()
     try:
         return facts.probe(model_type)
@@ -134,7 +138,7 @@ def record(model_type: str) -> Record:
 
 
 def unproven(model_type: str, reason: str) -> Record:
-    """Return the record of a type whose tiny model could not be judged."""
+    """Return the record of a type whose tiny model could not be evaluated."""
     import transformers
 
     return {
@@ -146,7 +150,7 @@ def unproven(model_type: str, reason: str) -> Record:
 
 
 def text(entry: Record) -> str:
-    """Return a record as the text of its file: sorted, and the same each time."""
+    """Return a record as the text of its file. The order of keys is always the same."""
     keys = [*(key for key in ORDER if key in entry), *sorted(entry.keys() - set(ORDER))]
     lines = [f"  {json.dumps(key)}: {_value(entry[key])}" for key in keys]
     return "{\n" + ",\n".join(lines) + "\n}\n"
@@ -163,39 +167,39 @@ def _value(value: Any) -> str:
 
 
 def summary(entry: Mapping[str, Any]) -> str:
-    """Return what came of a type in a line."""
+    """Return the outcome of a record in one line."""
     if entry["outcome"] != "proven":
         return f"{entry['outcome']}: {entry['reason']}"
     tables = ", ".join(f"{label} {one['rotary_dim']}" for label, one in sorted(entry["tables"].items()))
     return f"proven: {entry['layout']}, {tables}, rotates {entry['rotates']}"
 
 
-def compare(model_type: str, written: Record | None, found: Record) -> None:
-    """Compare a record with what the classes do now.
+def compare(model_type: str, written: Record | None, probed: Record) -> None:
+    """Compare a record with the current result of a probe.
 
-    Raises: ConfigError with the first place that differs.
+    Raises: ConfigError with the first difference.
     """
     where = f"ropetool/families/generated/{model_type}.json"
     try_ = f"scripts/families/probe {model_type}"
     if written is None:
         raise ConfigError("there is no record of this type", where=where, try_=try_)
-    for place, stated, real in _differences(written, json.loads(json.dumps(found)), ""):
-        sentence = f"is {_shown(stated)} in the record, but {_shown(real)} in transformers {found['transformers']}"
+    for place, recorded, real in _differences(written, json.loads(json.dumps(probed)), ""):
+        sentence = f"is {_shown(recorded)} in the record, but {_shown(real)} in transformers {probed['transformers']}"
         raise ConfigError(sentence, where=f"{where}: {place}", try_=try_)
 
 
-def _differences(written: Any, found: Any, place: str) -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(written, dict) and isinstance(found, dict):
-        for key in sorted(written.keys() | found.keys()):
-            yield from _differences(written.get(key), found.get(key), f"{place}.{key}" if place else key)
-    elif isinstance(written, list) and isinstance(found, list) and len(written) == len(found):
-        for number, (one, other) in enumerate(zip(written, found, strict=True)):
+def _differences(written: Any, probed: Any, place: str) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(written, dict) and isinstance(probed, dict):
+        for key in sorted(written.keys() | probed.keys()):
+            yield from _differences(written.get(key), probed.get(key), f"{place}.{key}" if place else key)
+    elif isinstance(written, list) and isinstance(probed, list) and len(written) == len(probed):
+        for number, (one, other) in enumerate(zip(written, probed, strict=True)):
             yield from _differences(one, other, f"{place}[{number}]")
-    elif isinstance(written, float) and isinstance(found, float):
-        if abs(written - found) > 3e-6 * max(abs(written), abs(found)):
-            yield place, written, found
-    elif written != found:
-        yield place, written, found
+    elif isinstance(written, float) and isinstance(probed, float):
+        if abs(written - probed) > 3e-6 * max(abs(written), abs(probed)):
+            yield place, written, probed
+    elif written != probed:
+        yield place, written, probed
 
 
 def _shown(value: Any) -> str:

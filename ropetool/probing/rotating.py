@@ -1,4 +1,6 @@
-"""The layers of a tiny model: which rotate, by which table, which attend, what they see, what a factor does."""
+"""The layers of a tiny model: which ones rotate, their tables, their attention and windows, and the effect of a
+factor.
+"""
 
 from __future__ import annotations
 
@@ -7,33 +9,33 @@ from functools import partial
 from typing import Any
 
 from ropetool.probing import rotation
-from ropetool.probing.rotation import FAR, NotProbed, Run, Subject, decide
+from ropetool.probing.rotation import FAR, ForwardPass, NotProbed, Subject, decide
 
-# Not to look at in the test of temperatures: the first rows, where short convolutions still reach before the text.
+# The first rows that the test of temperatures ignores, because short convolutions reach before the text there.
 EDGE = 12
 
 
 def tables_used(subject: Subject, layers: list[dict[str, Any]]) -> list[str]:
-    """Return the tables that the layers follow, each as the name of its module and its label."""
+    """Return the tables that affect layers, each as the name of its module and its label."""
     base = subject.run()
     labels = {one for layer in layers for one in layer.get("tables", [])}
-    found = []
+    used = []
     for table in base.tables:
         if label(table) in labels:
             run = subject.run(partial(_other, table), inputs=base.inputs)
             if any(rotation.effect(base, run, index) >= rotation.MOVES for index in base.outputs):
-                found.append(table)
-    return found
+                used.append(table)
+    return used
 
 
 def _other(table: str, name: str, output: Any) -> Any:
-    return rotation.turned(output) if name == table else None
+    return rotation.doubled(output) if name == table else None
 
 
-def layers(subject: Subject, kinds: list[str]) -> list[dict[str, Any]]:
-    """Return what each layer does, in order.
+def layers(subject: Subject, layer_types: list[str]) -> list[dict[str, Any]]:
+    """Return the facts about each layer, in order.
 
-    kinds: the layer_type of each layer, as far as the config states them.
+    layer_types: the layer_type of each layer; may be shorter or empty.
     Raises: NotProbed.
     """
     base = subject.run()
@@ -51,12 +53,12 @@ def layers(subject: Subject, kinds: list[str]) -> list[dict[str, Any]]:
                 changed.setdefault(index, run.outputs[index])
     scaled = subject.run(lambda _, output: rotation.scaled(output), inputs=base.inputs)
     warm = temperatures(subject, base)
-    found = []
+    facts = []
     for index in range(count):
         attends = index in base.attends or bool(tables[index])
         layer: dict[str, Any] = {"attends": attends, "rotates": bool(tables[index])}
-        if index < len(kinds):
-            layer["kind"] = kinds[index]
+        if index < len(layer_types):
+            layer["kind"] = layer_types[index]
         if index in base.scores:
             layer["window"] = rotation.window(base.scores[index])
         if tables[index]:
@@ -72,46 +74,46 @@ def layers(subject: Subject, kinds: list[str]) -> list[dict[str, Any]]:
             layer["rotations"] = rotations
         if index in warm:
             layer["temperature"] = True
-        found.append(layer)
-    return found
+        facts.append(layer)
+    return facts
 
 
 def label(table: str) -> str:
-    """Return the layer type of a table, full_attention where its rotary module knows one table."""
+    """Return the layer type of a table, or full_attention if its rotary module has only one table."""
     return table.partition(":")[2] or "full_attention"
 
 
-def applications(run: Run, index: int) -> list[dict[str, Any]]:
-    """Return the different ways in which functions that rotate were called in a layer."""
-    found: list[dict[str, Any]] = []
+def applications(run: ForwardPass, index: int) -> list[dict[str, Any]]:
+    """Return the different calls of functions that rotate in a layer."""
+    rotations: list[dict[str, Any]] = []
     for call in run.applied.get(index, []):
         try:
             channels, layout = rotation.pairs(call)
         except (TypeError, KeyError, StopIteration, RuntimeError, AttributeError, ValueError, IndexError):
-            continue  # a helper that takes no query
+            continue  # a helper without a query
         one = {"channels": channels, "layout": layout}
         if special := re.search(r"Indexer|Compressor", call[3]):
             one["in"] = special[0].lower()
-        if channels and one not in found:
-            found.append(one)
-    return found
+        if channels and one not in rotations:
+            rotations.append(one)
+    return rotations
 
 
-def temperatures(subject: Subject, base: Run) -> set[int]:
-    """Return the layers whose scores follow the position where nothing rotates and every token is the same.
+def temperatures(subject: Subject, base: ForwardPass) -> set[int]:
+    """Return the layers whose scores depend on the position although nothing rotates and all tokens are equal.
 
-    What a query makes of its own key is then one number, in each row and at far positions too, unless the position is
-    in it.
+    The score of a query with its own key is then the same in each row and at distant positions, unless the position
+    affects it.
     """
     constant = {index: [rotation.constant(one) for one in given] for index, given in base.inputs.items()}
     runs = [
-        subject.run(lambda _, output: rotation.unturned(output), inputs=constant, offset=offset, same=True)
+        subject.run(lambda _, output: rotation.unrotated(output), inputs=constant, offset=offset, same=True)
         for offset in ((0, FAR) if subject.positions else (0,))
     ]
-    found = set()
+    warm = set()
     for index in base.scores:
         own = [score.diagonal(dim1=-2, dim2=-1)[..., EDGE:] for run in runs for score in run.scores[index][:1]]
         first = own[0][..., :1]
         if decide(max(rotation.change([first.expand_as(one)], [one]) for one in own), f"layer {index} along positions"):
-            found.add(index)
-    return found
+            warm.add(index)
+    return warm

@@ -1,6 +1,6 @@
-"""What rotates in a running model: each test changes cos and sin, or positions, and looks at what moves.
+"""What rotates in a running model: each test changes cos and sin, or positions, and measures the effect on the layers.
 
-Layers are tested apart: each gets the input that it had in the plain run, so only its own part can differ.
+Layers are tested separately: each gets its input from the unchanged run, so only its own computation can differ.
 """
 
 from __future__ import annotations
@@ -16,26 +16,33 @@ from typing import Any
 from ropetool.errors import RopetoolError
 from ropetool.probing.tiny import FORWARD, TOKENS, VOCABULARY, WINDOW
 
-MOVES = 1e-3  # relative change of a layer's output from here on is an effect of rotation
-STAYS = 1e-4  # below it is rounding in float32, and what the epsilon of a norm leaves
-FAR = 3_000_000  # positions, beyond the length from which any temperature grows
+MOVES = 1e-3  # a relative change of a layer's output of at least this is an effect of rotation
+STAYS = 1e-4  # a smaller relative change is rounding in float32, or an effect of the epsilon of a norm
+FAR = 3_000_000  # positions; every temperature grows before them
 MASKED = -1e30
 
 Output = Any
-Inputs = Any  # tensors by layer, one for each time that it is called; None: as they come
-Change = Callable[[str, Any], Any]  # of the result of a rotary module, given the name of the table
+Inputs = Any  # tensors by layer, one for each call of the layer; None: unchanged
+Change = Callable[[str, Any], Any]  # from the name of a table and the result of its rotary module to the new result
 
 
 class NotProbed(RopetoolError):
-    """A model that the probe cannot judge, with the reason."""
+    """The probe cannot evaluate a model. The message has the reason."""
 
 
 @dataclass
-class Run:
-    """What one forward pass shows: by layer its input, its output, attention scores and calls of apply functions."""
+class ForwardPass:
+    """The observations of one forward pass, most of them by layer.
+
+    inputs, outputs: tensors, one for each call of the layer.
+    scores: attention scores before the softmax.
+    attends: the layers with attention.
+    applied: calls of functions that rotate queries and keys.
+    tables: the results of rotary modules, by table.
+    """
 
     logits: Any = None
-    inputs: dict[int, list[Any]] = field(default_factory=dict)  # one for each time that the layer is called
+    inputs: dict[int, list[Any]] = field(default_factory=dict)
     outputs: dict[int, list[Any]] = field(default_factory=dict)
     scores: dict[int, list[Any]] = field(default_factory=dict)
     attends: set[int] = field(default_factory=set)
@@ -44,7 +51,7 @@ class Run:
 
 
 def rotary_modules(model: Any) -> dict[str, Any]:
-    """Return the rotary modules of the text model by their name in it."""
+    """Return the rotary modules of the text model by their name in the model."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -58,7 +65,7 @@ def rotary_modules(model: Any) -> dict[str, Any]:
 def decoder_layers(model: Any, count: int) -> list[Any]:
     """Return the layers of the text model in order.
 
-    Raises: NotProbed where no list of them has that length.
+    Raises: NotProbed if no list of layers fits.
     """
     from torch import nn
 
@@ -76,9 +83,9 @@ def decoder_layers(model: Any, count: int) -> list[Any]:
         for name, layers in lists
         if any("ttn" in n or "ttention" in n for n, _ in layers.named_modules())
     ]
-    for found in ([one for one in sized if one in attending], sized, attending):
-        if found:
-            return list(max(found, key=lambda one: _parameters(one[1]))[1])
+    for candidates in ([one for one in sized if one in attending], sized, attending):
+        if candidates:
+            return list(max(candidates, key=lambda one: _parameters(one[1]))[1])
     raise NotProbed("has no list of layers")
 
 
@@ -87,7 +94,7 @@ def _parameters(module: Any) -> int:
 
 
 class Subject:
-    """A tiny model under test: runs it with changes and gathers what its layers do."""
+    """A tiny model under test. It runs with changes and records what its layers do."""
 
     def __init__(self, model: Any, count: int) -> None:
         import torch
@@ -117,15 +124,18 @@ class Subject:
         offset: int = 0,
         replaced: Inputs = None,
         same: bool = False,
-    ) -> Run:
-        """Run once.
+    ) -> ForwardPass:
+        """Run the model once and return the observations.
 
-        change: of what rotary modules return. inputs: what layers get instead of what the layer below gives. offset:
-        added to every position. replaced: what layers return instead of their own. same: one token all along.
+        change: changes the results of rotary modules.
+        inputs: inputs of layers, instead of the outputs of the layers before them.
+        offset: a number that is added to every position.
+        replaced: outputs of layers, instead of their own.
+        same: the text consists of a single repeated token.
         """
         import torch
 
-        run = Run()
+        run = ForwardPass()
         current: list[int] = []
         with ExitStack() as stack, torch.no_grad():
             for index, layer in enumerate(self.layers):
@@ -145,7 +155,12 @@ class Subject:
         return run
 
     def _layer_hooks(
-        self, index: int, run: Run, current: list[int], inputs: dict[int, list[Any]], replaced: dict[int, list[Any]]
+        self,
+        index: int,
+        run: ForwardPass,
+        current: list[int],
+        inputs: dict[int, list[Any]],
+        replaced: dict[int, list[Any]],
     ) -> tuple[Any, Any]:
         def before(module: Any, args: Any, kwargs: Any) -> Any:
             current.append(index)
@@ -168,7 +183,7 @@ class Subject:
 
         return before, after
 
-    def _rotary_hook(self, name: str, run: Run, change: Change | None) -> Any:
+    def _rotary_hook(self, name: str, run: ForwardPass, change: Change | None) -> Any:
         def after(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
             label = kwargs.get("layer_type") or next((one for one in args if isinstance(one, str)), "")
             table = f"{name}:{label}"
@@ -200,8 +215,8 @@ def _hooked(module: Any, before: Any, after: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _watched_attention(run: Run, current: list[int]) -> Iterator[None]:
-    """See every softmax over keys and every fused attention inside a layer."""
+def _watched_attention(run: ForwardPass, current: list[int]) -> Iterator[None]:
+    """Record every softmax over keys and every fused attention inside a layer."""
     import torch
 
     functional = torch.nn.functional
@@ -240,8 +255,8 @@ def _watched_attention(run: Run, current: list[int]) -> Iterator[None]:
 
 
 @contextmanager
-def _watched_application(model: Any, run: Run, current: list[int]) -> Iterator[None]:
-    """See every call of a function that rotates queries and keys, in the modules that hold the model's classes."""
+def _watched_application(model: Any, run: ForwardPass, current: list[int]) -> Iterator[None]:
+    """Record every call of a function that rotates queries and keys, in the modules of the model's classes."""
     files = {type(module).__module__ for module in model.modules()}
     replaced: list[tuple[Any, str, Any]] = []
 
@@ -272,11 +287,11 @@ def _watched_application(model: Any, run: Run, current: list[int]) -> Iterator[N
             setattr(module, name, value)
 
 
-# --- changes of what a rotary module returns
+# --- changes of the result of a rotary module
 
 
 def mapped(output: Any, change: Callable[[Any, Any], tuple[Any, Any]], complexes: Callable[[Any], Any]) -> Any:
-    """Return the module's result with cos and sin changed together, or with its complex numbers changed."""
+    """Return the module's result after a change of cos and sin, or of complex numbers."""
     if hasattr(output, "is_complex"):
         return complexes(output) if output.is_complex() else output
     if isinstance(output, (tuple, list)) and len(output) >= 2:
@@ -284,8 +299,8 @@ def mapped(output: Any, change: Callable[[Any, Any], tuple[Any, Any]], complexes
     return output
 
 
-def turned(output: Any) -> Any:
-    """Return the table of twice the angle."""
+def doubled(output: Any) -> Any:
+    """Return the table with twice the angles."""
     return mapped(
         output,
         lambda cos, sin: (cos * cos - sin * sin, 2 * sin * cos),
@@ -298,28 +313,31 @@ def scaled(output: Any) -> Any:
     return mapped(output, lambda cos, sin: (cos * 1.5, sin * 1.5), lambda whole: whole * 1.5)
 
 
-def unturned(output: Any) -> Any:
-    """Return the table of angle 0."""
+def unrotated(output: Any) -> Any:
+    """Return the table with angle 0."""
     import torch
 
     return mapped(output, lambda cos, sin: (torch.ones_like(cos), torch.zeros_like(sin)), torch.ones_like)
 
 
 def change(ones: list[Any], others: list[Any]) -> float:
-    """Return how far results are apart at most, relative to the size of the first."""
+    """Return the largest difference between results, relative to the size of the first."""
     return max(_distance(one, other) for one, other in zip(ones, others, strict=True))
 
 
 def constant(hidden: Any) -> Any:
     """Return an input of a layer with the values of its first token at every position."""
     axis = next((axis for axis, size in enumerate(hidden.shape) if size == TOKENS), None)
-    if axis is None:  # not an entry a token
+    if axis is None:  # no entry per token
         return hidden
     return hidden.narrow(axis, 0, 1).expand_as(hidden).contiguous()
 
 
-def effect(one: Run, other: Run, index: int) -> float:
-    """Return how far a layer's scores and output are apart at most in two runs: a layer's own part may be small."""
+def effect(one: ForwardPass, other: ForwardPass, index: int) -> float:
+    """Return the largest difference in a layer's scores and output between two runs.
+
+    The scores count because the attention may contribute little to the output.
+    """
     scores = [[_visible(score) for score in run.scores.get(index, [])] for run in (one, other)]
     far = change(*scores) if scores[0] and len(scores[0]) == len(scores[1]) else 0.0
     return max(far, change(one.outputs[index], other.outputs[index]))
@@ -329,8 +347,8 @@ def _visible(scores: Any) -> Any:
     return scores.masked_fill(scores <= MASKED, 0.0)
 
 
-def score_change(one: Run, other: Run) -> float:
-    """Return how far the scores of two runs are apart at most."""
+def score_change(one: ForwardPass, other: ForwardPass) -> float:
+    """Return the largest difference between the scores of two runs."""
     return max(change([_visible(one.scores[i][0])], [_visible(other.scores[i][0])]) for i in one.scores)
 
 
@@ -340,9 +358,9 @@ def _distance(one: Any, other: Any) -> float:
 
 
 def decide(distance: float, what: str) -> bool:
-    """Return whether it moved.
+    """Return whether a relative change is an effect.
 
-    Raises: NotProbed between the two limits.
+    Raises: NotProbed if it is between the two limits, or not finite.
     """
     if not math.isfinite(distance):
         raise NotProbed(f"{what} gives numbers that are not finite")
@@ -355,7 +373,7 @@ def decide(distance: float, what: str) -> bool:
 
 
 def window(scores: list[Any]) -> str:
-    """Return which keys a query sees: full, sliding, chunked, or other; empty without scores."""
+    """Return which keys a query sees: full, sliding, chunked or other. Empty without scores."""
     if not scores:
         return ""
     visible = scores[0].reshape(-1, *scores[0].shape[-2:])[0][:, :TOKENS] > MASKED
@@ -369,9 +387,10 @@ def window(scores: list[Any]) -> str:
 
 
 def pairs(call: Any) -> tuple[int, str]:
-    """Return how many channels of a query a call rotates and which pair up: half, interleaved, or other.
+    """Return the number of rotated channels of a query, and their layout: half, interleaved or other.
 
-    Each channel in turn is the only one that is not 0: two whose results fill the same channels are a pair.
+    In each step, one channel is 1 and the others are 0. Two channels whose results have the same nonzero channels are a
+    pair.
     """
     import torch
 

@@ -1,7 +1,7 @@
-"""A tiny model of a model_type: the class's own defaults with every size made small that does not decide rotation.
+"""A tiny model of a model_type: the class's defaults, with every size reduced that does not affect the rotation.
 
-Head sizes, rotary shares, bases and the pattern of layers stay as they are, so the rotary tables are those of the real
-defaults; widths, vocabularies, experts and the number of layers shrink.
+Head sizes, rotary shares, bases and the pattern of layers stay unchanged, so the RoPE tables equal the real ones.
+Widths, vocabularies, experts and the number of layers shrink.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-TOKENS = 40  # of the probing text; windows are WINDOW, so that it reaches beyond them
+TOKENS = 40  # of the probing text, more than WINDOW, the size of all windows
 WINDOW = 8
 VOCABULARY = 128
 HEADS = 2
-LAYERS = 4  # at least, where the defaults have as many
+LAYERS = 4  # the fewest layers, unless the defaults have fewer
 MOST_LAYERS = 24
 
-# By native key, full match: what the key becomes. The first match counts; what none matches stays.
+# Patterns of native keys with the new value. A pattern matches the whole key; the first match counts. Other keys stay.
 SIZES: tuple[tuple[str, int | None], ...] = (
     (r"pad_token_id", 0),
     (r"bos_token_id", 1),
@@ -43,15 +43,14 @@ SIZES: tuple[tuple[str, int | None], ...] = (
 
 MIXED = ["sliding_attention", "full_attention"] * 2
 EXPERTS = {"num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}
-# What no rule says, by model_type: keys that the class cannot do without and leaves open, and kinds of layer that it
-# knows and its defaults do not have.
+# Keys by model_type that no rule covers: required keys without a default, and layer types that the defaults do not use.
 EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
     "blt_local_decoder": {"hidden_size_global": 256},
     "blt_local_encoder": {"hidden_size_global": 256},
     "cohere_compass_text": {
         "layer_types": MIXED,
-        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in sorted(set(MIXED))},
+        "rope_parameters": {name: {"rope_type": "default", "rope_theta": 10000.0} for name in sorted(set(MIXED))},
     },
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": HEADS, "clip_qkv": 8.0}},
     "chameleon": {"vocabulary_map": {"<image>": 4, "IMGIMGA": 5, "IMGIMGB": 6}},
@@ -92,7 +91,7 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     "zaya": {"num_experts_per_tok": 1, "layer_types": ["hybrid", "hybrid_sliding"] * 2, "sliding_window": WINDOW},
 }  # fmt: skip
 
-# What a model takes beside tokens, by its model_type: the shape of a tensor of ones, sizes by the names of config keys.
+# Inputs of a model besides tokens, by model_type: the shapes of tensors of ones. A name is the config key of a size.
 FORWARD: Mapping[str, Mapping[str, tuple[int | str, ...]]] = {
     "idefics": {"image_encoder_embeddings": (1, 1, 4, "embed_dim"), "image_attention_mask": (1, TOKENS, 1)},
     "voxtral_realtime_text": {"t_cond": (1, 1, "hidden_size")},
@@ -102,7 +101,8 @@ FORWARD: Mapping[str, Mapping[str, tuple[int | str, ...]]] = {
 def overrides(config: Any, layers: int | None = None) -> dict[str, Any]:
     """Return the keys that make a config small, as keyword arguments of its class.
 
-    config: a transformers config, of the text model or of a part of it. layers: how many; None: one period of them.
+    config: a transformers config of the text model or of a part of it.
+    layers: the number of layers; None for one period of layer types.
     """
     names = dict(getattr(config, "attribute_map", {}))
     native = _native(config)
@@ -138,7 +138,7 @@ def overrides(config: Any, layers: int | None = None) -> dict[str, Any]:
 
 
 def period(config: Any) -> int:
-    """Return the number of first layers among which each kind of layer occurs, in each list that has an entry a layer."""
+    """Return the number of leading layers that include every layer type, in each list with one entry per layer."""
     names = dict(getattr(config, "attribute_map", {}))
     native = _native(config)
     count: int = native[names.get("num_hidden_layers", "num_hidden_layers")]
@@ -151,17 +151,17 @@ def period(config: Any) -> int:
 
 
 def per_layer(native: Mapping[str, Any], count: int) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the keys whose lists have an entry for each layer."""
+    """Yield the keys whose lists have one entry per layer."""
     for key, value in native.items():
         if isinstance(value, (list, tuple)) and len(value) == count and count > 2:
             yield key, list(value)
 
 
 def _native(config: Any) -> dict[str, Any]:
-    """Return what a config holds under the keys of its own class, parts of it as configs."""
+    """Return the values of a config under its class's own keys. Parts of the config stay configs."""
     inner = {key: value for key, value in vars(config).items() if _is_config(value)}
-    stated = {key: value for key, value in config.to_dict().items() if not isinstance(value, dict)}
-    return {**stated, **inner}
+    plain = {key: value for key, value in config.to_dict().items() if not isinstance(value, dict)}
+    return {**plain, **inner}
 
 
 def _is_config(value: Any) -> bool:
@@ -169,7 +169,7 @@ def _is_config(value: Any) -> bool:
 
 
 def _small(key: str, value: Any) -> Any:
-    """Return the small value of a key, None where it stays."""
+    """Return the small value of a key, or None if the key stays unchanged."""
     size: int | None = next((size for pattern, size in SIZES if re.fullmatch(pattern, key)), None)
     if size is None or value is None or isinstance(value, (bool, str, float)):
         return None
