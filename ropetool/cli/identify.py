@@ -97,7 +97,7 @@ def identify_command(
     if (source is None) == (gguf is None):
         raise click.UsageError("pass exactly one of --source and --gguf")
     longest = None if length is None else length[0]
-    asked = asking.Asked(longest, count, device, dtype)
+    asked = asking.IdentifyOptions(longest, count, device, dtype)
     with ExitStack() as stack, bar() as progress:
         checkpoint = _directory(source) if source is not None else stack.enter_context(_imported(str(gguf)))
         if gguf is not None:

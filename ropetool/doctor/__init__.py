@@ -1,4 +1,4 @@
-"""What runtimes really make of files that are out there: rules over many checkpoints, and the repairs that are exact."""
+"""Find RoPE settings that runtimes misread: rules over many checkpoints, and repairs that keep every table."""
 
 from ropetool.doctor.examining import Diagnosis, Examined, examine
 from ropetool.doctor.findings import ERROR, NOTE, WARNING, Finding, Rule

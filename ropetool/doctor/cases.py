@@ -1,4 +1,4 @@
-"""One checkpoint as the rules see it: opened once, inspected once, and compared with what its own runtime computes."""
+"""The input of the rules: a checkpoint, how each runtime decodes it, and variants of its config."""
 
 from __future__ import annotations
 
@@ -27,19 +27,22 @@ from ropetool.runtimes.llama_cpp import key_rules
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A checkpoint that could be opened. name: as it was named, a path or a hub id.
+    """An open checkpoint, with the table that each runtime decodes from it.
 
-    found: what inspect says of it, None where a value stands against that. problem: that value's error. source: the
-    checkpoint that it should compute the same as, where one is given or named. wanted: the runtimes that the user has, by
-    their full names; empty for all.
+    name: the path or Hub id that the user passed, or the path in a folder.
+    checkpoint: the open checkpoint.
+    inspection: the result of `inspect`. None if a value of the checkpoint prevents that.
+    problem: the error that prevented the inspection. None if there is an inspection.
+    source: the checkpoint that must have the same table. None if there is no such checkpoint.
+    for_runtimes: the full names of the runtimes that the user has. Empty for all runtimes.
     """
 
     name: str
     checkpoint: Checkpoint
-    found: Inspection | None
+    inspection: Inspection | None
     problem: RopetoolError | None = None
     source: Case | None = None
-    wanted: frozenset[str] = frozenset()
+    for_runtimes: frozenset[str] = frozenset()
 
     @property
     def format(self) -> str:
@@ -47,7 +50,7 @@ class Case:
 
     @property
     def path(self) -> Path | None:
-        """Where it lies on this disk, None for one on the hub."""
+        """Return the path on this disk, or None for a model on the Hub."""
         place = Path(self.name)
         return place if place.exists() else None
 
@@ -61,111 +64,126 @@ class Case:
 
     @property
     def arch(self) -> archs.Architecture | None:
-        """What llama.cpp does with files of this architecture, None for a directory or where that is not known."""
+        """Return llama.cpp's architecture of a GGUF file, or None for a directory or an unknown architecture."""
         with suppress(NotKnown, RopetoolError):
             return None if self.gguf is None else archs.get(self.gguf.name)
         return None
 
     @cached_property
     def refusals(self) -> Mapping[str, str]:
-        """The rules for which llama.cpp would not load a GGUF file, each with a sentence."""
+        """Return the rules for which llama.cpp refuses to load the GGUF file, each with a message.
+
+        Empty for a directory.
+        """
         return {} if self.gguf is None else key_rules.refusals(self.gguf)
 
     @property
     def readings(self) -> Sequence[Decoded]:
-        return () if self.found is None else self.found.readings
+        """Return the decoded table of each runtime. Empty without an inspection."""
+        return () if self.inspection is None else self.inspection.readings
 
     @property
     def own(self) -> Decoded | None:
-        """What the runtime makes of it that the format is made for."""
+        """Return the decoded table of the format's own runtime: transformers or llama.cpp. None if it has no decoder."""
         return next((each for each in self.readings if each.name == self.checkpoint.runtime), None)
 
     @property
     def rope(self) -> RopeSet | None:
-        """What that runtime computes, None where it stops or is not known to run it."""
+        """Return the tables of the format's own runtime, or None if it stops or does not know the model."""
         return None if self.own is None else self.own.rope
 
     @property
     def others(self) -> Iterator[Decoded]:
-        asked = (each for each in self.readings if not self.wanted or each.name in self.wanted)
-        return (each for each in asked if each is not self.own)
+        """Yield the decoded tables of the other runtimes, limited to the runtimes that the user has."""
+        requested = (each for each in self.readings if not self.for_runtimes or each.name in self.for_runtimes)
+        return (each for each in requested if each is not self.own)
 
     @property
     def full(self) -> LayerRope | None:
-        """The layers that look all the way back and rotate, None where there are none."""
+        """Return the layers with full attention, or None if there are none or they do not rotate."""
         entry = None if self.rope is None else self.rope.entries.get(names.FULL_ATTENTION)
         return entry if entry is not None and entry.table is not None else None
 
     @cached_property
     def section(self) -> Mapping[str, Any]:
-        """The object of a config that holds the rope keys, empty where there is none or its family is unknown."""
-        if self.hf is not None and self.found is not None and self.found.family is not None:
+        """Return the object of config.json that contains the rope keys. Empty for an unknown family or a GGUF file."""
+        if self.hf is not None and self.inspection is not None and self.inspection.family is not None:
             with suppress(RopetoolError):
-                return style.section(self.hf.config, self.found.family, self.hf.where)
+                return style.section(self.hf.config, self.inspection.family, self.hf.where)
         return {}
 
     @cached_property
     def in_both_styles(self) -> HfCheckpoint | None:
-        """The checkpoint with its table in both styles of config.json, None where that says something else or the same."""
+        """Return the checkpoint with the rope keys in both styles of config.json.
+
+        None if there is nothing to add, or if a runtime that reads the table correctly today would not do so
+        afterwards.
+        """
         edits = self.edits_to_both
         if not edits or self.hf is None or self.rope is None:
             return None
         edited = self.hf.edited(edits)
         agreeing = [each.name for each in self.readings if each.rope and not self.rope.differences(each.rope)]
-        again = [asked(name, edited).rope for name in agreeing]  # who reads it right now must do so afterwards
-        return edited if all(rope is not None and not self.rope.differences(rope) for rope in again) else None
+        ropes_after = [decoded_after_edits(name, edited).rope for name in agreeing]
+        return edited if all(rope is not None and not self.rope.differences(rope) for rope in ropes_after) else None
 
     @cached_property
     def edits_to_both(self) -> tuple[FileEdit, ...]:
-        """The edits that state the same table in both styles."""
-        if self.hf is None or self.rope is None or self.found is None or self.found.family is None:
+        """Return the edits that write the same table in both styles of config.json. Empty if that is not possible."""
+        if self.hf is None or self.rope is None or self.inspection is None or self.inspection.family is None:
             return ()
-        config, family, where = self.hf.config, self.found.family, self.hf.where
+        config, family, where = self.hf.config, self.inspection.family, self.hf.where
         with suppress(RopetoolError):
-            stated = style.read(config, family, where).keys
-            keys = {kind: replace(each, rope_theta=self._base(kind, each)) for kind, each in stated.items()}
+            keys_by_type = style.read(config, family, where).keys
+            keys = {
+                layer_type: replace(each, rope_theta=self._base(layer_type, each))
+                for layer_type, each in keys_by_type.items()
+            }
             edits = style.edits(config, family, keys, names.BOTH, where)
             return tuple(config_file_edits([*edits, *self._share(keys)]))
         return ()
 
     def _share(self, keys: Mapping[str, style.RopeKeys]) -> Iterator[Edit]:
-        """Yield the edit that states beside the rope keys, as the older style does, which share of a head rotates."""
-        family = self.found.family if self.found else None
+        """Yield the edit that adds the share of rotated channels at the place of the older style."""
+        family = self.inspection.family if self.inspection else None
         key = family.partial_rotary_key if family else ""
         share = keys[names.FULL_ATTENTION].params.get(names.PARTIAL_ROTARY_FACTOR)
         if family is not None and key and key not in self.section and share is not None:
             yield Edit((*family.text_path, key), ABSENT, share)
 
-    def _base(self, kind: str, keys: style.RopeKeys) -> float | None:
-        """Return the base of a kind of layer; one that the keys do not state, as it is read."""
-        entry = None if self.rope is None else self.rope.entries.get(kind)
+    def _base(self, layer_type: str, keys: style.RopeKeys) -> float | None:
+        """Return the base of a layer type. If the keys do not set it, return the base that the own runtime uses."""
+        entry = None if self.rope is None else self.rope.entries.get(layer_type)
         return keys.rope_theta if entry is None or keys.rope_theta is not None else entry.rope_theta
 
     @cached_property
     def without_window(self) -> HfCheckpoint | None:
-        """The checkpoint without its sliding window, None where it states none."""
-        if self.hf is None or self.found is None or self.found.family is None:
+        """Return the checkpoint without its sliding window, or None if the config does not set one."""
+        if self.hf is None or self.inspection is None or self.inspection.family is None:
             return None
-        key = self.found.family.window_key
+        key = self.inspection.family.window_key
         if not self.section.get(key):
             return None
-        edit = FileEdit(names.CONFIG_JSON, (*self.found.family.text_path, key), self.section[key], None)
+        edit = FileEdit(names.CONFIG_JSON, (*self.inspection.family.text_path, key), self.section[key], None)
         with suppress(RopetoolError):
             return self.hf.edited([edit])
         return None
 
     @cached_property
     def without_truncate(self) -> RopeSet | None:
-        """What the own runtime computes of the config without that key, None where it is not there."""
-        if self.hf is None or self.found is None or self.found.family is None:
+        """Return the own runtime's tables for the config without `truncate`, or None if the config does not set it."""
+        if self.hf is None or self.inspection is None or self.inspection.family is None:
             return None
-        places = rope_keys(self.hf.config, self.found.family.text_path)
-        edits = [FileEdit(names.CONFIG_JSON, at, old, ABSENT) for at, old in places if at[-1] == names.TRUNCATE]
-        return asked(self.hf.runtime, self.hf.edited(edits)).rope if edits else None
+        places = rope_keys(self.hf.config, self.inspection.family.text_path)
+        edits = [FileEdit(names.CONFIG_JSON, path, old, ABSENT) for path, old in places if path[-1] == names.TRUNCATE]
+        return decoded_after_edits(self.hf.runtime, self.hf.edited(edits)).rope if edits else None
 
 
-def asked(runtime: str, edited: HfCheckpoint) -> Decoded:
-    """Return what a runtime makes of a checkpoint with edits, in which a value may be wrong that was right before."""
+def decoded_after_edits(runtime: str, edited: HfCheckpoint) -> Decoded:
+    """Return how a runtime decodes an edited checkpoint.
+
+    If the edits make a value invalid, the result contains the error.
+    """
     try:
         style.read(edited.config, edited.family, edited.where)
         return decoded(runtime, edited)
@@ -174,19 +192,19 @@ def asked(runtime: str, edited: HfCheckpoint) -> Decoded:
 
 
 def rope_keys(config: Mapping[str, Any], text_path: Sequence[str]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield each key of the objects that scale positions, with its place, those by kind of layer too."""
+    """Yield the path and the value of each key in `rope_parameters` and `rope_scaling`, also of keys per layer type."""
     part: Any = config
     for name in text_path:
         part = part.get(name) if isinstance(part, Mapping) else None
     for outer in (names.ROPE_PARAMETERS, names.ROPE_SCALING):
-        found = part.get(outer) if isinstance(part, Mapping) else None
-        for key, value in found.items() if isinstance(found, Mapping) else ():
+        scaling = part.get(outer) if isinstance(part, Mapping) else None
+        for key, value in scaling.items() if isinstance(scaling, Mapping) else ():
             if isinstance(value, Mapping):
                 yield from (((*text_path, outer, key, inner), each) for inner, each in value.items())
             else:
                 yield (*text_path, outer, key), value
 
 
-def named(found: Sequence[str]) -> str:
-    """Return names of runtimes for a sentence."""
-    return ", ".join(runtimes.display_ranges(found))
+def runtime_list(runtime_names: Sequence[str]) -> str:
+    """Return runtime names for a message, with releases of the same runtime collapsed into ranges."""
+    return ", ".join(runtimes.display_ranges(runtime_names))

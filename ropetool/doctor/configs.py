@@ -1,4 +1,4 @@
-"""Rules about what a config.json and the tokenizer beside it state, whoever reads them."""
+"""Rules about config.json and the tokenizer files next to it, for any runtime."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ropetool.files.hf.jsontext import shown
 from ropetool.rope.tables import LayerRope, is_number
 from ropetool.runtimes.hf_formulas import mscale_of
 
-# Not read by a rope type, and yet no mistakes: they concern images, temperatures, or other readers.
-BESIDE = frozenset({
+# No rope type reads these, but they are correct: they are for images, temperatures or other programs.
+NOT_OF_A_TYPE = frozenset({
     names.ROPE_THETA, names.PARTIAL_ROTARY_FACTOR, names.MROPE_SECTION, names.MAX_POSITION_EMBEDDINGS,
     names.LLAMA_4_SCALING_BETA, "mrope_interleaved", "apply_yarn_scaling",
 })  # fmt: skip
@@ -27,16 +27,17 @@ OUTER = (
     names.ROPE_THETA, names.ROPE_SCALING, names.ROPE_PARAMETERS, names.MAX_POSITION_EMBEDDINGS,
     names.ORIGINAL_MAX_POSITION_EMBEDDINGS, names.SLIDING_WINDOW,
 )  # fmt: skip
-NEAR_KEY, NEAR_OUTER = 0.8, 0.9  # of difflib: one wrong letter in a word; a whole config has more names to be like one
+# Similarity by difflib. 0.8 allows one wrong letter. A whole config has more names, so more of them look alike.
+NEAR_KEY, NEAR_OUTER = 0.8, 0.9
 DUAL_CHUNK = "dual_chunk_attention_config"
-NUMBERS = frozenset(names.ROPE_TYPE_KEYS | BESIDE) - {
+NUMBERS = frozenset(names.ROPE_TYPE_KEYS | NOT_OF_A_TYPE) - {
     names.ROPE_TYPE, names.LEGACY_TYPE, names.TRUNCATE, names.SHORT_FACTOR, names.LONG_FACTOR, names.MROPE_SECTION,
     "finetuned", "mrope_interleaved", "apply_yarn_scaling",
 }  # fmt: skip
 
 
 def numbers_as_text(case: Case) -> tuple[FileEdit, ...]:
-    """Return the edits that write each number of the rope keys as one that stands in quotes."""
+    """Return the edits that replace numbers in quotes by numbers, in the rope keys and the keys next to them."""
     if case.hf is None:
         return ()
     path: tuple[str, ...] = ()
@@ -58,10 +59,10 @@ def numbers_as_text(case: Case) -> tuple[FileEdit, ...]:
 
 
 def _number(text: str) -> int | float | None:
-    for kind in (int, float):
+    for number_type in (int, float):
         with suppress(ValueError):
-            found: int | float = kind(text)
-            return found if is_number(found) else None
+            number: int | float = number_type(text)
+            return number if is_number(number) else None
     return None
 
 
@@ -75,10 +76,10 @@ def number_as_text(case: Case) -> Iterator[Finding]:
 
 
 def unread_key(case: Case) -> Iterator[Finding]:
-    if case.hf is None or case.found is None or case.found.family is None:
+    if case.hf is None or case.inspection is None or case.inspection.family is None:
         return
-    family = case.found.family
-    known = (names.ROPE_TYPE_KEYS | BESIDE | {family.temperature_key, family.stretch_key}) - {""}
+    family = case.inspection.family
+    known = (names.ROPE_TYPE_KEYS | NOT_OF_A_TYPE | {family.temperature_key, family.stretch_key}) - {""}
     for place, _ in rope_keys(case.hf.config, family.text_path):
         key = place[-1]
         if key == names.ATTN_FACTOR:
@@ -87,11 +88,11 @@ def unread_key(case: Case) -> Iterator[Finding]:
                 "unread-key", WARNING, sentence, f"set {names.ATTENTION_FACTOR}, which transformers reads", key
             )
         elif key not in known:
-            said = Finding("unread-key", NOTE, f"no rope type reads {'.'.join(place)}", key=key)
-            yield _misspelt(".".join(place), key, known, NEAR_KEY) or said
+            unread = Finding("unread-key", NOTE, f"no rope type reads {'.'.join(place)}", key=key)
+            yield _misspelt(".".join(place), key, known, NEAR_KEY) or unread
     for key in case.section.keys() - {*OUTER, family.context_key}:
-        if (said_of := _misspelt(key, key, OUTER, NEAR_OUTER)) is not None:
-            yield said_of
+        if (finding := _misspelt(key, key, OUTER, NEAR_OUTER)) is not None:
+            yield finding
     if case.section.get(DUAL_CHUNK):
         sentence = (
             f"{DUAL_CHUNK} enables a different attention beyond its chunks, which transformers does not implement"
@@ -100,16 +101,16 @@ def unread_key(case: Case) -> Iterator[Finding]:
 
 
 def _misspelt(place: str, key: str, known: Iterable[str], near: float) -> Finding | None:
-    """Return what to say of a key that is nearly one that is read, None of any other."""
-    meant = get_close_matches(key, known, 1, near)
-    return misspelt(place, meant[0], key) if meant else None
+    """Return a finding for a key that resembles a known key, or None."""
+    similar = get_close_matches(key, known, 1, near)
+    return misspelt(place, similar[0], key) if similar else None
 
 
 def mscale_pair(case: Case) -> Iterator[Finding]:
-    if case.hf is None or case.found is None or case.found.family is None or case.rope is None:
+    if case.hf is None or case.inspection is None or case.inspection.family is None or case.rope is None:
         return
     for layer_type, entry in case.rope.entries.items():
-        settled = entry.params.get(names.ATTENTION_FACTOR) is not None or case.found.family.norm_after
+        settled = entry.params.get(names.ATTENTION_FACTOR) is not None or case.inspection.family.norm_after
         if entry.table is None or entry.rope_type != "yarn" or settled:  # no other type reads the two keys
             continue
         where = f"{layer_type}: " if len(case.rope.entries) > 1 else ""
@@ -148,5 +149,5 @@ def tokenizer_limit(case: Case) -> Iterator[Finding]:
     limit = (case.hf.files.tokenizer_config or {}).get(names.MODEL_MAX_LENGTH)
     context = case.rope.max_position_embeddings
     if is_number(limit) and limit < context:
-        said = f"the tokenizer's {names.MODEL_MAX_LENGTH} is {limit}, below the context length {context}: texts may be cut there"
-        yield Finding("tokenizer-limit", WARNING, said, stating(case, context), names.MODEL_MAX_LENGTH)
+        sentence = f"the tokenizer's {names.MODEL_MAX_LENGTH} is {limit}, below the context length {context}: texts may be cut there"
+        yield Finding("tokenizer-limit", WARNING, sentence, stating(case, context), names.MODEL_MAX_LENGTH)

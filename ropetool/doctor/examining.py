@@ -1,4 +1,4 @@
-"""Many checkpoints examined by the rules: what was found in each, and whether that is an error."""
+"""Run the rules over many checkpoints, and collect the findings and the exit code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from ropetool import runtimes
 from ropetool.doctor.cases import Case
 from ropetool.doctor.findings import ERROR, SEVERITIES, WARNING, Finding, Rule
-from ropetool.doctor.opening import UNREADABLE, Place, opened, places
+from ropetool.doctor.opening import UNREADABLE, Target, opened, targets_of
 from ropetool.doctor.rules import chosen
 from ropetool.errors import NotACheckpoint, RopetoolError
 from ropetool.escaping import Tabular
@@ -19,9 +19,14 @@ FOUND_ERRORS, NOT_READ = 3, 1  # exit codes
 
 @dataclass(frozen=True)
 class Examined:
-    """One checkpoint and what was found; of the checkpoint itself only names are kept, for there may be thousands.
+    """The findings in a checkpoint. It contains only names, not the checkpoint, because there may be thousands of them.
 
-    format: empty where it could not be read. source: what it was compared with. skipped: why it is not what was looked for.
+    name: a path or a Hub id.
+    findings: the worst first.
+    format: "hf" or "gguf". Empty if ropetool could not read the checkpoint.
+    family: the model type. Empty if it is unknown.
+    source: the name of the checkpoint that it was compared with. Empty if there was none.
+    skipped: why a file in a folder was skipped: it is a projector or an adapter. Empty if it was not.
     """
 
     name: str
@@ -34,7 +39,11 @@ class Examined:
 
 @dataclass(frozen=True)
 class Diagnosis(Tabular):
-    """What was found in all of them. rules: those that were asked. for_runtimes: those that the user has, as named."""
+    """The findings in all checkpoints.
+
+    rules: the rules that were run.
+    for_runtimes: the user's runtimes as passed. Empty for all runtimes.
+    """
 
     examined: tuple[Examined, ...]
     rules: tuple[Rule, ...]
@@ -51,14 +60,14 @@ class Diagnosis(Tabular):
                 yield {"checkpoint": one.name, **vars(finding)}
 
     def count(self, severity: str) -> int:
-        """Return how many findings are as severe."""
+        """Return the number of findings with this severity."""
         return sum(finding.severity == severity for finding in self.findings)
 
     @property
     def exit_code(self) -> int:
-        """0 without an error; 3 with one in a checkpoint that was read; 1 where all there is are files that cannot be read."""
-        found = [one for one in self.examined if any(f.severity == ERROR for f in one.findings)]
-        return 0 if not found else FOUND_ERRORS if any(one.format for one in found) else NOT_READ
+        """Return the exit code: 0 without errors, 3 if a checkpoint has an error, 1 if only unreadable files have."""
+        with_errors = [one for one in self.examined if any(f.severity == ERROR for f in one.findings)]
+        return 0 if not with_errors else FOUND_ERRORS if any(one.format for one in with_errors) else NOT_READ
 
 
 Progress = Callable[[str, int, int], None]
@@ -72,28 +81,32 @@ def examine(
     for_runtimes: Iterable[str] = (),
     progress: Progress | None = None,
 ) -> Diagnosis:
-    """Return what the rules find in checkpoints: paths, folders of many, hub ids; reads no weights and writes nothing.
+    """Return the findings in checkpoints. Does not read weights, and does not write.
 
-    source: a checkpoint that they should compute the same as. only: the rules to ask. for_runtimes: say of other runtimes
-    only what concerns these, and count it as an error. progress: told the name, how many are done, and how many there are.
-    Raises: UnknownName for a rule or a runtime; what opening the source raises.
+    named: paths, folders with many checkpoints, and Hub ids.
+    source: a checkpoint that all of them must have the same table as.
+    only: the names of the rules to run. All rules if empty.
+    for_runtimes: skip findings about other runtimes, and treat warnings about these as errors.
+    progress: a callback that gets the name, the number of finished checkpoints and the number of all checkpoints.
+    Raises: UnknownName for a rule, UnknownRuntime for a runtime. CheckpointError or HubError if the source does not
+      open.
     """
     rules, for_runtimes = chosen(only), tuple(for_runtimes)
-    wanted = _runtimes(for_runtimes)
-    origin = None if source is None else opened(Place(source, True))
-    found = [place for name in named for place in _places(name)]
+    runtime_names = _runtimes(for_runtimes)
+    origin = None if source is None else opened(Target(source, True))
+    targets = [target for name in named for target in _targets(name)]
     examined = []
-    for done, place in enumerate(found):
+    for done, target in enumerate(targets):
         if progress is not None:
-            progress(place.name, done, len(found))
-        examined.append(_examined(place, origin, rules, wanted) if isinstance(place, Place) else place)
+            progress(target.name, done, len(targets))
+        examined.append(_examined(target, origin, rules, runtime_names) if isinstance(target, Target) else target)
     return Diagnosis(tuple(examined), rules, for_runtimes)
 
 
-def _places(name: str) -> list[Place | Examined]:
-    """Return what a path or a hub id stands for, or that there is nothing."""
+def _targets(name: str) -> list[Target | Examined]:
+    """Return the checkpoints of a path or Hub id. If there are none, return an unreadable one with the reason."""
     try:
-        return list(places(name))
+        return list(targets_of(name))
     except (RopetoolError, OSError) as error:
         return [_unreadable(name, error)]
 
@@ -103,38 +116,39 @@ def _runtimes(asked: Iterable[str]) -> frozenset[str]:
     return frozenset(runtime.name for name in asked for runtime in runtimes.all_of(name))
 
 
-def _examined(place: Place, source: Case | None, rules: Sequence[Rule], wanted: frozenset[str]) -> Examined:
+def _examined(target: Target, source: Case | None, rules: Sequence[Rule], for_runtimes: frozenset[str]) -> Examined:
     try:
-        case = opened(place, source, wanted)
+        case = opened(target, source, for_runtimes)
     except NotACheckpoint as error:
-        if place.explicit:
-            return _unreadable(place.name, error)
-        return Examined(place.name, (), skipped=error.message)  # a projector, an adapter: not what was looked for
+        if target.explicit:
+            return _unreadable(target.name, error)
+        return Examined(target.name, (), skipped=error.message)  # a projector or an adapter
     except (RopetoolError, OSError) as error:
-        return _unreadable(place.name, error)
-    found = [finding for rule in rules if case.format in rule.formats for finding in rule.find(case)]
-    kept = [each for finding in found for each in _for_runtimes(finding, wanted)]
+        return _unreadable(target.name, error)
+    findings = [finding for rule in rules if case.format in rule.formats for finding in rule.find(case)]
+    kept = [each for finding in findings for each in _for_runtimes(finding, for_runtimes)]
     kept = [replace(finding, line=_line(case, finding.key)) for finding in kept]
     kept.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    family = case.found.family.model_type if case.found and case.found.family else ""
-    return Examined(place.name, tuple(kept), case.format, family, case.source.name if case.source else "")
+    family = case.inspection.family.model_type if case.inspection and case.inspection.family else ""
+    return Examined(target.name, tuple(kept), case.format, family, case.source.name if case.source else "")
 
 
 def _line(case: Case, key: str) -> int:
-    at = case.hf.text.find(f'"{key}"') if case.hf is not None and key else -1
-    return case.hf.text.count("\n", 0, at) + 1 if case.hf is not None and at >= 0 else 0
+    """Return the line of config.json in which a key occurs first, counted from 1. 0 if it does not occur."""
+    start = case.hf.text.find(f'"{key}"') if case.hf is not None and key else -1
+    return case.hf.text.count("\n", 0, start) + 1 if case.hf is not None and start >= 0 else 0
 
 
-def _for_runtimes(finding: Finding, wanted: frozenset[str]) -> Iterator[Finding]:
-    """Yield a finding as it counts for whoever uses these runtimes: of others nothing, of theirs an error."""
-    if not wanted or not finding.runtimes:
+def _for_runtimes(finding: Finding, for_runtimes: frozenset[str]) -> Iterator[Finding]:
+    """Yield a finding as it counts for a user of these runtimes: none about other runtimes, and warnings as errors."""
+    if not for_runtimes or not finding.runtimes:
         yield finding
-    elif wanted.intersection(finding.runtimes):
+    elif for_runtimes.intersection(finding.runtimes):
         yield replace(finding, severity=ERROR if finding.severity == WARNING else finding.severity)
 
 
 def _unreadable(name: str, error: RopetoolError | OSError) -> Examined:
-    said = error.message if isinstance(error, RopetoolError) else error.strerror or str(error)
+    message = error.message if isinstance(error, RopetoolError) else error.strerror or str(error)
     where = error.where if isinstance(error, RopetoolError) else str(error.filename or "")
-    sentence = f"{where}: {said}" if where and where != name else said
+    sentence = f"{where}: {message}" if where and where != name else message
     return Examined(name, (Finding(UNREADABLE, ERROR, sentence, getattr(error, "try_", "")),))

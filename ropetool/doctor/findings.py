@@ -1,4 +1,4 @@
-"""A rule of `ropetool doctor` and what it finds, as plain data."""
+"""Rules and findings of `ropetool doctor` as plain data."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ SEVERITIES = (ERROR, WARNING, NOTE)  # the worst first
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with a checkpoint, or that a runtime makes of it.
+    """A defect of a checkpoint, or a difference in one or more runtimes.
 
-    sentence: what it is, without a full stop. fix: a command that works, or a step in words; empty where no edit of the
-    file mends it. key: the key of the file that is concerned. runtimes: those that it is about, by their full names; empty
-    where it is about the file. line: that of config.json where the key first stands, 0 for none.
+    rule: the name of the rule.
+    severity: "error", "warning" or "note".
+    sentence: the problem, without a full stop.
+    fix: a command that works, or a step in words. Empty if no edit of the file removes the problem.
+    key: the key of the file that has the problem. Empty if there is no such key.
+    runtimes: the full names of the runtimes with the problem. Empty if the file itself has it.
+    line: the line of config.json in which the key occurs first, counted from 1. 0 if there is none.
     """
 
     rule: str
@@ -32,23 +36,30 @@ class Finding:
 
     @property
     def is_command(self) -> bool:
-        """Whether the fix is a command line, which was planned before it was named."""
+        """Return whether the fix is a command line. ropetool has planned each such command."""
         return self.fix.startswith("ropetool ")
 
 
-def misspelt(place: str, meant: str, key: str) -> Finding:
-    """Return the finding about a key that no runtime reads and that resembles a known one.
+def misspelt(place: str, known_key: str, key: str) -> Finding:
+    """Return the finding for a key that no runtime reads and that resembles a known key.
 
-    place: the key with its path. meant: the known key.
+    place: the key with its path.
+    known_key: the known key.
+    key: the key without its path.
     """
-    return Finding("unread-key", WARNING, f"no known runtime reads {place}", f"did you mean {meant}?", key)
+    return Finding("unread-key", WARNING, f"no known runtime reads {place}", f"did you mean {known_key}?", key)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What is looked for. severity: the worst that it finds where --for names no runtime. formats: of which checkpoints.
+    """A rule of `doctor`.
 
-    why: what happens to somebody who does not see it, for the documentation.
+    name: the name that `--only` accepts.
+    severity: the worst severity of its findings without `--for`.
+    summary: the problem, as a noun phrase.
+    why: the effect on a user, for the documentation.
+    formats: the checkpoint formats that it applies to: "hf", "gguf" or both.
+    find: the function that yields the findings in a case.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What to do about a GGUF file that llama.cpp does not load, and the one defect that has exactly one repair."""
+"""Repairs for GGUF files that llama.cpp does not load. Only a missing image section has an exact repair."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import key_rules
 from ropetool.runtimes.llama_cpp.loading_rules import Numbers
 
-SECTIONS = 4  # time, height and width of an image, and a fourth that other models than Qwen's use
+SECTIONS = 4  # time, height and width of an image, and a fourth that Qwen does not use
 
 
 def completing(case: Case) -> tuple[FileEdit, ...]:

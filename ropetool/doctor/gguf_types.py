@@ -1,4 +1,7 @@
-"""The rule about types of GGUF keys, which llama.cpp does not convert, and the same numbers in the right ones."""
+"""The rule about GGUF keys with a wrong type. llama.cpp does not convert types.
+
+If the right type can store the same number, there is an exact repair.
+"""
 
 from __future__ import annotations
 
@@ -30,47 +33,53 @@ WHOLE = {
 
 @dataclass(frozen=True)
 class Retyped:
-    """A key of another type than llama.cpp's loader takes. same: the same number in that type, None where it holds none.
+    """A key whose type differs from the type that llama.cpp's loader reads.
 
-    asked: whether the loader is known to ask for it in files of this architecture; those that it does not it passes over.
+    value: the value in the file.
+    expected: the name of the type that the loader reads.
+    same: the same number in this type. None if the type cannot store it.
+    is_read: whether the loader reads the key in files of this architecture. If not, the wrong type has no effect there.
     """
 
     value: Value
-    wanted: str
+    expected: str
     same: Value | None
-    asked: bool
+    is_read: bool
 
 
 def retyped(case: Case) -> dict[str, Retyped]:
-    """Return the keys of a wrong type."""
-    found: dict[str, Retyped] = {}
+    """Return the keys with a wrong type, by their names."""
+    by_key: dict[str, Retyped] = {}
     arch = case.arch
     if case.gguf is None or arch is None:
-        return found
+        return by_key
     for key, value in case.gguf.values.items():
-        wanted = key_types.loaded(key, arch.name)
-        if wanted and value.label not in wanted:
-            found[key] = Retyped(value, wanted[0], _in_type(value, wanted[0]), f"type {key}" in case.refusals)
-    return found
+        types = key_types.loaded(key, arch.name)
+        if types and value.label not in types:
+            by_key[key] = Retyped(value, types[0], _in_type(value, types[0]), f"type {key}" in case.refusals)
+    return by_key
 
 
-def _in_type(value: Value, wanted: str) -> Value | None:
-    """Return the same number in another type, None where it would be another number."""
-    kind = {each.label: each for each in (ValueType.U32, ValueType.I32, ValueType.F32)}.get(wanted)
-    if kind is None or value.type not in {*WHOLE, ValueType.F32, ValueType.F64}:
+def _in_type(value: Value, label: str) -> Value | None:
+    """Return the same number in this type, or None if the type cannot store it exactly."""
+    value_type = {each.label: each for each in (ValueType.U32, ValueType.I32, ValueType.F32)}.get(label)
+    if value_type is None or value.type not in {*WHOLE, ValueType.F32, ValueType.F64}:
         return None
     number = float(value.number)
     if not math.isfinite(number):
         return None
-    if kind is not ValueType.F32:
-        low, high = (0, 2**32) if kind is ValueType.U32 else (-(2**31), 2**31)
-        return Value.of(kind, int(number)) if number.is_integer() and low <= number < high else None
+    if value_type is not ValueType.F32:
+        low, high = (0, 2**32) if value_type is ValueType.U32 else (-(2**31), 2**31)
+        return Value.of(value_type, int(number)) if number.is_integer() and low <= number < high else None
     with np.errstate(over="ignore"):
-        return Value.of(kind, number) if float(np.float32(number)) == number else None
+        return Value.of(value_type, number) if float(np.float32(number)) == number else None
 
 
 def retyping(case: Case) -> tuple[FileEdit, ...]:
-    """Return the edits that store keys of a wrong type in the one that llama.cpp takes, the same numbers."""
+    """Return the edits that store keys of a wrong type in the right one.
+
+    A key whose number does not fit gets no edit.
+    """
     return tuple(
         FileEdit(METADATA, (key,), plain_value(each.value), plain_value(each.same))
         for key, each in retyped(case).items()
@@ -80,7 +89,7 @@ def retyping(case: Case) -> tuple[FileEdit, ...]:
 
 def key_type(case: Case) -> Iterator[Finding]:
     for key, each in retyped(case).items():
-        follows = "it does not load the file" if each.asked else "a loader that reads this key stops"
-        said = f"{key} is {each.value.label}, but llama.cpp reads only {each.wanted}: {follows}"
-        fix = fixed(case) if each.same else f"store it as {each.wanted}"
-        yield Finding("key-type", ERROR if each.asked else WARNING, said, fix, key)
+        follows = "it does not load the file" if each.is_read else "a loader that reads this key stops"
+        sentence = f"{key} is {each.value.label}, but llama.cpp reads only {each.expected}: {follows}"
+        fix = fixed(case) if each.same else f"store it as {each.expected}"
+        yield Finding("key-type", ERROR if each.is_read else WARNING, sentence, fix, key)

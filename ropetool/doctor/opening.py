@@ -1,4 +1,4 @@
-"""From what was named to cases, and the rules about what stands against that."""
+"""Open the checkpoints that a user names, and the rules about files that do not open."""
 
 from __future__ import annotations
 
@@ -21,42 +21,46 @@ from ropetool.files.hub import hub_id
 from ropetool.files.regular import LFS_TRY, lfs_pointers, lfs_refusal
 from ropetool.runtimes.inspection import inspect_checkpoint, inspect_opened
 
-UNREADABLE = "unreadable"  # most of it is found before there is anything that a rule could look at
+UNREADABLE = "unreadable"  # most of these findings arise before there is a case for a rule
 MAX_DEPTH, MAX_FOLDERS, MAX_FOUND = 12, 20_000, 5_000
 
 
 @dataclass(frozen=True)
-class Place:
-    """A checkpoint to examine. explicit: whether it was named, and not found in a folder."""
+class Target:
+    """A checkpoint to examine.
+
+    name: a path or a Hub id.
+    explicit: whether the user named it. False for a checkpoint in a folder.
+    """
 
     name: str
     explicit: bool
 
 
-def places(named: str) -> Iterator[Place]:
-    """Yield the checkpoints that a path or a hub id stands for: itself, or those in a folder, by name.
+def targets_of(name: str) -> Iterator[Target]:
+    """Yield the checkpoint of a path or Hub id, or the checkpoints in a folder, sorted by name.
 
-    Links to folders are followed once, hidden folders not at all.
-    Raises: NotACheckpoint for a path that is none and holds none, and for a folder with more than is looked through.
+    Follows each link to a folder once, and skips hidden folders.
+    Raises: NotACheckpoint if a folder contains no checkpoint, or more folders or checkpoints than the limits.
     """
-    if hub_id(named) is not None or not os.path.isdir(named):
-        yield Place(_without_config(named), True)
+    if hub_id(name) is not None or not os.path.isdir(name):
+        yield Target(_without_config(name), True)
         return
-    found = list(_within(Path(named)))
-    if not found:
-        raise NotACheckpoint(f"does not contain a {names.CONFIG_JSON} or a GGUF file, at any depth", where=named)
-    yield from found
+    inside = list(_within(Path(name)))
+    if not inside:
+        raise NotACheckpoint(f"does not contain a {names.CONFIG_JSON} or a GGUF file, at any depth", where=name)
+    yield from inside
 
 
-def _without_config(named: str) -> str:
-    """Return the folder of a config.json that was named itself."""
-    path = Path(named)
-    return str(path.parent) if path.name == names.CONFIG_JSON and path.is_file() else named
+def _without_config(name: str) -> str:
+    """Return the folder if the user named its config.json, else the name unchanged."""
+    path = Path(name)
+    return str(path.parent) if path.name == names.CONFIG_JSON and path.is_file() else name
 
 
-def _within(top: Path) -> Iterator[Place]:
+def _within(top: Path) -> Iterator[Target]:
     seen: set[str] = set()
-    waiting, found = [(top, 0)], 0
+    waiting, count = [(top, 0)], 0
     while waiting:
         folder, depth = waiting.pop()
         real = os.path.realpath(folder)
@@ -65,14 +69,14 @@ def _within(top: Path) -> Iterator[Place]:
         seen.add(real)
         try:
             is_checkpoint = (folder / names.CONFIG_JSON).is_file()
-            held = [*([folder] if is_checkpoint else []), *_gguf_models(folder)]
+            checkpoints = [*([folder] if is_checkpoint else []), *_gguf_models(folder)]
             inner = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and path.is_dir())
         except OSError:
-            yield Place(str(folder), True)  # to open it says that nothing can be seen there
+            yield Target(str(folder), True)  # opening it reports the error
             continue
-        found += len(held)
-        yield from (Place(str(path), path == top) for path in held)
-        if len(seen) > MAX_FOLDERS or found > MAX_FOUND:
+        count += len(checkpoints)
+        yield from (Target(str(path), path == top) for path in checkpoints)
+        if len(seen) > MAX_FOLDERS or count > MAX_FOUND:
             raise NotACheckpoint(
                 f"contains more than {MAX_FOLDERS} folders or {MAX_FOUND} checkpoints", where=str(top),
                 try_="pass smaller folders, one per command",
@@ -82,7 +86,7 @@ def _within(top: Path) -> Iterator[Place]:
 
 
 def _gguf_models(folder: Path) -> Iterator[Path]:
-    """Yield the GGUF files of a folder, of a model in several files the first."""
+    """Yield the GGUF files of a folder, and only the first file of a model in several files."""
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf" and path.is_file())
     for path in files:
         first = _first_shard(path)
@@ -98,35 +102,36 @@ def _first_shard(path: Path) -> Path:
     return path.with_name(f"{whole}-00001-of-{count}{path.suffix}")
 
 
-def opened(place: Place, source: Case | None = None, wanted: frozenset[str] = frozenset()) -> Case:
-    """Return the checkpoint as the rules see it; reads no weights.
+def opened(target: Target, source: Case | None = None, for_runtimes: frozenset[str] = frozenset()) -> Case:
+    """Open a checkpoint and inspect it. Does not read weights.
 
-    source: what it should compute the same as; a GGUF file may name another. wanted: as in Case.
-    Raises: CheckpointError, HubError where there is nothing to look at.
+    source: the checkpoint that it must have the same table as. Without it, a GGUF file may name one.
+    for_runtimes: as in Case.
+    Raises: CheckpointError or HubError if it does not open.
     """
-    if hub_id(place.name) is not None:
-        found, remote = inspect_opened(place.name)
-        return Case(place.name, remote, found, None, source, wanted)
-    checkpoint = open_checkpoint(Path(place.name))
+    if hub_id(target.name) is not None:
+        inspection, remote = inspect_opened(target.name)
+        return Case(target.name, remote, inspection, None, source, for_runtimes)
+    checkpoint = open_checkpoint(Path(target.name))
     if isinstance(checkpoint, GgufCheckpoint):
-        _ = checkpoint.name  # a projector or an adapter is told as what it is
+        _ = checkpoint.name  # raises an error that names a projector or an adapter as such
         source = source or source_of(checkpoint)
-    case = Case(place.name, checkpoint, None, None, source, wanted)
+    case = Case(target.name, checkpoint, None, None, source, for_runtimes)
     try:
-        return replace(case, found=inspect_checkpoint(checkpoint))
+        return replace(case, inspection=inspect_checkpoint(checkpoint))
     except ConfigError as problem:
         return replace(case, problem=problem)
     except UnknownFamily as problem:
         return replace(case, problem=problem)
 
 
-# --- rules about what stands against it
+# --- rules about problems that prevent opening or running
 
 
 def pointers(case: Case) -> Iterator[Finding]:
-    """Yield the files of a checkpoint whose content a clone without Git LFS did not fetch."""
+    """Yield the files that are Git LFS pointers because the clone did not fetch their content."""
     if case.hf is not None and case.hf.files is not None and case.hf.path.is_dir():
-        for name in lfs_pointers(case.hf.path, known=(names.CONFIG_JSON,)):  # which was read as JSON
+        for name in lfs_pointers(case.hf.path, known=(names.CONFIG_JSON,)):  # ropetool has parsed this file already
             yield Finding(UNREADABLE, ERROR, f"{escaped(name)} {lfs_refusal('', 'file itself').message}", LFS_TRY)
 
 
@@ -146,26 +151,26 @@ def ambiguous(case: Case) -> Iterator[Finding]:
 
 def _of_error(rule: str, problem: RopetoolError, case: Case) -> Finding:
     where = problem.where.removeprefix(case.name).lstrip("/: ")
-    said = f"{where}: {problem.message}" if where else problem.message
-    return Finding(rule, ERROR, said, problem.try_, where.rpartition(": ")[2].rpartition(".")[2])
+    sentence = f"{where}: {problem.message}" if where else problem.message
+    return Finding(rule, ERROR, sentence, problem.try_, where.rpartition(": ")[2].rpartition(".")[2])
 
 
 def stops(case: Case) -> Iterator[Finding]:
-    """Yield why the format's own runtime does not run the file; of llama.cpp, each rule of its loader that is broken."""
+    """Yield why the format's own runtime does not run the file. For llama.cpp, yield each broken rule of its loader."""
     own = case.own
     if own is None or not own.known:
         return
-    broken = {rule: said for rule, said in case.refusals.items() if not rule.startswith("type ")}
-    for rule, said in broken.items():
-        yield Finding("not-loaded", ERROR, said, step(case, rule), key_of(case, rule), runtimes=(own.name,))
+    broken = {rule: sentence for rule, sentence in case.refusals.items() if not rule.startswith("type ")}
+    for rule, sentence in broken.items():
+        yield Finding("not-loaded", ERROR, sentence, step(case, rule), key_of(case, rule), runtimes=(own.name,))
     if own.rope is None and not case.refusals:
-        said = f"{own.name} {'stops with' if own.stops else 'does not compute the configured table:'} {own.refuses}"
-        yield Finding("not-loaded", ERROR, said, _newer_name(case), runtimes=(own.name,))
+        sentence = f"{own.name} {'stops with' if own.stops else 'does not compute the configured table:'} {own.refuses}"
+        yield Finding("not-loaded", ERROR, sentence, _newer_name(case), runtimes=(own.name,))
 
 
 def _newer_name(case: Case) -> str:
-    """Return the step that names a rope type by the word that has taken the place of an older one, if one stands there."""
-    family = case.found.family if case.found else None
+    """Return the step that replaces an outdated name of a rope type by the current name, or an empty string."""
+    family = case.inspection.family if case.inspection else None
     for place, value in rope_keys(case.hf.config, family.text_path) if case.hf and family else ():
         if (
             place[-1] in (names.ROPE_TYPE, names.LEGACY_TYPE)
@@ -181,5 +186,5 @@ def unknown(case: Case) -> Iterator[Finding]:
         yield Finding("unknown-family", NOTE, case.problem.message, case.problem.try_)
     elif case.own is not None and not case.own.known:
         yield Finding("unknown-family", NOTE, case.own.refuses, runtimes=(case.own.name,))
-    elif case.found is not None and case.hf is not None and case.found.family is None:
-        yield Finding("unknown-family", NOTE, case.found.notes[-1])
+    elif case.inspection is not None and case.hf is not None and case.inspection.family is None:
+        yield Finding("unknown-family", NOTE, case.inspection.notes[-1])

@@ -1,4 +1,4 @@
-"""Commands that mend a finding, each planned before it is named; empty where none serves."""
+"""Commands that remove a problem. Each is planned first, so it works. An empty string means that no command works."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropetool import runtimes
-from ropetool.doctor.cases import Case, named
+from ropetool.doctor.cases import Case, runtime_list
 from ropetool.errors import RopetoolError
 from ropetool.escaping import command, number, word
 from ropetool.files.gguf import model_name, read_shards
@@ -21,7 +21,7 @@ from ropetool.rope.tables import LayerRope, RopeSet
 
 LENGTH = "length"
 ON_HUB = "download it, then run ropetool doctor FOLDER --fix"
-IN_WEIGHTS = {"attention_factor", "softmax_multiplier"}  # what a bake takes out of the keys
+IN_WEIGHTS = {"attention_factor", "softmax_multiplier"}  # the fields that a bake moves from the keys to the weights
 OPTIONS = {
     "method": "--method", "factor": "--factor", "target_length": "--target-length", "reading": "--from",
     "original_length": "--original-length", "attention_factor": "--attention-factor",
@@ -29,56 +29,68 @@ OPTIONS = {
 
 
 def fixed(case: Case) -> str:
-    """Return the command that writes what is exact beside a checkpoint; a step in words for one on the hub."""
+    """Return the command that writes an exact repair next to a checkpoint.
+
+    For a model on the Hub, return a step in words.
+    """
     return ON_HUB if case.path is None else command("ropetool", "doctor", case.path, "--fix")
 
 
-def same_for(case: Case, those: Sequence[str]) -> str:
-    """Return the command whose output these runtimes read as the checkpoint's own runtime reads it; else who reads it so."""
+def same_for(case: Case, runtime_names: Sequence[str]) -> str:
+    """Return the command whose output these runtimes decode as the checkpoint's own runtime does.
+
+    If there is none, return a message that names the runtimes that read the checkpoint correctly, or an empty string.
+    """
     entry, rope = case.full, case.rope
     if case.path is not None and entry is not None and rope is not None and not entry.unscaled:
-        asked = runtimes.collapse_releases([case.checkpoint.runtime, *those])
-        found = _again(case, entry, rope, (case.checkpoint.runtime, *those), asked)
-        if found is not None:
+        shown_names = runtimes.collapse_releases([case.checkpoint.runtime, *runtime_names])
+        planned = _again(case, entry, rope, (case.checkpoint.runtime, *runtime_names), shown_names)
+        if planned is not None:
             return (
-                found.line
-                if not found.in_weights or has_weights(case)
-                else f"in a folder with the weights: {found.line}"
+                planned.line
+                if not planned.in_weights or has_weights(case)
+                else f"in a folder with the weights: {planned.line}"
             )
     agreeing = [each.name for each in case.readings if each.rope and rope and not rope.differences(each.rope)]
-    return f"no fix in the file is known; these read it correctly: {named(agreeing)}" if agreeing else ""
+    return f"no fix in the file is known; these read it correctly: {runtime_list(agreeing)}" if agreeing else ""
 
 
 def has_weights(case: Case) -> bool:
+    """Return whether the weights are there: always for GGUF, and for a directory unless it has only a config."""
     return case.hf is None or case.hf.files is None or not case.hf.files.config_only
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A command that was planned. in_weights: whether it leaves a factor to the weights."""
+    """A command that was planned.
+
+    line: the command line.
+    in_weights: whether the plan moves a factor into the weights.
+    """
 
     line: str
     in_weights: bool
 
 
 def again(case: Case, entry: LayerRope, target: RopeSet) -> str:
-    """Return the command that gives a file the table of these layers and this context, or an empty string."""
+    """Return the command that gives a file the table of these layers and the target's context, or an empty string."""
     if entry.unscaled and entry.rope_theta is not None:
         options = {"method": "abf", "params": {"rope_theta": entry.rope_theta}}
         lengths = ({"factor": 1.0}, {"target_length": target.max_position_embeddings})
-        tried = (_planned(case, target, {**options, **length}) for length in lengths)
-        found = next((each for each in tried if each is not None), None)
+        plans = (_planned(case, target, {**options, **length}) for length in lengths)
+        planned = next((each for each in plans if each is not None), None)
     else:
-        found = _again(case, entry, target)
-    return found.line if found is not None and not found.in_weights else ""
+        planned = _again(case, entry, target)
+    return planned.line if planned is not None and not planned.in_weights else ""
 
 
 def _again(
-    case: Case, entry: LayerRope, target: RopeSet, wanted: Sequence[str] = (), asked: Sequence[str] = ()
+    case: Case, entry: LayerRope, target: RopeSet, required: Sequence[str] = (), shown_names: Sequence[str] = ()
 ) -> Planned | None:
-    """Return what makes a scaled table anew from the unscaled one, None where nothing does.
+    """Return the command that builds a scaled table again from the unscaled one, or None if there is none.
 
-    wanted: the runtimes that must agree; asked: how the command names them.
+    required: the runtimes that must decode the target.
+    shown_names: the runtime names for the command line.
     """
     method, original = entry.rope_type, entry.original_max_position_embeddings
     factor = entry.factor or (target.max_position_embeddings / original if original else None)
@@ -91,47 +103,47 @@ def _again(
             "method": method, "factor": factor, "reading": reading, "original_length": length,
             "attention_factor": attention_factor,
         }  # fmt: skip
-        found = _planned(
-            case, target, {key: value for key, value in options.items() if value is not None}, wanted, asked
+        planned = _planned(
+            case, target, {key: value for key, value in options.items() if value is not None}, required, shown_names
         )
-        if found is not None:
-            return found
+        if planned is not None:
+            return planned
     return None
 
 
 def reaching(case: Case, context: int) -> str:
-    """Return the command that scales anew so that the scaling reaches this context, empty where none does."""
+    """Return the command that scales again so that the scaling reaches this context, or an empty string."""
     entry, rope = case.full, case.rope
     if case.path is None or entry is None or rope is None:
         return ""
     options = {"method": entry.rope_type, "target_length": context, "reading": ORIGINAL}
-    found = _planned(case, None, options)
-    return found.line if found is not None and not found.in_weights else ""
+    planned = _planned(case, None, options)
+    return planned.line if planned is not None and not planned.in_weights else ""
 
 
 def _planned(
     case: Case,
     target: RopeSet | None,
     options: Mapping[str, Any],
-    wanted: Sequence[str] = (),
-    asked: Sequence[str] = (),
+    required: Sequence[str] = (),
+    shown_names: Sequence[str] = (),
 ) -> Planned | None:
-    """Return the command line of these options, if its plan reaches the target in these runtimes."""
+    """Return the command line of these options if their plan reaches the target in the required runtimes, or None."""
     if case.path is None:
         return None
     try:
-        plan = make_plan(case.checkpoint, **options, for_runtimes=wanted)
+        plan = make_plan(case.checkpoint, **options, for_runtimes=required)
     except RopetoolError:
         return None
     if plan.target is None:
         return None
-    left = [] if target is None else [one.field for one in target.differences(plan.target)]
-    if left and not (plan.bakes and set(left) <= IN_WEIGHTS):
+    different_fields = [] if target is None else [one.field for one in target.differences(plan.target)]
+    if different_fields and not (plan.bakes and set(different_fields) <= IN_WEIGHTS):
         return None
     words = [
         *(word for key, option in OPTIONS.items() if key in options for word in (option, _word(options[key]))),
         *(word for key, value in options.get("params", {}).items() for word in ("-p", key, _word(value))),
-        *(word for name in asked for word in ("--for", name)),
+        *(word for name in shown_names for word in ("--for", name)),
     ]
     return Planned(command("ropetool", "extend", case.path, *words), bool(plan.bakes))
 
@@ -141,7 +153,7 @@ def _word(value: Any) -> str:
 
 
 def stating(case: Case, context: int) -> str:
-    """Return the command that states this context and keeps every table, empty where none does."""
+    """Return the command that sets this context length and keeps every table, or an empty string."""
     if case.path is None:
         return ""
     try:
@@ -152,9 +164,10 @@ def stating(case: Case, context: int) -> str:
 
 
 def with_llama3(case: Case, factor: float, trained: int) -> str:
-    """Return the commands that scale a model as Llama 3.1 is and leave its context as it is; empty where none does.
+    """Return the commands that scale a model as Llama 3.1 and keep its context length, or an empty string.
 
-    Its factor is no ratio of lengths: the context that follows from it is raised to the stated one afterwards.
+    The factor of llama3 is not a ratio of lengths, so the first command sets a context length that the second one
+    corrects.
     """
     if case.path is None or case.rope is None:
         return ""
@@ -167,7 +180,10 @@ def with_llama3(case: Case, factor: float, trained: int) -> str:
 
 
 def without(case: Case, key: str) -> str:
-    """Return the command that writes a GGUF file without a key; in words where llama.cpp would not load that."""
+    """Return the command that writes a GGUF file without a key.
+
+    If llama.cpp would not load the result, return words.
+    """
     if case.path is not None:
         with suppress(RopetoolError):
             unset_key(read_shards(case.path), key)
@@ -177,7 +193,7 @@ def without(case: Case, key: str) -> str:
 
 
 def baked(case: Case, what: str) -> str:
-    """Return the command of a bake, empty where the weights cannot hold it or are not there."""
+    """Return the command of a bake, or an empty string if the weights are missing or cannot store the factor."""
     from ropetool.plans.bakes import make_bake
 
     if case.path is None:

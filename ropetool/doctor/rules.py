@@ -1,4 +1,4 @@
-"""The rules, in the order in which what they find is shown. A new one is a function and a line here."""
+"""The list of rules, in the order of the report. To add one, write a function and add a line here."""
 
 from __future__ import annotations
 
@@ -164,13 +164,13 @@ RULES = (
 
 
 def chosen(only: Iterable[str]) -> tuple[Rule, ...]:
-    """Return the rules of these names, all where none is given.
+    """Return the rules with these names, or all rules if there are no names.
 
     Raises: UnknownName.
     """
-    wanted, known = tuple(only), {rule.name: rule for rule in RULES}
-    for name in wanted:
+    requested, known = tuple(only), {rule.name: rule for rule in RULES}
+    for name in requested:
         if name not in known:
             near = did_you_mean(name, known)
             raise UnknownName(f"no rule is called {name[:40]!r}{near}", where="--only", try_="ropetool doctor --rules")
-    return tuple(rule for rule in RULES if not wanted or rule.name in wanted)
+    return tuple(rule for rule in RULES if not requested or rule.name in requested)

@@ -1,7 +1,9 @@
-"""Rules about the checkpoint that a file was made from: whether both compute the same positions.
+"""Rules that compare a file with the checkpoint it was built from.
 
-The source is the one given, the config.json beside a GGUF file where that is one of its kind and size, or the repository
-that the file names, as far as the local cache of the hub has it. Nobody is asked over the network.
+The source is the first of:
+- the checkpoint that the user passes,
+- the config.json next to a GGUF file, if its family and size match,
+- the repository that the file names, if the local Hub cache contains it. ropetool does not use the network for this.
 """
 
 from __future__ import annotations
@@ -28,23 +30,23 @@ from ropetool.runtimes.llama_cpp import architectures as archs
 
 NAMED = ("general.source.huggingface.repository", "general.source.repo_url", "general.source.url")
 _ADDRESS = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/")
-CONTEXT_WORDS = "context "  # what set_differences says of lengths begins so
+CONTEXT_WORDS = "context "  # set_differences begins a difference of lengths with this word
 
 
 def source_table(case: Case) -> Iterator[Finding]:
     for text in _differing(case):
         if not text.startswith(CONTEXT_WORDS):
-            said = f"the RoPE table differs from its source {_name(case)}: {text}"
-            yield Finding("source-table", ERROR, said, _mended(case), runtimes=(case.checkpoint.runtime,))
+            sentence = f"the RoPE table differs from its source {_name(case)}: {text}"
+            yield Finding("source-table", ERROR, sentence, _fix(case), runtimes=(case.checkpoint.runtime,))
 
 
 def source_context(case: Case) -> Iterator[Finding]:
     for text in _differing(case):
         if text.startswith(CONTEXT_WORDS):
-            said = f"the context length differs from its source {_name(case)}: {text}"
+            sentence = f"the context length differs from its source {_name(case)}: {text}"
             context = case.source.rope.max_position_embeddings if case.source and case.source.rope else 0
             fix = stating(case, context) or f"state {context} tokens"
-            yield Finding("source-context", WARNING, said, fix, runtimes=(case.checkpoint.runtime,))
+            yield Finding("source-context", WARNING, sentence, fix, runtimes=(case.checkpoint.runtime,))
 
 
 def _name(case: Case) -> str:
@@ -58,56 +60,59 @@ def _differing(case: Case) -> list[str]:
     return set_differences(source.rope, case.rope)
 
 
-def _mended(case: Case) -> str:
-    """Return the command that gives the file the source's table, or the one that makes the file anew."""
+def _fix(case: Case) -> str:
+    """Return the command that gives the file the source's table. If there is none, return the step to convert again."""
     source = case.source
     if source is None or source.rope is None or source.full is None or case.path is None or case.rope is None:
         return ""
-    stated, entries = source.rope.named_as(case.rope).entries, case.rope.entries
+    source_entries, entries = source.rope.named_as(case.rope).entries, case.rope.entries
     line = ""
-    if stated.keys() == entries.keys():  # the order of channels goes with the rows of the weights
-        wanted = {kind: replace(stated[kind], layout=own.layout, layers=own.layers) for kind, own in entries.items()}
-        line = again(case, source.full, replace(source.rope, entries=wanted))
+    if source_entries.keys() == entries.keys():  # the layout stays, because it belongs to the rows of the weights
+        target_entries = {
+            layer_type: replace(source_entries[layer_type], layout=own.layout, layers=own.layers)
+            for layer_type, own in entries.items()
+        }
+        line = again(case, source.full, replace(source.rope, entries=target_entries))
     return line or f"convert {source.name} again"
 
 
 def source_of(checkpoint: GgufCheckpoint) -> Case | None:
-    """Return the checkpoint that a GGUF file on this disk was made from, None where none is found."""
-    made = None
+    """Return the checkpoint that a GGUF file on this disk was built from, or None if ropetool does not find it."""
+    record = None
     with suppress(RopetoolError):
-        made = provenance.record(checkpoint.path)
-    if made is not None:
-        return None  # ropetool wrote it, to be what its record says
-    beside = checkpoint.path.parent / names.CONFIG_JSON
-    if beside.is_file() and (found := _opened(beside.parent, checkpoint)) is not None:
-        return found
+        record = provenance.record(checkpoint.path)
+    if record is not None:
+        return None  # ropetool wrote the file, and `check` compares it with this record
+    config = checkpoint.path.parent / names.CONFIG_JSON
+    if config.is_file() and (case := _opened(config.parent, checkpoint)) is not None:
+        return case
     for key in NAMED:
         value = checkpoint.values.get(key)
         if value is None or value.type is not ValueType.STR or len(value.raw) > 1024:
             continue
         with suppress(RopetoolError):
-            asked = hub_id(_ADDRESS.sub("", str(value.decode())).rstrip("/"))
-            place = on_disk(HubId(asked.repo, asked.revision)) if asked is not None else None
+            named = hub_id(_ADDRESS.sub("", str(value.decode())).rstrip("/"))
+            place = on_disk(HubId(named.repo, named.revision)) if named is not None else None
             if place is not None:
                 return _opened(place, checkpoint)
     return None
 
 
 def _opened(place: Path, checkpoint: GgufCheckpoint) -> Case | None:
-    """Return the checkpoint there, if it is of the family and the size of the file."""
+    """Return the checkpoint in a folder, if its family and size match the file."""
     with suppress(RopetoolError, OSError):
         source = open_checkpoint(place)
         if source.format != "hf":
             return None
         case = Case(str(place), source, inspect_checkpoint(source))
-        family = case.found.family if case.found else None
-        same_kind = family is not None and family.gguf_architecture == checkpoint.name
+        family = case.inspection.family if case.inspection else None
+        same_family = family is not None and family.gguf_architecture == checkpoint.name
         sizes = {names.NUM_HIDDEN_LAYERS: archs.BLOCK_COUNT, names.HIDDEN_SIZE: archs.EMBEDDING_LENGTH}
-        same_size = all(case.section.get(key) == _stated(checkpoint, suffix) for key, suffix in sizes.items())
-        return case if same_kind and same_size else None
+        same_size = all(case.section.get(key) == _value(checkpoint, suffix) for key, suffix in sizes.items())
+        return case if same_family and same_size else None
     return None
 
 
-def _stated(checkpoint: GgufCheckpoint, suffix: str) -> object:
+def _value(checkpoint: GgufCheckpoint, suffix: str) -> object:
     value = checkpoint.values.get(f"{checkpoint.name}.{suffix}")
     return None if value is None else value.decode()

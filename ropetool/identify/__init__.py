@@ -1,1 +1,1 @@
-"""The RoPE table of a server: its answers compared with the same model under every candidate table."""
+"""Find the RoPE table of a server: compare its answers with the same model under each candidate table."""

@@ -1,4 +1,4 @@
-"""Identification from end to end: hypotheses, prompts, answers, the decision."""
+"""Identify a server's table: choose prompts, ask the server, and decide which hypothesis fits."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ropetool.servers.http import OPTION
 from ropetool.servers.text import TextServer
 from ropetool.verification.texts import default_documents
 
-__all__ = ["AS_MEANT", "Asked", "Identified", "Prepared", "identify", "prepare"]
+__all__ = ["AS_MEANT", "Identified", "IdentifyOptions", "PromptIds", "identify", "prepare"]
 
-SINGLES = 12  # prompts of one token, which no table changes
+SINGLES = 12  # prompts of a single token, because no table changes their answers
 TEXTS = 4
 FINE = ("float32", "float64")
-COARSE = "bfloat16"  # what engines compute in, unless they are told otherwise
+COARSE = "bfloat16"  # the default type of engines
 SEED = 0
 SCHEMA = 1
 FILL = 'fill in "top" of each answer with the 20 likeliest tokens, as pairs [token, log probability], then pass --logprobs FILE'
@@ -35,10 +35,15 @@ Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """length: tokens of the longest prompt, None for what the checkpoint states and the server takes. count: of prompts.
+class IdentifyOptions:
+    """The options of an identification.
 
-    more: hypotheses beside those of the checkpoint's keys.
+    length: tokens in the longest prompt. None uses the configured context length, or the server's limit if that is
+      lower.
+    count: the number of prompts.
+    device: the torch device of the reference model.
+    dtype: the torch dtype of the reference model.
+    more: hypotheses besides those from the checkpoint's keys.
     """
 
     length: int | None = None
@@ -49,8 +54,12 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """The ids of prompts of one token, and of the others."""
+class PromptIds:
+    """The token ids of the prompts.
+
+    singles: the prompts of a single token.
+    prompts: the longer prompts.
+    """
 
     singles: tuple[tuple[int, ...], ...]
     prompts: tuple[tuple[int, ...], ...]
@@ -58,7 +67,13 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Identified:
-    """hypotheses: all that were considered, in the order of decision.figures. program: who answered. lengths: of the prompts."""
+    """The result of an identification.
+
+    hypotheses: all hypotheses that were considered, in the order of decision.figures.
+    decision: the divergences, and the hypothesis that fits.
+    program: the name of the program that answered.
+    lengths: the number of tokens in each prompt.
+    """
 
     hypotheses: tuple[Hypothesis, ...]
     decision: deciding.Decision
@@ -67,21 +82,21 @@ class Identified:
 
     @property
     def name(self) -> str:
-        """The hypothesis that fits, empty where none does."""
+        """Return the name of the hypothesis that fits, or an empty string if none fits."""
         return self.hypotheses[self.decision.best].name if self.decision.best >= 0 else ""
 
     @property
     def rivals(self) -> tuple[str, ...]:
-        """The others that the answers do not tell from it."""
-        return tuple(self.hypotheses[at].name for at in self.decision.rivals)
+        """Return the names of the other hypotheses that fit as well."""
+        return tuple(self.hypotheses[index].name for index in self.decision.rivals)
 
     @property
     def sure(self) -> bool:
-        """Whether the answers tell it from every other."""
+        """Return whether only one hypothesis fits."""
         return bool(self.name) and not self.rivals
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the result as plain data for JSON."""
         listed = [
             {"name": one.name, "says": one.says, "alike": list(one.alike), "divergence": figure}
             for one, figure in zip(self.hypotheses, self.decision.figures, strict=True)
@@ -93,23 +108,29 @@ class Identified:
         }  # fmt: skip
 
 
-def prepare(checkpoint: HfCheckpoint, asked: Asked, *, progress: Tell | None = None) -> Prepared:
-    """Return prompts that tell the hypotheses apart. Raises: as identify."""
-    found = hypotheses(checkpoint, asked.more)
-    with closing(_reference(checkpoint, found[0], asked)) as reference:
-        listed = _computable(found, reference)
-        texts, singles = _texts(reference, _longest(listed[0], asked, None))
-        chosen = prompts.choose(reference, listed, texts, asked.count, progress or nobody)
-    return Prepared(singles, tuple(prompt.ids for prompt in chosen))
+def prepare(checkpoint: HfCheckpoint, options: IdentifyOptions, *, progress: Tell | None = None) -> PromptIds:
+    """Return prompts that distinguish the hypotheses. Raises: as `identify`."""
+    considered = hypotheses(checkpoint, options.more)
+    with closing(_reference(checkpoint, considered[0], options)) as reference:
+        listed = _computable(considered, reference)
+        texts, singles = _texts(reference, _longest(listed[0], options, None))
+        chosen = prompts.choose(reference, listed, texts, options.count, progress or nobody)
+    return PromptIds(singles, tuple(prompt.ids for prompt in chosen))
 
 
 def identify(
-    checkpoint: HfCheckpoint, server: Server, asked: Asked, *, given: Prepared | None = None, progress: Tell | None = None
-) -> Identified:  # fmt: skip
-    """Return which table a server computes, of those that a runtime may make of the checkpoint.
+    checkpoint: HfCheckpoint,
+    server: Server,
+    options: IdentifyOptions,
+    *,
+    given: PromptIds | None = None,
+    progress: Tell | None = None,
+) -> Identified:
+    """Return which of the tables that a runtime may compute from the checkpoint the server computes.
 
-    given: the prompts that the server has answers to, where it is a file.
-    Raises: ConfigError for a server of other weights, or nothing to tell apart; ServerError; CheckpointError.
+    given: the prompts for which a file has answers. None to choose prompts for a running server.
+    Raises: ConfigError if the server has different weights, accepts only text, or if there is only one hypothesis.
+    ServerError. CheckpointError.
     """
     if isinstance(server, TextServer):
         raise ConfigError(
@@ -117,17 +138,17 @@ def identify(
             where=OPTION,
             try_="llama-server, vLLM or SGLang, or --prompts-out",
         )
-    tell, found = progress or nobody, hypotheses(checkpoint, asked.more)
-    with closing(_reference(checkpoint, found[0], asked)) as reference:
-        listed = _computable(found, reference)
+    tell, considered = progress or nobody, hypotheses(checkpoint, options.more)
+    with closing(_reference(checkpoint, considered[0], options)) as reference:
+        listed = _computable(considered, reference)
         if given is None:
-            texts, singles = _texts(reference, _longest(listed[0], asked, server.limits.prompt))
+            texts, singles = _texts(reference, _longest(listed[0], options, server.limits.prompt))
         else:
             singles = given.singles
         control = _Control(reference, listed, server, singles)
         control.check()
         if given is None:
-            chosen = prompts.choose(reference, listed, texts, asked.count, tell)
+            chosen = prompts.choose(reference, listed, texts, options.count, tell)
         else:
             chosen = prompts.known(reference, listed, given.prompts, tell)
         divergences = np.empty((len(chosen), len(listed)))
@@ -138,14 +159,14 @@ def identify(
         decision = deciding.decide(
             divergences,
             lambda best: float(np.mean(control.of(best))),
-            partial(_growth, checkpoint, asked, reference, listed, singles, chosen),
+            partial(_growth, checkpoint, options, reference, listed, singles, chosen),
         )
     return Identified(tuple(listed), decision, server.program, tuple(len(prompt.ids) for prompt in chosen))
 
 
-def _computable(found: Sequence[Hypothesis], reference: Reference) -> list[Hypothesis]:
-    """Return the hypotheses that the reference can compute. Raises: ConfigError where there is one alone."""
-    listed = [one for one in found if reference.computes(one)]
+def _computable(considered: Sequence[Hypothesis], reference: Reference) -> list[Hypothesis]:
+    """Return the hypotheses that the reference can compute. Raises: ConfigError if there is only one."""
+    listed = [one for one in considered if reference.computes(one)]
     if len(listed) < 2:
         raise ConfigError(
             "all known misreadings of this checkpoint give the same table",
@@ -154,14 +175,15 @@ def _computable(found: Sequence[Hypothesis], reference: Reference) -> list[Hypot
     return listed
 
 
-def _reference(checkpoint: HfCheckpoint, meant: Hypothesis, asked: Asked) -> Reference:
-    return Reference(checkpoint, meant.rope, device=asked.device, dtype=asked.dtype)
+def _reference(checkpoint: HfCheckpoint, intended: Hypothesis, options: IdentifyOptions) -> Reference:
+    return Reference(checkpoint, intended.rope, device=options.device, dtype=options.dtype)
 
 
 class _Control:
-    """How far answers behind single tokens are from a hypothesis, which most tables do not change.
+    """The divergence between a server's answers to single tokens and a hypothesis.
 
-    A factor on the scores changes them where a model has attention sinks.
+    Most tables do not change these answers.
+    A factor on the scores changes them if the model has attention sinks.
     """
 
     def __init__(
@@ -171,63 +193,67 @@ class _Control:
         self._program, self._answers = server.program, [server.next(ids) for ids in singles]
 
     def check(self) -> None:
-        """Raise ConfigError for answers of other weights, whatever the table."""
-        if not self._answers or all(deciding.is_another_model(self.of(at)) for at in range(len(self._listed))):
-            apart = f"differ by {np.median(self.of(0)):.2g} nats" if self._answers else "are missing"
+        """Raise ConfigError if the answers come from different weights, under every table."""
+        if not self._answers or all(deciding.is_another_model(self.of(index)) for index in range(len(self._listed))):
+            difference = f"differ by {np.median(self.of(0)):.2g} nats" if self._answers else "are missing"
             raise ConfigError(
-                f"answers of {self._program} to single tokens {apart}; tables do not change them, so it serves different weights",
+                f"answers of {self._program} to single tokens {difference}; tables do not change them, so it serves different weights",
                 where=OPTION, try_="--source with the checkpoint that is served",
             )  # fmt: skip
 
-    def of(self, at: int) -> list[float]:
-        """Return the divergences from a hypothesis, by single token."""
+    def of(self, index: int) -> list[float]:
+        """Return the divergence from a hypothesis for each single token, in nats."""
         return [
-            deciding.divergence(answer, self._reference.log_probs(self._listed[at], ids, [1])[0])
+            deciding.divergence(answer, self._reference.log_probs(self._listed[index], ids, [1])[0])
             for answer, ids in zip(self._answers, self._singles, strict=True)
         ]
 
 
 def _growth(
-    checkpoint: HfCheckpoint, asked: Asked, reference: Reference, listed: Sequence[Hypothesis], singles: Sequence[Sequence[int]],
-    chosen: Sequence[Prompt], best: int,
+    checkpoint: HfCheckpoint, options: IdentifyOptions, reference: Reference, listed: Sequence[Hypothesis],
+    singles: Sequence[Sequence[int]], chosen: Sequence[Prompt], best: int,
 ) -> float:  # fmt: skip
-    """Return how many times more a coarser type makes of prompts than of single tokens, by the reference at that hypothesis.
+    """Return how many times more a coarser dtype changes answers to prompts than answers to single tokens.
 
-    The model at hand is freed before another is loaded.
+    The reference model measures it under the hypothesis number `best`. It closes each model before it loads the next
+    one.
     """
-    found = []
-    for dtype in (asked.dtype if asked.dtype in FINE else FINE[0], COARSE):
-        own = dtype == asked.dtype
-        with closing(reference if own else _reference(checkpoint, listed[0], replace(asked, dtype=dtype))) as run:
-            behind = np.stack([run.log_probs(listed[best], ids, [1])[0] for ids in singles])
-            asked_for = [one.ids for one in chosen]
+    by_dtype = []
+    for dtype in (options.dtype if options.dtype in FINE else FINE[0], COARSE):
+        own = dtype == options.dtype
+        with closing(reference if own else _reference(checkpoint, listed[0], replace(options, dtype=dtype))) as run:
+            after_singles = np.stack([run.log_probs(listed[best], ids, [1])[0] for ids in singles])
+            ids_of_prompts = [one.ids for one in chosen]
             rows = (
                 [one.log_probs[best] for one in chosen]
                 if own
-                else prompts.behind(run, listed[best], asked_for, prompts.texts_of(asked_for))
+                else prompts.behind(run, listed[best], ids_of_prompts, prompts.texts_of(ids_of_prompts))
             )
         reference.close()
-        found.append((behind, np.stack(rows)))
-    (ours, behind_ours), (theirs, behind_theirs) = found
-    return deciding.growth((ours, theirs), (behind_ours, behind_theirs))
+        by_dtype.append((after_singles, np.stack(rows)))
+    (fine_singles, fine_prompts), (coarse_singles, coarse_prompts) = by_dtype
+    return deciding.growth((fine_singles, coarse_singles), (fine_prompts, coarse_prompts))
 
 
-def _longest(meant: Hypothesis, asked: Asked, taken: int | None) -> int:
-    """Return the length of the longest prompt. Raises: ConfigError for more than the server takes."""
-    if asked.length is not None:
-        if taken is not None and asked.length > taken:
-            raise ConfigError(f"the server accepts prompts of {taken} tokens, not {asked.length}", where="--length")
-        return asked.length
-    stated = meant.rope.max_position_embeddings - 1
-    return stated if taken is None else min(stated, taken)
+def _longest(intended: Hypothesis, options: IdentifyOptions, limit: int | None) -> int:
+    """Return the length of the longest prompt in tokens. limit: the server's limit in tokens, or None.
+
+    Raises: ConfigError if the requested length exceeds the limit.
+    """
+    if options.length is not None:
+        if limit is not None and options.length > limit:
+            raise ConfigError(f"the server accepts prompts of {limit} tokens, not {options.length}", where="--length")
+        return options.length
+    available = intended.rope.max_position_embeddings - 1
+    return available if limit is None else min(available, limit)
 
 
 def _texts(reference: Reference, longest: int) -> tuple[list[list[int]], tuple[tuple[int, ...], ...]]:
-    """Return texts of up to that many ids, and prompts of one of the texts' tokens."""
+    """Return the longest texts, each cut to at most `longest` ids, and prompts of a single token from all texts."""
     runner = reference.runner
     prefix = list(runner.prefix)
-    read = [runner.tokenize(document.text) for document in default_documents(longest)]
-    texts = [[*prefix, *ids][:longest] for ids in sorted(read, key=len, reverse=True)[:TEXTS]]
-    tokens = sorted({token for ids in read for token in ids})
-    picked = np.random.default_rng(SEED).choice(tokens, SINGLES, replace=False)
-    return texts, tuple((int(token),) for token in picked)
+    token_ids = [runner.tokenize(document.text) for document in default_documents(longest)]
+    texts = [[*prefix, *ids][:longest] for ids in sorted(token_ids, key=len, reverse=True)[:TEXTS]]
+    tokens = sorted({token for ids in token_ids for token in ids})
+    singles = np.random.default_rng(SEED).choice(tokens, SINGLES, replace=False)
+    return texts, tuple((int(token),) for token in singles)

@@ -1,7 +1,7 @@
-"""What a server's answers say: which of the hypotheses they fit, by how much, or that they fit none.
+"""Decide which hypothesis fits a server's answers, and by how much. Possibly none fits.
 
-An answer and a hypothesis are two distributions over the tokens that are shown and all the others together; the
-figure is the divergence of the two, in nats, the mean over the prompts.
+An answer and a hypothesis are two distributions over the tokens that the server shows, and one entry for all others.
+The figure is their divergence in nats, as a mean over the prompts.
 """
 
 from __future__ import annotations
@@ -17,22 +17,25 @@ from ropetool.rope.tables import Array
 from ropetool.servers.base import Answer, not_in_vocabulary
 from ropetool.servers.http import OPTION
 
-SURE = (
-    1e-3  # chance that a hypothesis as good as the best is worse behind so many of the prompts, as the sign test has it
-)
-NOISE = 6.0  # times what rounding makes of the answers, beyond which none fits
-FLOOR = 1e-5  # nats: what float32 leaves of it
-SHOWN = 20  # tokens of an answer that is made here
-OTHER_MODEL = 0.2  # nats behind a single token: other weights, or quantised beyond use
-LEAST = 1e-12  # a probability that a sum leaves
+# The sign test's chance, for a hypothesis as good as the best, to be worse for this many prompts.
+SURE = 1e-3
+NOISE = 6.0  # no hypothesis fits beyond this multiple of the divergence from rounding
+FLOOR = 1e-5  # nats: the divergence from float32
+SHOWN = 20  # tokens that an answer of the reference model shows
+OTHER_MODEL = 0.2  # nats after a single token: the weights differ, or quantisation has damaged them
+LEAST = 1e-12  # the smallest probability that remains after a sum
 
 
 @dataclass(frozen=True)
 class Decision:
-    """figures: the mean divergence from each hypothesis. best: the one that fits best, -1 where none fits.
+    """The hypothesis that fits, and the figures behind the decision. Hypotheses are numbers from 0.
 
-    rivals: those that the answers do not tell from it. margin: how much worse the next one is that they do, in nats. noise:
-    the divergence of answers that no table changes. limit: beyond which none fits.
+    figures: the mean divergence from each hypothesis, in nats.
+    best: the hypothesis that fits best. -1 if none fits.
+    rivals: the hypotheses that the answers do not distinguish from `best`.
+    margin: the difference to the nearest hypothesis that the answers do distinguish, in nats.
+    noise: the divergence of answers that no table changes, in nats.
+    limit: the largest divergence at which a hypothesis fits, in nats.
     """
 
     figures: tuple[float, ...]
@@ -44,7 +47,11 @@ class Decision:
 
 
 def divergence(answer: Answer, log_probs: Array) -> float:
-    """Return the divergence of an answer from what a hypothesis finds likely. Shapes: (vocabulary,). Units: nats."""
+    """Return the divergence between an answer and the log probabilities of a hypothesis, in nats.
+
+    Shapes: log_probs (vocabulary,).
+    Raises: ServerError if the answer has a token beyond the vocabulary.
+    """
     tokens = list(answer.shown)
     if max(tokens) >= len(log_probs):
         raise ServerError(not_in_vocabulary(max(tokens), len(log_probs)), where=OPTION)
@@ -57,9 +64,9 @@ def divergence(answer: Answer, log_probs: Array) -> float:
 
 
 def growth(singles: tuple[Array, Array], prompts: tuple[Array, Array]) -> float:
-    """Return how many times more rounding makes behind prompts than behind single tokens, 1 at least.
+    """Return how many times more rounding changes answers to prompts than answers to single tokens, at least 1.
 
-    Of each: what is found likely in float32, and in a coarser type. Shapes: (prompts, vocabulary).
+    Each argument has the log probabilities in float32, and in a coarser type. Shapes: (prompts, vocabulary) each.
     """
     means = []
     for fine, coarse in (singles, prompts):
@@ -73,10 +80,10 @@ def _shown(log_probs: Array) -> Answer:
 
 
 def decide(divergences: Array, noise: Callable[[int], float], grown: Callable[[int], float]) -> Decision:
-    """Return what the divergences come to. Shapes: (prompts, hypotheses).
+    """Return the decision that follows from divergences. Shapes: (prompts, hypotheses). Units: nats.
 
-    noise: what is left behind single tokens, and grown: how much more rounding makes behind prompts, both under the hypothesis of
-    this number.
+    noise: returns the divergence after single tokens under the hypothesis with this number.
+    grown: returns how many times more rounding changes answers to prompts, under the hypothesis with this number.
     """
     means = divergences.mean(axis=0)
     best = int(np.argmin(means))
@@ -87,14 +94,14 @@ def decide(divergences: Array, noise: Callable[[int], float], grown: Callable[[i
         if other == best:
             continue
         worse = divergences[:, other] - divergences[:, best]
-        # Behind a prompt where both are one table, as behind short ones of two lists, neither is worse.
-        told = np.abs(worse) > FLOOR
-        if _by_chance(int((worse[told] > 0).sum()), int(told.sum())) < SURE and worse.mean() > known:
+        # For some prompts both have the same table, for example short prompts with longrope. Then neither is worse.
+        differs = np.abs(worse) > FLOOR
+        if _by_chance(int((worse[differs] > 0).sum()), int(differs.sum())) < SURE and worse.mean() > known:
             margins.append(float(worse.mean()))
         else:
             rivals.append(other)
     margin = min(margins, default=0.0)
-    # Where rounding is as large as what tells tables apart, as in coarse weights, the best of them may be none.
+    # With coarse weights, rounding can exceed the difference between tables. Then the best may not fit, either.
     fits = means[best] <= limit and (not margins or means[best] <= margin)
     return Decision(
         tuple(float(one) for one in means), best if fits else -1, tuple(rivals) if fits else (),
@@ -103,13 +110,13 @@ def decide(divergences: Array, noise: Callable[[int], float], grown: Callable[[i
 
 
 def _by_chance(worse: int, prompts: int) -> float:
-    """Return the chance of so many or more of the prompts, where each falls either way.
+    """Return the chance that at least `worse` of the prompts are worse, if each one is worse with a chance of one half.
 
-    A sign test: divergences are a few large ones among many small, which no mean and deviation describe.
+    This is a sign test, because a few divergences are large and many small: mean and deviation do not describe them.
     """
     return sum(math.comb(prompts, count) for count in range(worse, prompts + 1)) / 2.0**prompts
 
 
 def is_another_model(noise: Sequence[float]) -> bool:
-    """Return whether even behind single tokens the answers are not those of the weights at hand."""
+    """Return whether the weights differ, because the answers to single tokens already do."""
     return float(np.median(noise)) > OTHER_MODEL

@@ -1,6 +1,6 @@
-"""Prompts and answers as a file, for programs that are no servers of a known interface.
+"""Prompts and answers as a file, for programs without a supported server interface.
 
-The file that is written lists prompts; whoever fills in `answers` gives it back.
+`write_prompts` writes the prompts with empty answers. The user fills in `top` of each answer and passes the file back.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from ropetool.errors import CheckpointError, OutputError
 from ropetool.files.hf import read_object
 from ropetool.files.hf.jsontext import JsonLimits
-from ropetool.identify.asking import Prepared
+from ropetool.identify.asking import PromptIds
 from ropetool.servers.base import MOST_SHOWN, Answer, Limits, Score, answer_of
 
 SCHEMA = "ropetool prompts 1"
@@ -21,9 +21,9 @@ UNKNOWN = Limits(None, MOST_SHOWN, exact=False)
 _LIMITS = JsonLimits(64 << 20, 4_000_000)
 
 
-def write_prompts(path: Path, prepared: Prepared) -> None:
-    """Write prompts as a file that a program can answer. Raises: OutputError where it is there, or cannot be written."""
-    entries = [{"ids": list(ids), "top": []} for ids in (*prepared.singles, *prepared.prompts)]
+def write_prompts(path: Path, prompt_ids: PromptIds) -> None:
+    """Write prompts as a file for a program to answer. Raises: OutputError if the file exists or cannot be written."""
+    entries = [{"ids": list(ids), "top": []} for ids in (*prompt_ids.singles, *prompt_ids.prompts)]
     text = json.dumps({"schema": SCHEMA, "program": "", "answers": entries})
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -36,9 +36,11 @@ def write_prompts(path: Path, prepared: Prepared) -> None:
 
 @dataclass(frozen=True)
 class FiledServer:
-    """The answers of a file, as a server that knows these prompts alone.
+    """The answers in a file, with the interface of a server. It can answer only these prompts.
 
-    singles, prompts: of one token, and the others, in their order.
+    program: the name of the program that answered.
+    answers: the answers by prompt, in the file's order.
+    where: the path of the file, for errors.
     """
 
     program: str
@@ -49,7 +51,7 @@ class FiledServer:
 
     @classmethod
     def read(cls, path: Path) -> FiledServer:
-        """Return the answers of a file. Raises: CheckpointError for one that is not of this form, or without an answer."""
+        """Return the answers in a file. Raises: CheckpointError for a different format, or if an answer is missing."""
         data = read_object(path, _LIMITS)[1]
         entries = data.get("answers")
         if data.get("schema") != SCHEMA or not isinstance(entries, list) or not entries:
@@ -58,7 +60,7 @@ class FiledServer:
                 where=str(path),
                 try_="ropetool identify --prompts-out FILE",
             )
-        found = {}
+        answers = {}
         for number, entry in enumerate(entries):
             place = f"{path}: answer {number}"
             ids, top = (entry.get("ids"), entry.get("top")) if isinstance(entry, dict) else (None, None)
@@ -66,17 +68,17 @@ class FiledServer:
                 raise CheckpointError("`ids` must be a list of token ids", where=place)
             if not isinstance(top, list) or not all(isinstance(one, list) and len(one) == 2 for one in top):
                 raise CheckpointError("`top` must be a list of pairs [token, log probability]", where=place)
-            found[tuple(ids)] = answer_of([(one[0], one[1]) for one in top], len(top), place)
-        if not any(len(ids) > 1 for ids in found):
+            answers[tuple(ids)] = answer_of([(one[0], one[1]) for one in top], len(top), place)
+        if not any(len(ids) > 1 for ids in answers):
             raise CheckpointError(
                 "the file contains no prompt of several tokens",
                 where=str(path),
                 try_="ropetool identify --prompts-out FILE",
             )
-        return cls(str(data.get("program") or "the program"), found, str(path))
+        return cls(str(data.get("program") or "the program"), answers, str(path))
 
     def check(self, vocabulary: int | None, context: int | None) -> None:
-        """Raise CheckpointError for prompts of tokens that a model does not have, or of more than it states."""
+        """Raise CheckpointError if a prompt has a token beyond the vocabulary, or more tokens than the context."""
         for ids in self.answers:
             if vocabulary is not None and max(ids) >= vocabulary:
                 raise CheckpointError(
@@ -90,20 +92,20 @@ class FiledServer:
                 )
 
     @property
-    def prompts(self) -> Prepared:
-        """The prompts that it answers."""
-        return Prepared(
+    def prompts(self) -> PromptIds:
+        """Return the prompts that the file answers."""
+        return PromptIds(
             tuple(ids for ids in self.answers if len(ids) == 1), tuple(ids for ids in self.answers if len(ids) > 1)
         )
 
     def next(self, ids: Sequence[int], wanted: int | None = None) -> Answer:
-        """Return the answer to one of the prompts."""
+        """Return the answer to one of the prompts in the file."""
         return self.answers[tuple(ids)]
 
     def tokens_of(self, text: str) -> list[int] | None:
-        """Return None: a file reads no text."""
+        """Return None, because a file cannot tokenize text."""
         return None
 
     def scores(self, ids: Sequence[int], last: int) -> list[Score] | None:
-        """Return None: it holds answers alone."""
+        """Return None, because a file contains only the last distribution of each prompt."""
         return None

@@ -1,7 +1,8 @@
-"""What llama-server makes of a GGUF file when it is started with options that go before the file's keys.
+"""The tables that llama-server computes from a GGUF file if a command line option overrides a key of the file.
 
-Source: common/arg.cpp and src/llama-context.cpp of llama-cpp-python 0.3.36; each option says what a key says, and is decoded
-as that key. `--yarn-attn-factor` is not read beside a ramp, and no key of most files holds `--yarn-beta-fast`.
+Source: common/arg.cpp and src/llama-context.cpp of llama-cpp-python 0.3.36. Each option replaces a key, so the decoder
+gets a file with that key. llama.cpp does not read `--yarn-attn-factor` if the file has a ramp. Most files have no key
+for `--yarn-beta-fast`.
 """
 
 from __future__ import annotations
@@ -17,27 +18,27 @@ from ropetool.runtimes.llama_cpp import architectures as keys
 from ropetool.runtimes.llama_cpp import decoding
 from ropetool.runtimes.llama_cpp.layers import value_of
 
-TYPES = ("none", "linear", "yarn")  # --rope-scaling takes no other
-SHARES = (0.5, 2.0)  # of the file's own number
+TYPES = ("none", "linear", "yarn")  # all values that --rope-scaling accepts
+SHARES = (0.5, 2.0)  # multiples of the number in the file
 
 
 def of_file(file: GgufCheckpoint) -> tuple[Hypothesis, ...]:
-    """Return what llama.cpp computes from the file with an option of the wrong value, where it computes anything."""
+    """Return a hypothesis for each option with a wrong value, if llama.cpp computes a table with it."""
     arch = str(value_of(file, keys.ARCHITECTURE, ValueType.STR))
-    found = []
+    hypotheses = []
     for option, key, value in _options(file, arch):
         try:
             rope = decoding.decode(file.after(Patch(set={f"{arch}.{key}": value})))
         except (Refuses, InvalidRope):
             continue
         name = f"{option} {value.decode():g}" if value.type is ValueType.F32 else f"{option} {value.decode()}"
-        found.append(Hypothesis(name, "llama-server was started with this option", rope))
-    return tuple(found)
+        hypotheses.append(Hypothesis(name, "llama-server was started with this option", rope))
+    return tuple(hypotheses)
 
 
 def _options(file: GgufCheckpoint, arch: str) -> Iterator[tuple[str, str, Value]]:
-    for kind in TYPES:
-        yield "--rope-scaling", keys.SCALING_TYPE, Value.of(ValueType.STR, kind)
+    for scaling_type in TYPES:
+        yield "--rope-scaling", keys.SCALING_TYPE, Value.of(ValueType.STR, scaling_type)
     factor = value_of(file, f"{arch}.{keys.FACTOR}", ValueType.F32)
     length = value_of(file, f"{arch}.{keys.ORIGINAL_CONTEXT_LENGTH}", ValueType.U32)
     for share in SHARES:

@@ -1,4 +1,4 @@
-"""Prompts behind which the hypotheses differ most, so that a few answers tell them apart."""
+"""Choose prompts for which the hypotheses differ most, so that few answers distinguish them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from ropetool.identify.hypotheses import Hypothesis
 from ropetool.identify.reference import Reference
 from ropetool.rope.tables import Array
 
-PLACES = 24  # of each text that may be asked about, where not more are asked for
-SHORTEST = 32  # tokens of a prompt
-ENOUGH = 12  # prompts that tell a pair apart: chance makes all of them the worse for one in 1 of 4096 cases
-PLAIN = 0.01  # nats by which one prompt tells a pair apart, whatever a server rounds
-NEAR = 0.01  # what the sum of all distances counts beside
+PLACES = 24  # candidate prompts per text, unless the user requests more prompts
+SHORTEST = 32  # tokens in a prompt
+ENOUGH = 12  # prompts that distinguish a pair: by chance, all favour the same one in 1 of 4096 cases
+PLAIN = 0.01  # nats: a prompt with this divergence distinguishes a pair despite the server's rounding
+NEAR = 0.01  # the weight of the sum of all distances
 Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """The ids of a prompt, and what each hypothesis finds likely behind it. Shapes: log_probs (hypotheses, vocabulary)."""
+    """A prompt, and the log probabilities of the next token under each hypothesis.
+
+    Shapes: log_probs (hypotheses, vocabulary). Units: nats.
+    """
 
     ids: tuple[int, ...]
     log_probs: Array
@@ -30,10 +33,10 @@ class Prompt:
 def choose(
     reference: Reference, hypotheses: Sequence[Hypothesis], texts: Sequence[Sequence[int]], count: int, tell: Tell
 ) -> list[Prompt]:
-    """Return `count` prompts, as many of each text, by which any two hypotheses are as far apart as can be, by as many as are needed."""
+    """Return `count` prompts, evenly from all texts, that distinguish every pair of hypotheses as well as possible."""
     share = max(1, -(-count // len(texts)))
-    found: list[Prompt] = []
-    apart, told_by = np.zeros((2, len(hypotheses), len(hypotheses)))
+    prompts: list[Prompt] = []
+    apart, distinguishing = np.zeros((2, len(hypotheses), len(hypotheses)))
     total, finished = len(texts) * len(hypotheses), 0
     for ids in texts:
         ends = _places(len(ids), max(PLACES, 2 * share))
@@ -42,34 +45,34 @@ def choose(
             probs.append(reference.log_probs(one, ids, ends).astype(np.float32))  # a large vocabulary fills a memory
             finished += 1
             tell("reading the prompts with each table", finished, total)
-        told = np.stack(probs)  # (hypotheses, places, vocabulary)
-        distance = np.stack([_divergences(told[:, place].astype(np.float64)) for place in range(len(ends))])
+        log_probs = np.stack(probs)  # (hypotheses, places, vocabulary)
+        distance = np.stack([_divergences(log_probs[:, index].astype(np.float64)) for index in range(len(ends))])
         for _ in range(min(share, len(ends))):
-            best = int(np.argmax([_gain(apart, told_by, one) for one in distance]))
+            best = int(np.argmax([_gain(apart, distinguishing, one) for one in distance]))
             apart += distance[best]
-            told_by += _tells(distance[best])
-            distance[best] = 0  # asked once
-            found.append(Prompt(tuple(int(token) for token in ids[: ends[best]]), told[:, best].copy()))
-    return found[:count]
+            distinguishing += _distinguishes(distance[best])
+            distance[best] = 0  # each prompt is used only once
+            prompts.append(Prompt(tuple(int(token) for token in ids[: ends[best]]), log_probs[:, best].copy()))
+    return prompts[:count]
 
 
 def known(
     reference: Reference, hypotheses: Sequence[Hypothesis], prompts: Sequence[Sequence[int]], tell: Tell
 ) -> list[Prompt]:
-    """Return prompts that were chosen before, with what each hypothesis finds likely behind them."""
+    """Return given prompts with the log probabilities under each hypothesis."""
     rows: list[list[Array]] = [[] for _ in prompts]
     texts = texts_of(prompts)
     for number, one in enumerate(hypotheses):
-        for row, found in zip(rows, behind(reference, one, prompts, texts), strict=True):
-            row.append(found)
+        for row, log_probs in zip(rows, behind(reference, one, prompts, texts), strict=True):
+            row.append(log_probs)
         tell("reading the prompts with each table", number + 1, len(hypotheses))
     return [Prompt(tuple(ids), np.stack(row)) for ids, row in zip(prompts, rows, strict=True)]
 
 
 def texts_of(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the numbers of the prompts that begin one text, for each text; the first of them is the whole text."""
+    """Return for each text the numbers of the prompts that are its beginnings. The first number is the whole text."""
     texts: list[list[int]] = []
-    for number in sorted(range(len(prompts)), key=lambda at: -len(prompts[at])):
+    for number in sorted(range(len(prompts)), key=lambda index: -len(prompts[index])):
         ids = list(prompts[number])
         own = next((text for text in texts if list(prompts[text[0]][: len(ids)]) == ids), None)
         if own is None:
@@ -82,41 +85,49 @@ def texts_of(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
 def behind(
     reference: Reference, hypothesis: Hypothesis, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
 ) -> list[Array]:
-    """Return what a hypothesis finds likely behind each prompt, by one pass over each text and table."""
-    found: list[Array] = [np.zeros(0)] * len(prompts)
+    """Return the log probabilities after each prompt under a hypothesis, with a single pass for each text and table."""
+    by_prompt: list[Array] = [np.zeros(0)] * len(prompts)
     for numbers in texts:
         ends = [len(prompts[number]) for number in numbers]
         rows = reference.log_probs(hypothesis, prompts[numbers[0]], ends)
         for number, row in zip(numbers, rows, strict=True):
-            found[number] = row
-    return found
+            by_prompt[number] = row
+    return by_prompt
 
 
 def _places(length: int, count: int) -> list[int]:
-    """Return lengths of prompts up to that of a text, closer together where they are short."""
+    """Return prompt lengths up to the length of a text. Short lengths are closer together."""
     first = min(SHORTEST, length)
     return sorted({round(one) for one in np.geomspace(first, length, count)})
 
 
 def _divergences(log_probs: Array) -> Array:
-    """Return KL(a || b) of each pair of rows. Shapes: (hypotheses, vocabulary) -> (hypotheses, hypotheses)."""
+    """Return KL(a || b) for each pair of rows.
+
+    Shapes: (hypotheses, vocabulary) -> (hypotheses, hypotheses). Units: nats.
+    """
     probs = np.exp(log_probs)
     own = (probs * log_probs).sum(axis=1)
-    found: Array = own[:, None] - probs @ log_probs.T
-    return np.maximum(found, 0)
+    divergences: Array = own[:, None] - probs @ log_probs.T
+    return np.maximum(divergences, 0)
 
 
-def _tells(distance: Array) -> Array:
-    """Return what of a prompt counts as one that tells a pair apart, from 0 to 1."""
-    found: Array = np.minimum(distance / PLAIN, 1)
-    return found
+def _distinguishes(distance: Array) -> Array:
+    """Return the share, from 0 to 1, to which a prompt distinguishes each pair.
+
+    Shapes: (hypotheses, hypotheses).
+    """
+    share: Array = np.minimum(distance / PLAIN, 1)
+    return share
 
 
-def _gain(apart: Array, told_by: Array, more: Array) -> float:
-    """Return what a prompt adds to telling all pairs apart.
+def _gain(apart: Array, distinguishing: Array, more: Array) -> float:
+    """Return how much a prompt helps to distinguish all pairs.
 
-    Pairs that too few prompts tell apart come first, as those of which most prompts see one table; then those that are near.
+    Pairs that too few prompts distinguish come first, because for most prompts both may have the same table. Then the
+    pairs
+    with small distances follow.
     """
     off = ~np.eye(len(apart), dtype=bool)
-    needed = off & (told_by < ENOUGH)
-    return float(_tells(more)[needed].sum() + NEAR * np.log1p(more[off] / (apart[off] + 1e-3)).sum())
+    needed = off & (distinguishing < ENOUGH)
+    return float(_distinguishes(more)[needed].sum() + NEAR * np.log1p(more[off] / (apart[off] + 1e-3)).sum())

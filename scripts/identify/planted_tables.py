@@ -36,7 +36,7 @@ from model_server import Served, serving
 import ropetool
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.identify import prompts
-from ropetool.identify.asking import AS_MEANT, Asked, Identified, identify
+from ropetool.identify.asking import AS_MEANT, IdentifyOptions, Identified, identify
 from ropetool.servers.http import Http
 from ropetool.servers.opening import open_server
 
@@ -308,7 +308,7 @@ def remembered() -> None:
 def asked(path: Path, plant: Plant, dtype: str, interface: str, length: int) -> Identified:
     """Return what `identify` says of the server of a mistake."""
     with serving(served(path, plant, dtype, interface)) as url:
-        return identify(HfCheckpoint.open(path), open_server(Http(url)), Asked(length, device="cpu"))
+        return identify(HfCheckpoint.open(path), open_server(Http(url)), IdentifyOptions(length, device="cpu"))
 
 
 def says(found: Identified, name: str) -> str:

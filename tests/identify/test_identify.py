@@ -23,7 +23,7 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import ConfigError, RopetoolError, ServerError
 from ropetool.identify import asking, deciding, options, prompts
-from ropetool.identify.asking import Asked, identify, prepare
+from ropetool.identify.asking import IdentifyOptions, identify, prepare
 from ropetool.identify.hypotheses import AS_MEANT, hypotheses
 from ropetool.identify.reference import Reference
 from ropetool.servers.base import Answer
@@ -33,7 +33,7 @@ from ropetool.verification.runners.torch_runner import TorchRunner
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 LENGTH = 700  # tokens: beyond the 256 that it was trained on
-ASKED = Asked(LENGTH, 12, "cpu", "float32")
+ASKED = IdentifyOptions(LENGTH, 12, "cpu", "float32")
 YARN = {
     "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 256, "beta_fast": 24.0, "rope_theta": 500000.0,
     "attention_factor": 1.3,
