@@ -1,1 +1,1 @@
-"""What a checkpoint costs at a length, by arithmetic that is shown: bytes of weights and cache, FLOPs, tokens of `verify`."""
+"""The cost of a checkpoint at a length, with the arithmetic: bytes of weights and cache, FLOPs, tokens of `verify`."""

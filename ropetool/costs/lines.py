@@ -1,7 +1,7 @@
-"""The cost of a checkpoint at a length, line by line, each with the arithmetic that a reader can redo.
+"""The cost of a checkpoint at a length: one line per figure, with the arithmetic.
 
-A pass over tokens: every token is multiplied by each number of its matrices once, a product and a sum, and each pair of a
-query and a key costs the channels of both key and value. Norms, activations and the softmax are not counted.
+For each token, a pass multiplies and adds each number of the matrices once. Each pair of a query and a key costs the
+channels of key and value. Norms, activations and the softmax are not counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ BYTES, FLOPS, NUMBERS, TOKENS = "bytes", "FLOPs", "numbers", "tokens"
 
 @dataclass(frozen=True)
 class CostLine:
-    """One figure: `how` is its arithmetic, or why it is not known where the value is None."""
+    """A figure.
+
+    name: its name.
+    value: the figure. None if it is unknown.
+    unit: "bytes", "FLOPs", "numbers" or "tokens".
+    how: the arithmetic, or why the figure is unknown.
+    """
 
     name: str
     value: int | None
@@ -40,60 +46,65 @@ class CostLine:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one sequence of `length` tokens costs, and a verification of the model that reads so many."""
+    """The costs at a length.
+
+    length: the tokens in the sequence.
+    lines: the costs of one sequence, and of a verification up to this length.
+    """
 
     length: int
     lines: tuple[CostLine, ...]
 
 
-def cost_of(found: Inspection, checkpoint: Checkpoint, length: int | None = None) -> Cost:
-    """Return what a checkpoint costs at a length, by default its stated context. Reads headers and the tokenizer, no weights.
+def cost_of(inspected: Inspection, checkpoint: Checkpoint, length: int | None = None) -> Cost:
+    """Return the cost of a checkpoint at a length in tokens. None uses the configured context length.
 
-    Raises: ConfigError without a length where the context is not known.
+    Reads headers and the tokenizer, but not the weights.
+    Raises: ConfigError if the length is None and the context length is unknown.
     """
-    if length is None and found.rope is None:
+    if length is None and inspected.rope is None:
         raise ConfigError(
             "the context length cannot be decoded, so the cost needs a length", where="--cost", try_="--target-length N"
         )
-    length = length or (found.rope.max_position_embeddings if found.rope else 0)
+    length = length or (inspected.rope.max_position_embeddings if inspected.rope else 0)
     try:
-        held = weights.of(checkpoint, found.rope)
+        sizes = weights.of(checkpoint, inspected.rope)
     except RopetoolError as error:
-        held = Weights("", 0, None, None, {}, None, error.sentence)
-    kinds = found.kv_bytes
+        sizes = Weights("", 0, None, None, {}, None, error.sentence)
+    caches = inspected.kv_bytes
     return Cost(
         length,
         (
-            *_weight_lines(held), *_cache_lines(found, kinds, length), *_pass_lines(held, found, length),
-            *_verify_lines(checkpoint, found, held, length),
+            *_weight_lines(sizes), *_cache_lines(inspected, caches, length), *_pass_lines(sizes, inspected, length),
+            *_verify_lines(checkpoint, inspected, sizes, length),
         ),
     )  # fmt: skip
 
 
-def _weight_lines(held: Weights) -> Iterator[CostLine]:
-    if held.numbers is None:
-        yield CostLine("parameters", None, NUMBERS, held.why)
+def _weight_lines(sizes: Weights) -> Iterator[CostLine]:
+    if sizes.numbers is None:
+        yield CostLine("parameters", None, NUMBERS, sizes.why)
     else:
-        yield CostLine("parameters", held.numbers, NUMBERS, f"{held.tensors} tensors, by {held.sizes_from}")
-    part = held.products
+        yield CostLine("parameters", sizes.numbers, NUMBERS, f"{sizes.tensors} tensors, by {sizes.sizes_from}")
+    part = sizes.products
     if part is None:
-        yield CostLine("active parameters", None, NUMBERS, held.why)
+        yield CostLine("active parameters", None, NUMBERS, sizes.why)
     else:
         yield CostLine("active parameters", part.active, NUMBERS, _active(part))
-    if held.nbytes is None:
+    if sizes.nbytes is None:
         yield CostLine(
             "weights",
             None,
             BYTES,
-            held.why or "the weights are quantised, and their sizes need the headers of the files",
+            sizes.why or "the weights are quantised, and their sizes need the headers of the files",
         )
     else:
-        by_type = " + ".join(f"{nbytes} {dtype}" for dtype, nbytes in sorted(held.by_type.items()))
-        yield CostLine("weights", held.nbytes, BYTES, by_type)
+        by_type = " + ".join(f"{nbytes} {dtype}" for dtype, nbytes in sorted(sizes.by_type.items()))
+        yield CostLine("weights", sizes.nbytes, BYTES, by_type)
 
 
 def _active(part: Products) -> str:
-    """Return the sum of what takes part in a token, and what does not."""
+    """Return the sum of the active parameters in words, and the parameters that are not in it."""
     parts = [f"{part.always} in matrices of layers"]
     if part.experts:
         parts.append(f"{part.used} of {part.held} experts: {part.experts} x {part.used} / {part.held}")
@@ -104,25 +115,25 @@ def _active(part: Products) -> str:
     return " + ".join(parts[:-1]) + (f"; {parts[-1]}" if part.tied else f" + {parts[-1]}") + without
 
 
-def _cache_lines(found: Inspection, kinds: Mapping[str, KvCache], length: int) -> Iterator[CostLine]:
-    if not kinds:
-        yield CostLine("KV cache", None, BYTES, _why_no_cache(found))
+def _cache_lines(inspected: Inspection, caches: Mapping[str, KvCache], length: int) -> Iterator[CostLine]:
+    if not caches:
+        yield CostLine("KV cache", None, BYTES, _why_no_cache(inspected))
         return
-    for kind, one in kinds.items():
+    for layer_type, one in caches.items():
         kept = one.tokens_at(length)
         tokens = f"{kept} tokens" + (f", the last {kept} of {length}" if kept < length else "")
         yield CostLine(
-            f"KV cache, {_layers(one)} of {_plain(kind)}", one.bytes_at(length), BYTES,
+            f"KV cache, {_layers(one)} of {_plain(layer_type)}", one.bytes_at(length), BYTES,
             f"{one.heads} key heads in total x ({one.keys} + {one.values}) channels x {one.value_bytes} bytes x {tokens}",
         )  # fmt: skip
-    if len(kinds) > 1:
+    if len(caches) > 1:
         yield CostLine(
-            "KV cache in all", sum(one.bytes_at(length) for one in kinds.values()), BYTES, "the sum of these"
+            "KV cache in all", sum(one.bytes_at(length) for one in caches.values()), BYTES, "the sum of these"
         )
     for name, (block, nbytes) in CACHE_TYPES.items():
-        sizes = [one.bytes_in(name, length) for one in kinds.values()]
-        known = [size for size in sizes if size is not None]
-        if len(known) < len(sizes):
+        by_layer_type = [one.bytes_in(name, length) for one in caches.values()]
+        known = [size for size in by_layer_type if size is not None]
+        if len(known) < len(by_layer_type):
             why = f"{name} stores blocks of {block} channels, which do not divide the channels of a layer"
             yield CostLine(f"KV cache in {name}", None, BYTES, why)
             continue
@@ -130,43 +141,43 @@ def _cache_lines(found: Inspection, kinds: Mapping[str, KvCache], length: int) -
         yield CostLine(f"KV cache in {name}", sum(known), BYTES, f"the same in {stored}")
 
 
-def _why_no_cache(found: Inspection) -> str:
-    if found.rope is None:
+def _why_no_cache(inspected: Inspection) -> str:
+    if inspected.rope is None:
         return "the RoPE settings cannot be decoded"
-    return f"the heads of its layers differ, or {found.model_type} does not store whole keys"
+    return f"the heads of its layers differ, or {inspected.model_type} does not store whole keys"
 
 
 def _layers(one: KvCache) -> str:
     return f"{one.layers} layer{'s' if one.layers > 1 else ''}"
 
 
-def _plain(kind: str) -> str:
-    return kind.replace("_", " ")
+def _plain(layer_type: str) -> str:
+    return layer_type.replace("_", " ")
 
 
-def _pass_lines(held: Weights, found: Inspection, length: int) -> Iterator[CostLine]:
-    """Yield what a pass over all tokens takes with logits for the last of them, as before an answer is written."""
-    part = held.products
+def _pass_lines(sizes: Weights, inspected: Inspection, length: int) -> Iterator[CostLine]:
+    """Yield the cost of a pass over all tokens with logits for the last one, as before the first token of an answer."""
+    part = sizes.products
     if part is None:
-        yield CostLine("prefill", None, FLOPS, held.why)
+        yield CostLine("prefill", None, FLOPS, sizes.why)
         return
     whole = 2 * part.in_layers * length
     last = 2 * part.head
     yield CostLine("prefill, matrices", whole, FLOPS, f"2 x {part.in_layers} x {length} tokens")
     yield CostLine("prefill, head", last, FLOPS, f"2 x {part.head} x 1 token, logits of the last token")
-    yield from _attention_lines(found.kv_bytes, length)
-    pairs = _pair_flops(found.kv_bytes, length)
+    yield from _attention_lines(inspected.kv_bytes, length)
+    pairs = _pair_flops(inspected.kv_bytes, length)
     if pairs is None:
         yield CostLine("prefill in all", None, FLOPS, "the cost of its attention is unknown")
     else:
-        yield CostLine("prefill in all", whole + last + pairs, FLOPS, f"the sum; without {_uncounted(found)}")
+        yield CostLine("prefill in all", whole + last + pairs, FLOPS, f"the sum; without {_uncounted(inspected)}")
 
 
-def _attention_lines(kinds: Mapping[str, KvCache], length: int) -> Iterator[CostLine]:
-    if not kinds:
+def _attention_lines(caches: Mapping[str, KvCache], length: int) -> Iterator[CostLine]:
+    if not caches:
         yield CostLine("prefill, attention", None, FLOPS, "the heads of its layers are unknown")
-    for kind, one in kinds.items():
-        name = f"prefill, {_plain(kind)}"
+    for layer_type, one in caches.items():
+        name = f"prefill, {_plain(layer_type)}"
         pairs = one.pairs_at(length)
         if one.pair is None:
             yield CostLine(name, None, FLOPS, "its layers are unknown, or an indexer selects the keys of each query")
@@ -183,25 +194,28 @@ def _pairs(one: KvCache, length: int) -> str:
     return f"{one.window} x {one.window + 1} / 2 + {length - one.window} x {one.window}"
 
 
-def _pair_flops(kinds: Mapping[str, KvCache], length: int) -> int | None:
-    found = [one.flops_at(length) for one in kinds.values()]
-    known = [flops for flops in found if flops is not None]
-    return sum(known) if kinds and len(known) == len(found) else None
+def _pair_flops(caches: Mapping[str, KvCache], length: int) -> int | None:
+    by_layer_type = [one.flops_at(length) for one in caches.values()]
+    known = [flops for flops in by_layer_type if flops is not None]
+    return sum(known) if caches and len(known) == len(by_layer_type) else None
 
 
-def _uncounted(found: Inspection) -> str:
-    """Return what no line counts."""
-    assert found.rope is not None
-    family = found.family
+def _uncounted(inspected: Inspection) -> str:
+    """Return the operations that no line counts, in words."""
+    assert inspected.rope is not None
+    family = inspected.family
     stateful = family is not None and family.rotates in ("full", "none") and family.has_kinds
     return "norms, activations and softmax" + (", and the recurrence of layers that keep a state" if stateful else "")
 
 
-def _verify_lines(checkpoint: Checkpoint, found: Inspection, held: Weights, length: int) -> Iterator[CostLine]:
-    """Yield what target and baseline compute where `verify` measures up to this length, but for the head's share."""
+def _verify_lines(checkpoint: Checkpoint, inspected: Inspection, sizes: Weights, length: int) -> Iterator[CostLine]:
+    """Yield the tokens and FLOPs of target and baseline in `verify` up to this length.
+
+    FLOPs do not include the head.
+    """
     labels = {name: f"verify --suite {name}" for name in SUITES}
     try:
-        _, trained = lengths_of(found, checkpoint)
+        _, trained = lengths_of(inspected, checkpoint)
         if isinstance(checkpoint, HfCheckpoint) and not any((checkpoint.path / name).is_file() for name in TOKENIZERS):
             raise RopetoolError("the checkpoint has no tokenizer, which selects the rows of a suite")
         planned = planned_rows(
@@ -212,14 +226,14 @@ def _verify_lines(checkpoint: Checkpoint, found: Inspection, held: Weights, leng
         yield from (CostLine(label, None, TOKENS, error.sentence) for label in labels.values())
         return
     for label, rows in zip(labels.values(), planned, strict=True):
-        tokens = sum(size * count for size, count in rows.items())
-        how = " + ".join(f"{count} x {size}" for size, count in sorted(rows.items()))
+        tokens = sum(row_length * count for row_length, count in rows.items())
+        how = " + ".join(f"{count} x {row_length}" for row_length, count in sorted(rows.items()))
         yield CostLine(label, tokens, TOKENS, f"at grade {Limits().grade}, rows of target and baseline: {how}")
-        flops = [_pair_flops(found.kv_bytes, size) for size in rows]
+        flops = [_pair_flops(inspected.kv_bytes, row_length) for row_length in rows]
         known = [count * one for count, one in zip(rows.values(), flops, strict=True) if one is not None]
-        part = held.products
+        part = sizes.products
         if part is None or len(known) < len(rows):
-            yield CostLine(label, None, FLOPS, held.why or "the cost of its attention is unknown")
+            yield CostLine(label, None, FLOPS, sizes.why or "the cost of its attention is unknown")
             continue
         products = 2 * part.in_layers * tokens
         how = f"2 x {part.in_layers} x {tokens} tokens + {sum(known)} for attention of all rows, as above; without the head"

@@ -1,6 +1,7 @@
-"""The tensors of a checkpoint as a cost: how many numbers and bytes, and how many of them a token is multiplied by.
+"""The tensors of a checkpoint as a cost: numbers and bytes, and the share that a token is multiplied by.
 
-Sizes come from the headers of the files; where there are none, from the family's table of tensors.
+The sizes are read from the headers of the files. If the weights are missing, they follow from the family's tensor
+table.
 """
 
 from __future__ import annotations
@@ -40,7 +41,12 @@ PER_LAYER = "embed_tokens_per_layer.weight"
 
 @dataclass(frozen=True)
 class Outer:
-    """The names of tensors that no layer multiplies by; looked_up: how others end, drafting: how those begin that only draft."""
+    """The names of tensors outside the matrices of the layers.
+
+    embedding, head: the names.
+    looked_up: the endings of other tensors that are looked up row by row.
+    drafting: the beginnings of tensors that only draft tokens.
+    """
 
     embedding: str
     head: str
@@ -53,9 +59,13 @@ IN_GGUF = Outer("token_embd.weight", "output.weight", ("position_embd.weight", "
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of the text model by its own name; of any other part without one.
+    """A tensor.
 
-    numbers: those that it stands for. nbytes: None where only a file would say it.
+    name: its name in the text model. Empty for a tensor of any other part.
+    numbers: the numbers that it represents. 0 for scales.
+    nbytes: its bytes. None if only the file could show them.
+    dtype: its type.
+    matrix: whether it has at least two dimensions.
     """
 
     name: str
@@ -67,11 +77,17 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Products:
-    """Which numbers a token is multiplied by.
+    """The numbers of a model, by their use.
 
-    always: matrices of the layers; experts: those of all experts, of which `used` of `held` are. head: of the last product,
-    which is made only where logits are wanted; tied: it is the embedding. looked_up: of which a token picks a row; drafts: of
-    layers that only draft tokens; others: of parts beside the text model; vectors: of norms, biases and the like.
+    always: in the matrices of the layers, without experts.
+    experts: in all experts.
+    used, held: the experts that a token uses, and all experts of a layer.
+    head: in the last matrix, which only tokens with logits are multiplied by.
+    tied: whether the head is the embedding.
+    looked_up: in the tensors that are looked up row by row.
+    drafts: in layers that only draft tokens.
+    others: in parts outside the text model.
+    vectors: in norms, biases and other vectors.
     """
 
     always: int
@@ -87,25 +103,31 @@ class Products:
 
     @property
     def of_experts(self) -> int:
-        """How many numbers of experts a token is multiplied by."""
+        """Return how many numbers of experts a token is multiplied by."""
         return int(Fraction(self.used, self.held) * self.experts) if self.experts else 0
 
     @property
     def in_layers(self) -> int:
-        """How many numbers a token is multiplied by below the head."""
+        """Return how many numbers a token is multiplied by, without the head."""
         return self.always + self.of_experts
 
     @property
     def active(self) -> int:
-        """How many numbers of the model take part in a token, as the active parameters of a model are counted."""
+        """Return the number of active parameters, in the usual way of counting."""
         return self.in_layers + self.vectors + self.looked_up + (0 if self.tied else self.head)
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The tensors of a checkpoint. sizes_from: what says how large they are.
+    """The tensors of a checkpoint.
 
-    numbers, nbytes, by_type: None where it is not known; bytes by type. products: None where `why` says why that is not known.
+    sizes_from: where the sizes come from.
+    tensors: the number of tensors.
+    numbers: their numbers. None if unknown.
+    nbytes: their bytes. None if unknown.
+    by_type: the bytes of each type. Empty if unknown.
+    products: the numbers by their use. None if unknown.
+    why: why something is unknown. Empty if all is known.
     """
 
     sizes_from: str
@@ -118,13 +140,13 @@ class Weights:
 
 
 def of(checkpoint: Checkpoint, rope: RopeSet | None) -> Weights:
-    """Return what the tensors are. Raises: RopetoolError for files that cannot be read, and where nothing says the sizes."""
+    """Return the tensors of a checkpoint. Raises: RopetoolError if files cannot be read, or the sizes are unknown."""
     return _of_gguf(checkpoint) if isinstance(checkpoint, GgufCheckpoint) else _of_hf(checkpoint, rope)
 
 
 def _of_gguf(view: GgufCheckpoint) -> Weights:
-    held = [Tensor(t.name, prod(t.shape), t.nbytes, t.type_name, len(t.shape) > 1) for t in view.tensors.values()]
-    known = _sized(held, "the file's header" if len(view.files) == 1 else "the files' headers")
+    listed = [Tensor(t.name, prod(t.shape), t.nbytes, t.type_name, len(t.shape) > 1) for t in view.tensors.values()]
+    known = _sized(listed, "the file's header" if len(view.files) == 1 else "the files' headers")
     if view.name in folding.TWO_STACKS:
         return replace(known, why=f"layers of {view.name} run several times")
     try:
@@ -133,21 +155,21 @@ def _of_gguf(view: GgufCheckpoint) -> Weights:
         used = int(value_of(view, model.key(USED), ValueType.U32) or 0)
     except Refuses as refusal:
         return replace(known, why=str(refusal))
-    return _multiplied(known, held, layers, IN_GGUF, used, experts)
+    return _multiplied(known, listed, layers, IN_GGUF, used, experts)
 
 
 def _of_hf(checkpoint: HfCheckpoint, rope: RopeSet | None) -> Weights:
     family, files = checkpoint.family, checkpoint.files
     table, quantization = family.export, checkpoint.config.get(QUANTIZATION_CONFIG)
     if files is not None and files.weights and all(path.is_file() for path in files.weights):
-        held = list(_stored(checkpoint, quantization))
-        known = _sized(held, "the headers of the safetensors files")
+        listed = list(_listed_in_files(checkpoint, quantization))
+        known = _sized(listed, "the headers of the safetensors files")
         if quantization is not None and not fp8.is_fp8(quantization) and not mxfp4.is_mxfp4(quantization):
             return replace(known, numbers=None, why=f"its {QUANTIZATION_CONFIG} packs several numbers into one")
     else:
-        held = list(_tabled(checkpoint, rope))
+        listed = list(_listed_in_table(checkpoint, rope))
         rest = ", and the size of its other parts is unknown" if family.wrapped else ""
-        known = _sized(held, f"the tensor table of {family.name}, because the weights are missing{rest}")
+        known = _sized(listed, f"the tensor table of {family.name}, because the weights are missing{rest}")
     if table is None:
         return replace(known, why=f"ropetool has no tensor table of {family.name}")
     config, where = text_config(checkpoint), checkpoint.where
@@ -156,11 +178,13 @@ def _of_hf(checkpoint: HfCheckpoint, rope: RopeSet | None) -> Weights:
         count(config, table.counts[size], where) if size in table.counts else 0 for size in ("used", "experts")
     )
     head = next((row.hf for row in table.outer if row.when == "untied"), "")
-    return _multiplied(known, held, layers, Outer(table.outer[0].hf, head, (PER_LAYER,), table.drafting), used, experts)
+    return _multiplied(
+        known, listed, layers, Outer(table.outer[0].hf, head, (PER_LAYER,), table.drafting), used, experts
+    )
 
 
-def _stored(checkpoint: HfCheckpoint, quantization: Any) -> Iterator[Tensor]:
-    """Yield the tensors of the files; scales have bytes and stand for no numbers of their own."""
+def _listed_in_files(checkpoint: HfCheckpoint, quantization: Any) -> Iterator[Tensor]:
+    """Yield the tensors in the files. Scales have bytes, but represent no numbers."""
     stored = checkpoint.stored
     own = text_names(stored) if checkpoint.family.wrapped else {name: name for name in stored}
     for name, tensor in stored.items():
@@ -172,39 +196,44 @@ def _stored(checkpoint: HfCheckpoint, quantization: Any) -> Iterator[Tensor]:
         yield Tensor(own.get(name, ""), numbers, tensor.nbytes, tensor.dtype, len(tensor.shape) > 1)
 
 
-def _tabled(checkpoint: HfCheckpoint, rope: RopeSet | None) -> Iterator[Tensor]:
-    """Yield the tensors that the family's table and the config say there are. Raises: RopetoolError."""
+def _listed_in_table(checkpoint: HfCheckpoint, rope: RopeSet | None) -> Iterator[Tensor]:
+    """Yield the tensors that follow from the family's table and the config.
+
+    Raises: RopetoolError if there is no table.
+    """
     family, config = checkpoint.family, dict(text_config(checkpoint))
     if family.export is None or rope is None:
         raise RopetoolError(f"the weights are missing, and ropetool has no tensor table of {family.name}")
     if family.wrapped and not any(TIED in part for part in (checkpoint.config, checkpoint.section)):
-        config[TIED] = family.export.tied  # nothing is stored that could tell
+        config[TIED] = family.export.tied  # neither the config nor a stored tensor shows it
     quantised = config.pop(QUANTIZATION_CONFIG, None) is not None
     entry = rope.entries[names.FULL_ATTENTION]
     model = read_model(family, config, family.gguf_architecture, entry.head_dim, entry.rotary_dim, checkpoint.where)
     dtype = dtype_of(checkpoint.config, checkpoint.section) or "two bytes each"
     shapes = {
-        name: wanted.shape for wanted in tensors(model, False) for name in wanted.sources
-    }  # some make two of a file
+        name: exported.shape for exported in tensors(model, False) for name in exported.sources
+    }  # some source tensors become two tensors of the file
     for name, shape in shapes.items():
         numbers = prod(shape)
         nbytes = None if quantised else numbers * DTYPE_BYTES.get(dtype, 2)
         yield Tensor(name, numbers, nbytes, dtype, len(shape) > 1)
 
 
-def _sized(held: Sequence[Tensor], sizes_from: str) -> Weights:
+def _sized(listed: Sequence[Tensor], sizes_from: str) -> Weights:
     by_type: Counter[str] = Counter()
-    for tensor in held:
+    for tensor in listed:
         by_type[tensor.dtype] += tensor.nbytes or 0
-    known = all(tensor.nbytes is not None for tensor in held)
-    numbers, nbytes = sum(tensor.numbers for tensor in held), sum(by_type.values())
-    return Weights(sizes_from, len(held), numbers, nbytes if known else None, by_type if known else {}, None)
+    known = all(tensor.nbytes is not None for tensor in listed)
+    numbers, nbytes = sum(tensor.numbers for tensor in listed), sum(by_type.values())
+    return Weights(sizes_from, len(listed), numbers, nbytes if known else None, by_type if known else {}, None)
 
 
-def _multiplied(known: Weights, held: Sequence[Tensor], layers: int, outer: Outer, used: int, experts: int) -> Weights:
-    """Return the weights with the products that their tensors are made for."""
+def _multiplied(
+    known: Weights, listed: Sequence[Tensor], layers: int, outer: Outer, used: int, experts: int
+) -> Weights:
+    """Return the weights with the sums of their numbers by use."""
     sums: Counter[str] = Counter()
-    for tensor in held:
+    for tensor in listed:
         sums[_part(tensor, layers, outer)] += tensor.numbers
     if not sums["embedding"]:
         return replace(known, why=f"the embedding {outer.embedding} is missing")
@@ -221,7 +250,7 @@ def _multiplied(known: Weights, held: Sequence[Tensor], layers: int, outer: Oute
 
 
 def _part(tensor: Tensor, layers: int, outer: Outer) -> str:
-    """Return what a tensor is for, as a field of `Products` or as the embedding."""
+    """Return the use of a tensor: a field of `Products`, or "embedding"."""
     name, numbered = tensor.name, _NUMBERED.search(tensor.name)
     if not name:
         return "others"
@@ -231,6 +260,6 @@ def _part(tensor: Tensor, layers: int, outer: Outer) -> str:
         return "embedding" if name == outer.embedding else "head"
     if name.endswith(outer.looked_up):
         return "looked_up"
-    if not tensor.matrix or name.endswith(("_bias", ".bias")):  # experts' stand side by side, as rows
+    if not tensor.matrix or name.endswith(("_bias", ".bias")):  # the biases of experts are rows of a matrix
         return "vectors"
     return "experts" if _EXPERTS.search(name) else "always"
