@@ -1,1 +1,1 @@
-"""Which table for this model, measured: candidates beside each other in one loaded model, and the one to take."""
+"""Choose a table for a model by measurement: run the candidates in one loaded model, and pick the best."""

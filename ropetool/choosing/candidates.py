@@ -1,7 +1,4 @@
-"""What is held beside each other: the tables that methods lead to at some factors, and those of saved plans.
-
-Makes plans and writes nothing; knows nothing of how a candidate is measured.
-"""
+"""The candidates of a comparison: the table of each method at each factor, and the tables of saved plans."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from ropetool.rope.tables import RopeSet
 APPLY = "use ropetool apply, then ropetool verify OUTPUT"
 WEIGHTS_TOO = f"compare cannot change the weights of a loaded model; {APPLY}"
 RULE = f"compare cannot reproduce how its table depends on the text length; {APPLY}"
-REQUIRED = ("--rope-theta", "-p long_factor")  # without which abf and longrope say nothing
+REQUIRED = ("--rope-theta", "-p long_factor")  # abf and longrope need these parameters
 IN_WEIGHTS = (
     "the factor that its file stores in the weights is measured as a factor on cos and sin, with the same result"
 )
@@ -38,7 +35,13 @@ IN_WEIGHTS = (
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan under its name, and what a loaded model has to compute for it, which a file may leave to the weights in part."""
+    """A plan, and the tables that the loaded model must compute for it.
+
+    name: the name in the result.
+    plan: the plan.
+    rope: the complete tables. The plan's file may store a part of their factors in the weights.
+    note: a message about this part. Empty if there is nothing to explain.
+    """
 
     name: str
     plan: Plan
@@ -47,81 +50,90 @@ class Candidate:
 
     @property
     def target_length(self) -> int:
-        """The context that it leads to, in tokens."""
+        """Return the context length of the plan, in tokens."""
         return self.plan.max_position_embeddings
 
     @property
     def digest(self) -> str:
-        """What tells its table from others: equal for candidates that compute the same."""
+        """Return the digest of its tables. Candidates that compute the same have the same digest."""
         return digest(self.rope)
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A candidate that cannot be measured, and why, in a line."""
+    """A candidate that cannot be measured.
+
+    name: the name in the result.
+    reason: the reason in one line.
+    """
 
     name: str
     reason: str
 
 
-def candidates_of(source: HfCheckpoint, asked: CandidateOptions) -> tuple[list[Candidate], list[Refused]]:
-    """Return each method at each factor and length, then the saved plans; and those of the methods that are refused.
+def candidates_of(source: HfCheckpoint, options: CandidateOptions) -> tuple[list[Candidate], list[Refused]]:
+    """Return the candidates: each method at each factor and length, then the saved plans. And the refused methods.
 
-    A saved plan that does not fit is an error, for it was made for one source.
-    Raises: ConfigError where nothing is asked for, or a factor is none; UnknownMethod; PlanMismatch for a plan of another
-    source; the first refusal where no candidate is left.
+    A saved plan that does not fit raises an error, because it was made for a certain source.
+    Raises: ConfigError if there is no candidate, or a factor is invalid. UnknownMethod. PlanMismatch for a plan of a
+    different source. The first refusal, if every method is refused.
     """
-    chosen = list(dict.fromkeys(methods.get(name).name for name in asked.methods))
-    goals: list[dict[str, Any]] = [{"factor": _above_one(factor)} for factor in dict.fromkeys(asked.factors)]
-    goals += [{"target_length": length} for length in dict.fromkeys(asked.target_lengths)]
-    if not asked.plans and not (chosen and goals):
+    chosen = list(dict.fromkeys(methods.get(name).name for name in options.methods))
+    goals: list[dict[str, Any]] = [{"factor": _above_one(factor)} for factor in dict.fromkeys(options.factors)]
+    goals += [{"target_length": length} for length in dict.fromkeys(options.target_lengths)]
+    if not options.plans and not (chosen and goals):
         missing, step = ("method", "--methods yarn") if goals else ("factor, length or plan", "--factors 2,4,8")
         raise ConfigError(f"no candidates to compare: no {missing} was given", where="--methods", try_=step)
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     refused: list[Refused] = []
     errors: list[RopetoolError] = []
     for goal in goals:
         for method in chosen:
             name = _name(method, **goal)
             try:
-                found.append(_of_method(name, source, method, goal, asked))
+                candidates.append(_of_method(name, source, method, goal, options))
             except RopetoolError as error:
                 errors.append(_with_parameters(error, source, method, goal))
                 refused.append(Refused(name, error.message))
-    files = list(dict.fromkeys(map(Path, asked.plans)))
-    taken = {each.name for each in found} | {each.name for each in refused}
-    found += [of_plan(source, file, name) for file, name in zip(files, _file_names(files, taken), strict=True)]
-    if not found:
+    files = list(dict.fromkeys(map(Path, options.plans)))
+    taken = {candidate.name for candidate in candidates} | {candidate.name for candidate in refused}
+    candidates += [of_plan(source, file, name) for file, name in zip(files, _file_names(files, taken), strict=True)]
+    if not candidates:
         raise errors[0]
-    return found, refused
+    return candidates, refused
 
 
 def of_plan(source: HfCheckpoint, file: Path, name: str) -> Candidate:
-    """Return the candidate of a plan file. Raises: PlanMismatch, ConfigError where a loaded model cannot be given it."""
+    """Return the candidate of a plan file.
+
+    Raises: PlanMismatch. ConfigError if a loaded model cannot compute the plan.
+    """
     plan = Plan.read(file)
     if plan.format != source.format:
         raise ConfigError(f"the plan is for a {plan.format} file, but the source is a directory", where=str(file))
     checked_texts(plan, source)
     rope, note = plan.target, ""
-    assert rope is not None  # a plan of an earlier version, without one, is refused above
+    assert rope is not None  # the check above refuses plans of an earlier version, which have no target
     if plan.bakes or plan.tensors:
-        rope, note = _with_the_rest(plan, source, file, WEIGHTS_TOO), IN_WEIGHTS
+        rope, note = _complete_target(plan, source, file, WEIGHTS_TOO), IN_WEIGHTS
     elif any(entry.table is not None and entry.table.rule is not None for entry in rope.entries.values()):
-        rope = _with_the_rest(plan, source, file, RULE)  # of which a plan has the name and the value at one length
+        rope = _complete_target(
+            plan, source, file, RULE
+        )  # a plan has only the rule's name and its values at one length
     return Candidate(name, plan, rope, note)
 
 
 def digest(rope: RopeSet) -> str:
-    """Return what tells a rotation from others, whatever its length is stated to be."""
+    """Return a digest of the tables, independent of the context length. 32 hexadecimal digits."""
     layers = target_json(rope)["layers"]
     return hashlib.sha256(json.dumps([layers, tables_of(rope)], sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _of_method(
-    name: str, source: HfCheckpoint, method: str, goal: dict[str, Any], asked: CandidateOptions
+    name: str, source: HfCheckpoint, method: str, goal: dict[str, Any], options: CandidateOptions
 ) -> Candidate:
-    same = {**goal, "reading": asked.reading, "original_length": asked.original_length}
-    plan = make_plan(source, method, **same, for_runtimes=asked.for_runtimes)
+    same = {**goal, "reading": options.reading, "original_length": options.original_length}
+    plan = make_plan(source, method, **same, for_runtimes=options.for_runtimes)
     if not plan.bakes:
         assert plan.target is not None
         return Candidate(name, plan, plan.target)
@@ -131,17 +143,18 @@ def _of_method(
     return Candidate(name, plan, unbaked.target, IN_WEIGHTS)
 
 
-def _with_the_rest(plan: Plan, source: HfCheckpoint, file: Path, refusal: str) -> RopeSet:
-    """Return the table of a plan with what it leaves to the weights or names only, made again for the runtime that reads all of it.
+def _complete_target(plan: Plan, source: HfCheckpoint, file: Path, refusal: str) -> RopeSet:
+    """Return the complete tables of a plan, by planning it again for a runtime that reads all keys.
 
-    Raises: ConfigError with the refusal where the plan says more than that.
+    A plan's target lacks the factors in the weights, and has only the name of a rule that depends on the length.
+    Raises: ConfigError with this refusal if the new plan differs in anything else.
     """
     params = dict(plan.params)
     attention_factor = params.pop(names.ATTENTION_FACTOR, "auto")
     try:
         if plan.method == BAKE:
             raise ConfigError(refusal)
-        again, baked = (
+        replanned, replanned_for_file = (
             make_plan(
                 source, plan.method, target_length=plan.max_position_embeddings, params=params,
                 reading=plan.reading if plan.reading in (ORIGINAL, CURRENT) else None, attention_factor=attention_factor,
@@ -149,18 +162,27 @@ def _with_the_rest(plan: Plan, source: HfCheckpoint, file: Path, refusal: str) -
             )
             for for_runtimes in ((), plan.runtimes)
         )  # fmt: skip
-        if baked.tensors != plan.tensors:  # gains that a search found, say
+        if replanned_for_file.tensors != plan.tensors:  # for example, gains from a search
             raise ConfigError(refusal)
     except RopetoolError:
         raise ConfigError(refusal, where=str(file)) from None
-    if again.bakes or again.target is None or plan.target is None or not _same_frequencies(again.target, plan.target):
+    if (
+        replanned.bakes
+        or replanned.target is None
+        or plan.target is None
+        or not _same_frequencies(replanned.target, plan.target)
+    ):
         raise ConfigError(refusal, where=str(file))
-    return again.target
+    return replanned.target
 
 
 def _same_frequencies(one: RopeSet, other: RopeSet) -> bool:
-    """Return whether two rotations differ in factors alone."""
-    pairs = [(entry.table, other.entries[kind].table) for kind, entry in one.entries.items() if kind in other.entries]
+    """Return whether two sets of tables differ only in factors."""
+    pairs = [
+        (entry.table, other.entries[layer_type].table)
+        for layer_type, entry in one.entries.items()
+        if layer_type in other.entries
+    ]
     return one.entries.keys() == other.entries.keys() and all(
         ours is None or (theirs is not None and ours.with_factor(1.0).agrees(theirs.with_factor(1.0)))
         for ours, theirs in pairs
@@ -168,7 +190,7 @@ def _same_frequencies(one: RopeSet, other: RopeSet) -> bool:
 
 
 def _file_names(files: Sequence[Path], taken: Collection[str]) -> list[str]:
-    """Return what each plan is called: its file's name, or its path where another candidate is called so."""
+    """Return a name for each plan: the name of its file, or its path if another candidate has this name."""
     counts = Counter(file.name for file in files)
     short = [file.name if counts[file.name] == 1 else str(file) for file in files]
     return [str(file.absolute()) if name in taken else name for file, name in zip(files, short, strict=True)]
@@ -187,10 +209,10 @@ def _above_one(factor: float) -> float:
 
 
 def _with_parameters(error: RopetoolError, source: HfCheckpoint, method: str, goal: dict[str, Any]) -> RopetoolError:
-    """Return the error of a method; where it cannot do without a parameter, with the plan that states one."""
+    """Return the error of a method. If a required parameter is missing, add the command that writes a plan with it."""
     if error.where in REQUIRED:
-        how = (part for key, value in goal.items() for part in (f"--{key.replace('_', '-')}", number(value)))
-        line = command("ropetool", "extend", source.path, "--method", method, *how)
+        words = (part for key, value in goal.items() for part in (f"--{key.replace('_', '-')}", number(value)))
+        line = command("ropetool", "extend", source.path, "--method", method, *words)
         error.try_ = (
             f"{line} {error.where} VALUE --dry-run --plan-out FILE, then pass --plan FILE instead of the method"
         )

@@ -1,7 +1,4 @@
-"""Which of the compared candidates to take: the best at the target among those that cost short texts little.
-
-Reads a comparison; measures nothing.
-"""
+"""Choose the best candidate of a comparison: the lowest loss at the target, with little regression below it."""
 
 from __future__ import annotations
 
@@ -12,64 +9,76 @@ from ropetool.errors import ConfigError
 from ropetool.plans.plan import Plan
 from ropetool.verification.gate import GRADES
 
-DEFAULT = "yarn"  # taken where the best is not surely better, since every published comparison knows it
+DEFAULT = "yarn"  # chosen unless another method is significantly better, because all published comparisons include it
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The candidate to take, its plan, and why in a sentence."""
+    """The chosen candidate.
+
+    candidate: its result.
+    plan: its plan.
+    why: the reason, as a message.
+    """
 
     candidate: CandidateResult
     plan: Plan
     why: str
 
 
-def choose(found: Comparison, max_regression: float | None = None) -> Choice:
-    """Return which candidate to take for the longest context of a comparison.
+def choose(comparison: Comparison, max_regression: float | None = None) -> Choice:
+    """Return the best candidate for the longest context of a comparison.
 
-    It is the one of the lowest loss there, of those whose worst ratio within the trained length is at most `max_regression` (by
-    default what the comparison's grade allows; where none is, all are eligible, and that is said). Where YaRN is among
-    those and not surely worse than the best, by Holm's rule over all pairs, it is YaRN.
-
-    Raises: ConfigError where nothing was ranked.
+    This is the candidate with the lowest loss at that length. Candidates whose worst ratio within the trained length
+    exceeds `max_regression` are left out, unless all exceed it. If YaRN is not significantly worse by Holm's rule over
+    all
+    pairs, it is YaRN.
+    max_regression: a ratio of perplexities. None uses the limit of the comparison's grade.
+    Raises: ConfigError if there is no ranking.
     """
-    if not found.rankings:
+    if not comparison.rankings:
         raise ConfigError(
             "choosing a candidate needs losses, but none were measured",
             where="--measure",
             try_="--measure last-segment",
         )
-    ranking = found.rankings[-1]
-    limit = GRADES[found.grade].max_ratio if max_regression is None else max_regression
-    each = {name: found.candidate(name) for name in ranking.order}
-    within = [name for name in ranking.order if _regression(each[name]) <= limit]
+    ranking = comparison.rankings[-1]
+    limit = GRADES[comparison.grade].max_ratio if max_regression is None else max_regression
+    results = {name: comparison.candidate(name) for name in ranking.order}
+    within = [name for name in ranking.order if _regression(results[name]) <= limit]
     eligible = within or list(ranking.order)
     best = eligible[0]
     surely_worse = ranking.better_than(best)
-    default = next((name for name in eligible if _method(each[name]) == DEFAULT and name not in surely_worse), best)
-    chosen = each[default]
+    default = next((name for name in eligible if _method(results[name]) == DEFAULT and name not in surely_worse), best)
+    chosen = results[default]
     assert chosen.plan is not None
-    return Choice(chosen, chosen.plan, _why(found, default, best, eligible, surely_worse, limit, bool(within)))
+    return Choice(chosen, chosen.plan, _why(comparison, default, best, eligible, surely_worse, limit, bool(within)))
 
 
 def _why(
-    found: Comparison, chosen: str, best: str, eligible: list[str], worse: tuple[str, ...], limit: float, within: bool
+    comparison: Comparison,
+    chosen: str,
+    best: str,
+    eligible: list[str],
+    worse: tuple[str, ...],
+    limit: float,
+    within: bool,
 ) -> str:
-    ranking = found.rankings[-1]
+    ranking = comparison.rankings[-1]
     beaten = [name for name in eligible if name in worse]
-    told = f"the lowest loss at {ranking.length} tokens"
+    reason = f"the lowest loss at {ranking.length} tokens"
     if chosen != best:
-        told = (
+        reason = (
             f"{best} has the lowest loss at {ranking.length} tokens, but is not significantly better than the default"
         )
     elif beaten:
-        told = f"{told}, significantly better than {', '.join(beaten)}"
-    ratio = _regression(found.candidate(chosen))
-    cost = f"within {found.trained_length} tokens at most {ratio:.3g} times the source's perplexity"
+        reason = f"{reason}, significantly better than {', '.join(beaten)}"
+    ratio = _regression(comparison.candidate(chosen))
+    cost = f"within {comparison.trained_length} tokens at most {ratio:.3g} times the source's perplexity"
     if not within:
-        return f"{told}; {cost}; all candidates exceed {limit:g}"
+        return f"{reason}; {cost}; all candidates exceed {limit:g}"
     left_out = [name for name in ranking.order if name not in eligible]
-    return f"{told}; {cost}" + (f"; above {limit:g}: {', '.join(left_out)}" if left_out else "")
+    return f"{reason}; {cost}" + (f"; above {limit:g}: {', '.join(left_out)}" if left_out else "")
 
 
 def _regression(each: CandidateResult) -> float:

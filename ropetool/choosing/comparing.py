@@ -93,7 +93,10 @@ def compare_candidates(
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Comparison:
-    """Measure and rank candidates as `compare` does. Uses only the options in `MeasureArguments`. Raises: as `compare`."""
+    """Measure and rank candidates as `compare` does.
+
+    Uses only the options in `MeasureArguments`. Raises: as `compare`.
+    """
     tell = progress or nobody
     chosen = _Chosen.of(
         SourceModel.of(source, "compare", "extend the file with each method and verify each output"),
@@ -132,11 +135,11 @@ class _Chosen:
     notes: list[str]
 
     @classmethod
-    def of(cls, source: SourceModel, asked: CandidateOptions, options: VerifyOptions) -> _Chosen:
+    def of(cls, source: SourceModel, candidate_options: CandidateOptions, options: VerifyOptions) -> _Chosen:
         """Plan the candidates, choose suite and lengths, and read the documents. Raises: as `compare`."""
-        for length in asked.target_lengths:
-            source.check_beyond(length, asked.reading, "compare", asked.original_length)
-        candidates, refused = candidates_of(source.checkpoint, asked)
+        for length in candidate_options.target_lengths:
+            source.check_beyond(length, candidate_options.reading, "compare", candidate_options.original_length)
+        candidates, refused = candidates_of(source.checkpoint, candidate_options)
         name = options.suite or (None if options.measures else "quick")
         suite = suites.choose(name, options.measures, options.segments, options.trials)
         lengths = options.lengths
@@ -148,10 +151,24 @@ class _Chosen:
         limits, notes = options.limits or Limits(), list[str]()
         documents = documents_of(options.texts, lengths[-1], notes)
         run = RunSize(suite, tuple(lengths), limits.grade)
-        return cls(source, options, asked.baseline_beyond, candidates, refused, named, run, limits, documents, notes)
+        return cls(
+            source,
+            options,
+            candidate_options.baseline_beyond,
+            candidates,
+            refused,
+            named,
+            run,
+            limits,
+            documents,
+            notes,
+        )
 
     def on(self, runner: TorchRunner, tell: Progress) -> _Loaded:
-        """Return the views of the model and the rows, and load the model. Raises: ConfigError if the texts are too short."""
+        """Return the views of the model and the rows, and load the model.
+
+        Raises: ConfigError if the texts are too short.
+        """
         source, lengths = self.source, self.run.lengths
         everywhere = self.options.lengths is not None
         able, unfit = views(runner, self.candidates, source.checkpoint, source.rope, lengths, everywhere=everywhere)
@@ -277,24 +294,24 @@ def _named(names: str | None, trained: int, longest: int, candidates: Sequence[C
 
 
 def _result(trial: Trial, field: Field, raw: Raw, own: Raw, baseline: str) -> CandidateResult:
-    """Return what was found of a candidate, judged as `verify` would judge its output."""
-    made = trial.candidate
-    context = trial.reach if made is None else made.target_length
+    """Return the result of a candidate, with the checks that `verify` would run on its output."""
+    candidate = trial.candidate
+    context = trial.reach if candidate is None else candidate.target_length
     measurements = [replace(m, context_length=context) if isinstance(m, LastSegment) else m for m in field.of(trial)]
     setting = replace(field.setting, context_length=context)
-    found = results_of(measurements, setting, raw, own)
+    results = results_of(measurements, setting, raw, own)
     lengths = [length for length in setting.lengths if length <= trial.reach]
-    checks = [*missing_comparisons(True, lengths, setting.trained_length, context), *checks_of(found, setting)]
-    result = result_of(found, measurements, checks, setting)
+    checks = [*missing_comparisons(True, lengths, setting.trained_length, context), *checks_of(results, setting)]
+    result = result_of(results, measurements, checks, setting)
     result = replace(result, target=trial.name, baseline=baseline)
-    if made is None:
+    if candidate is None:
         return CandidateResult(trial.name, None, result, note=YARDSTICK)
-    extension = {"method": made.plan.method, "factor": made.plan.factor, "params": made.plan.params}
-    return CandidateResult(trial.name, made.plan, replace(result, extension=extension), note=made.note)
+    extension = {"method": candidate.plan.method, "factor": candidate.plan.factor, "params": candidate.plan.params}
+    return CandidateResult(trial.name, candidate.plan, replace(result, extension=extension), note=candidate.note)
 
 
 def _rankings(field: Field, trials: Sequence[Trial], raw: Mapping[str, Raw]) -> Iterator[Ranking]:
-    """Yield who is better than whom, at each length up to which some candidate is scored."""
+    """Yield the ranking at each length up to which a candidate is scored."""
     for length in sorted({trial.reach for trial in trials}):
         ranking = _ranked(field, trials, raw, length)
         if ranking is not None:
@@ -309,7 +326,7 @@ def _ranked(field: Field, trials: Sequence[Trial], raw: Mapping[str, Raw], lengt
 
 
 def _baseline(field: Field, own: Mapping[int, Raw]) -> dict[int, Estimate]:
-    """Return the losses of the source as it is, at the lengths at which it was scored."""
+    """Return the losses of the unchanged source, at the lengths at which it was scored."""
     if field.last is None:
         return {}
     losses = own[max(own)][field.last.name]

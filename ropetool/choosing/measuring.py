@@ -1,7 +1,4 @@
-"""Candidates measured in one loaded model: a view of it for each, the same rows for all, and what is kept of them on disk.
-
-Says nothing about which of them is better.
-"""
+"""Measure candidates in one loaded model: a view of the model for each, and the same rows for all."""
 
 from __future__ import annotations
 
@@ -27,14 +24,18 @@ from ropetool.verification.scoring import BASELINE, TARGET, Measurement, Progres
 from ropetool.verification.whole_suites import Wrap
 
 Raw = Mapping[str, Any]
-"""By measurement: what it found of one model, before results are made of it."""
+"""The raw figures of a model, by the name of the measurement."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate, or a yardstick that no file can hold, and the view of the model that computes it.
+    """A candidate, or a reference attention variant that no file can store.
 
-    reach: the longest of the lengths at which it is measured. kept_as: under what its rows are kept.
+    name: the name in the result.
+    runner: the view of the model that computes it.
+    reach: the longest length at which it is measured, in tokens.
+    kept_as: the name of its rows in the journal.
+    candidate: the candidate. None for a reference attention variant.
     """
 
     name: str
@@ -46,42 +47,50 @@ class Trial:
 
 @dataclass(frozen=True)
 class Field:
-    """What all candidates are measured on. by_reach: the measurements up to each length that some candidate reaches."""
+    """The measurements that all candidates share.
+
+    setting: the suite, the texts and the lengths.
+    by_reach: the measurements up to each length that is the longest one of a trial.
+    """
 
     setting: Setting
     by_reach: Mapping[int, tuple[Measurement, ...]]
 
     @cached_property
     def last(self) -> LastSegment | None:
-        """The last segments at all lengths, of which shorter reaches have a part; None where losses are not measured."""
+        """Return the last segments at all lengths, or None if losses are not measured.
+
+        Trials with a shorter reach use a part.
+        """
         return next((m for m in self.by_reach[max(self.by_reach)] if isinstance(m, LastSegment)), None)
 
     def of(self, trial: Trial) -> tuple[Measurement, ...]:
-        """Return what is measured of a trial; a yardstick reads whole texts, without a cache."""
-        made = self.by_reach[trial.reach]
-        return made if trial.candidate is not None else tuple(for_variants(made))
+        """Return the measurements of a trial. A reference attention variant reads whole texts, without a cache."""
+        measurements = self.by_reach[trial.reach]
+        return measurements if trial.candidate is not None else tuple(for_variants(measurements))
 
 
 def views(
-    runner: TorchRunner, candidates: Sequence[Candidate], source: HfCheckpoint, meant: RopeSet, lengths: Sequence[int],
+    runner: TorchRunner, candidates: Sequence[Candidate], source: HfCheckpoint, source_rope: RopeSet, lengths: Sequence[int],
     *, everywhere: bool,
 ) -> tuple[list[Trial], list[Refused]]:  # fmt: skip
-    """Return the view of each candidate, and the candidates that a loaded model cannot be turned to.
+    """Return a view of the model for each candidate, and refusals of candidates that the model cannot compute.
 
-    everywhere: each is measured at all lengths, and not only up to its own context. meant: what the source computes.
-    Raises: ConfigError where none is left.
+    source_rope: the tables of the source.
+    everywhere: measure each at all lengths, even beyond its own context.
+    Raises: ConfigError if no candidate is left.
     """
 
     def viewed(each: Candidate) -> Trial:
         reach = max(length for length in lengths if everywhere or length <= each.target_length)
-        view = RotatedRunner(runner, each.rope, own=meant, nested=source.family.nested)
+        view = RotatedRunner(runner, each.rope, own=source_rope, nested=source.family.nested)
         return Trial(each.name, view, reach, each.digest, each)
 
     return _required(*sorted_out(candidates, viewed))
 
 
 def checked(trials: Sequence[Trial]) -> tuple[list[Trial], list[Refused]]:
-    """Return the trials that the model, which is loaded for it, can be turned to, and the others. Raises: as `views`."""
+    """Return the trials that the model can compute, and refusals of the others. Loads the model. Raises: as `views`."""
 
     def able(trial: Trial) -> Trial:
         if isinstance(trial.runner, RotatedRunner):
@@ -92,57 +101,60 @@ def checked(trials: Sequence[Trial]) -> tuple[list[Trial], list[Refused]]:
 
 
 def sorted_out(
-    asked: Sequence[Any], make: Callable[[Any], Trial]
+    subjects: Sequence[Any], make: Callable[[Any], Trial]
 ) -> tuple[list[Trial], list[Refused], list[ConfigError]]:
-    """Return the trials that can be made, and of the others the refusals and their errors. asked: each has a name."""
-    found, refused, errors = [], [], []
-    for each in asked:
+    """Return the trials that can be made, the refusals of the others, and the errors behind the refusals.
+
+    subjects: have a `name` each. make: returns the trial of a subject, or raises ConfigError.
+    """
+    trials, refused, errors = [], [], []
+    for each in subjects:
         try:
-            found.append(make(each))
+            trials.append(make(each))
         except ConfigError as error:
             refused.append(Refused(each.name, error.message))
             errors.append(error)
-    return found, refused, errors
+    return trials, refused, errors
 
 
 def _required(
-    found: list[Trial], refused: list[Refused], errors: Sequence[ConfigError]
+    trials: list[Trial], refused: list[Refused], errors: Sequence[ConfigError]
 ) -> tuple[list[Trial], list[Refused]]:
-    if not found:
+    if not trials:
         raise errors[0]
-    return found, refused
+    return trials, refused
 
 
 def prepare(setting: Setting, reaches: set[int]) -> Field:
-    """Return the rows, chosen for all; shorter reaches get the segments of the longest one.
+    """Return the rows for all trials. Shorter reaches get segments of the longest reach.
 
     Raises: ConfigError if the texts are too short for the longest length.
     """
     by_reach: dict[int, tuple[Measurement, ...]] = {}
     whole: LastSegment | None = None
     for reach in sorted(reaches, reverse=True):
-        made = prepared(replace(setting, lengths=[length for length in setting.lengths if length <= reach]))
-        whole = whole or next((m for m in made if isinstance(m, LastSegment)), None)
-        by_reach[reach] = tuple(up_to(whole, reach) if whole and m.name == whole.name else m for m in made)
+        measurements = prepared(replace(setting, lengths=[length for length in setting.lengths if length <= reach]))
+        whole = whole or next((m for m in measurements if isinstance(m, LastSegment)), None)
+        by_reach[reach] = tuple(up_to(whole, reach) if whole and m.name == whole.name else m for m in measurements)
     return Field(setting, by_reach)
 
 
 def up_to(measurement: LastSegment, reach: int) -> LastSegment:
-    """Return the measurement at its lengths up to one, of the same segments."""
-    asked = tuple(length for length in measurement.asked if length <= reach)
-    needed = {*asked, *(min(length, measurement.trained_length) for length in asked)}
-    return replace(measurement, asked=asked, chosen={length: measurement.chosen[length] for length in sorted(needed)})
+    """Return a measurement at its lengths up to `reach`, with the same segments."""
+    lengths = tuple(length for length in measurement.asked if length <= reach)
+    needed = {*lengths, *(min(length, measurement.trained_length) for length in lengths)}
+    return replace(measurement, asked=lengths, chosen={length: measurement.chosen[length] for length in sorted(needed)})
 
 
 def whole_work(field: Field, trials: Sequence[Trial]) -> Counter[int]:
-    """Return how many rows of each length the trials and their baseline take."""
+    """Return the number of rows of each length, for the trials and their baseline."""
     return work_of(field.by_reach[max(field.by_reach)], (BASELINE,)) + _work(field, trials)
 
 
 def foretell(
     pace: Callable[[], estimate.Pace], field: Field, trials: Sequence[Trial], say: Callable[[str], None]
 ) -> None:
-    """Say how long measuring will take, if that is long; the model is probed for it."""
+    """Report how long the measurements will take, if that is long. This runs the model briefly."""
     work = whole_work(field, trials)
     duration = pace()(work) if work else 0.0
     if duration > LONG_RUN:
@@ -153,32 +165,35 @@ def foretell(
 def measure(
     runner: Runner, trials: Sequence[Trial], field: Field, wrap: Wrap, tell: Progress
 ) -> tuple[dict[str, Raw], dict[int, Raw]]:
-    """Return what was measured of each candidate by its name, and of the source as it is for each reach.
+    """Return the raw figures of each trial by its name, and of the unchanged source by reach.
 
-    wrap: keeps rows by table, so that those that two measurements or two candidates have in common are computed once.
+    wrap: stores rows by table, so that rows that two measurements or candidates share are computed only once.
     """
-    work = _work(field, trials) + sum((work_of(made, (BASELINE,)) for made in field.by_reach.values()), Counter[int]())
+    work = _work(field, trials) + sum(
+        (work_of(of_reach, (BASELINE,)) for of_reach in field.by_reach.values()), Counter[int]()
+    )
     total, finished = estimate.tokens(work), 0
 
-    def run(asked: Runner, kept_as: str, role: str, measurements: Sequence[Measurement], said: str) -> Raw:
-        kept, found = wrap(asked, kept_as), {}
+    def run(view: Runner, kept_as: str, role: str, measurements: Sequence[Measurement], title: str) -> Raw:
+        kept, figures = wrap(view, kept_as), {}
         for measurement in measurements:
 
-            def done(tokens: int, stage: str = f"{said}: {measurement.name}") -> None:
+            def done(tokens: int, stage: str = f"{title}: {measurement.name}") -> None:
                 nonlocal finished
                 finished += tokens
                 tell(stage, finished, total)
 
-            found[measurement.name] = measurement.run(kept, role, done)
-        return found
+            figures[measurement.name] = measurement.run(kept, role, done)
+        return figures
 
     own = {
-        reach: run(runner, BASELINE, BASELINE, made, "the unchanged source") for reach, made in field.by_reach.items()
+        reach: run(runner, BASELINE, BASELINE, of_reach, "the unchanged source")
+        for reach, of_reach in field.by_reach.items()
     }
     raw = {}
     for index, trial in enumerate(trials, 1):
-        said = f"{trial.name} ({index} of {len(trials)})"
-        raw[trial.name] = run(trial.runner, trial.kept_as, TARGET, field.of(trial), said)
+        title_of_trial = f"{trial.name} ({index} of {len(trials)})"
+        raw[trial.name] = run(trial.runner, trial.kept_as, TARGET, field.of(trial), title_of_trial)
     return raw, own
 
 

@@ -1,7 +1,4 @@
-"""Which candidate is better than which, on the same tokens: paired by document, corrected for how many pairs there are.
-
-Takes losses; knows nothing of models or plans.
-"""
+"""Rank candidates on the same tokens: paired by document, and corrected for the number of pairs."""
 
 from __future__ import annotations
 
@@ -16,9 +13,12 @@ from ropetool.verification.statistics import chance_of_less, chance_of_more, pai
 
 @dataclass(frozen=True)
 class PairResult:
-    """Two candidates, the one of the lower loss first. difference: of the losses, first minus second, in nats a token.
+    """Two candidates, first the one with the lower loss.
 
-    chance: the two-sided p value of no difference. better: whether the first is surely better, over all pairs of its length.
+    first, second: their names.
+    difference: the first loss minus the second, in nats per token.
+    chance: the two-sided p-value of no difference.
+    better: whether the first is significantly better, corrected for all pairs of this length.
     """
 
     first: str
@@ -30,7 +30,12 @@ class PairResult:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The candidates that were scored at one length, lowest loss first, and all pairs of them."""
+    """The candidates at one length.
+
+    length: the length in tokens.
+    order: the names, lowest loss first.
+    pairs: all pairs of candidates.
+    """
 
     length: int
     order: tuple[str, ...]
@@ -38,25 +43,25 @@ class Ranking:
 
     @property
     def best(self) -> str:
-        """The candidate of the lowest loss."""
+        """Return the candidate with the lowest loss."""
         return self.order[0]
 
     @property
     def tied(self) -> tuple[str, ...]:
-        """Those that are not told apart from the best one."""
+        """Return the candidates that are not significantly worse than the best."""
         worse = self.better_than(self.best)
         return tuple(name for name in self.order[1:] if name not in worse)
 
     def better_than(self, name: str) -> tuple[str, ...]:
-        """Return the candidates that one is surely better than."""
+        """Return the candidates that are significantly worse than this one."""
         return tuple(pair.second for pair in self.pairs if pair.first == name and pair.better)
 
 
 def ranked(length: int, losses: Mapping[str, Array], documents: Sequence[int]) -> Ranking:
-    """Return the order of the candidates at a length and which of them are told apart.
+    """Return the order of the candidates at a length, with the significant differences.
 
-    Holm's rule goes over all pairs of the length, with the two-sided p value of each, so that with a chance of at most 5 % any
-    of its "better than" is false. Shapes: losses (segments, scored) each, of the same tokens; documents (segments,).
+    Holm's rule corrects the two-sided p-values of all pairs. The chance that any "better than" is false is at most 5 %.
+    Shapes: losses (segments, scored) each, of the same tokens; documents (segments,).
     """
     order = sorted(losses, key=lambda name: float(losses[name].mean()))
     pairs = [
@@ -64,11 +69,13 @@ def ranked(length: int, losses: Mapping[str, Array], documents: Sequence[int]) -
         for first, second in combinations(order, 2)
     ]
     chances = [two_sided(difference) for _, _, difference in pairs]
-    surely = rejected(chances)
-    found = (PairResult(*pair, chance, sure) for pair, chance, sure in zip(pairs, chances, surely, strict=True))
-    return Ranking(length, tuple(order), tuple(found))
+    significant = rejected(chances)
+    results = (
+        PairResult(*pair, chance, better) for pair, chance, better in zip(pairs, chances, significant, strict=True)
+    )
+    return Ranking(length, tuple(order), tuple(results))
 
 
 def two_sided(difference: Estimate) -> float:
-    """Return the two-sided p value of the hypothesis that the true mean is 0."""
+    """Return the two-sided p-value of the hypothesis that the true mean is 0."""
     return min(1.0, 2 * min(chance_of_less(difference, 0.0), chance_of_more(difference, 0.0)))

@@ -1,4 +1,4 @@
-"""What a comparison found, as frozen data, as JSON, as rows, and as a data frame. Measures nothing."""
+"""The result of `compare` as data, JSON, CSV rows and a data frame."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ropetool.plans.plan import Plan
 from ropetool.verification.results import Estimate, LengthResult, VerifyResult, plain
 
 SCHEMA = 1
-# What a candidate has of a verification, then newer measures, then its checks; the rest is the same for all, or of files.
+# The keys of a verification that differ between candidates. The other keys are equal for all, or concern files.
 MEASURED = (
     "verdict", "lengths", "protocols", "position", "far", "retrieval", "key_tokens", "needle_answers", "long_pass",
     "effective_length", "many_shot", "cache",
@@ -24,9 +24,13 @@ MEASURED = (
 
 @dataclass(frozen=True)
 class CandidateResult:
-    """One candidate, or a yardstick, which has no plan. found: its measurements, as `verify` has them; refusal: why there are none.
+    """The result of a candidate or of a reference attention variant.
 
-    target_length: the context that its plan leads to. note: how its table stands for its file, where that needs a word.
+    name: its name.
+    plan: its plan. None for a reference attention variant.
+    found: the measurements, as in `verify`. None if the candidate was refused.
+    refusal: why it was refused, else empty.
+    note: how its tables differ from the tables in its file. Empty if they do not.
     """
 
     name: str
@@ -37,12 +41,12 @@ class CandidateResult:
 
     @property
     def target_length(self) -> int | None:
-        """The context that its plan leads to, in tokens."""
+        """Return the context length of its plan in tokens, or None without a plan."""
         return None if self.plan is None else self.plan.max_position_embeddings
 
     @property
     def regression(self) -> LengthResult | None:
-        """The worst length within the trained one, by its ratio: what a longer context costs the short ones."""
+        """Return the result at the length within the trained length that has the worst ratio, or None."""
         if self.found is None:
             return None
         within = [entry for entry in self.found.lengths if entry.length <= self.found.trained_length]
@@ -50,14 +54,14 @@ class CandidateResult:
 
     @property
     def reached(self) -> LengthResult | None:
-        """The longest length within its own context at which it was scored."""
+        """Return the result at the longest scored length within its own context, or None."""
         if self.found is None:
             return None
         within = [entry for entry in self.found.lengths if entry.length <= self.found.context_length]
         return max(within, key=lambda entry: entry.length, default=None)
 
     def at(self, length: int) -> LengthResult | None:
-        """Return what it costs at a length, if it was scored there."""
+        """Return the result at a length, or None if it was not scored there."""
         return next((entry for entry in self.found.lengths if entry.length == length), None) if self.found else None
 
 
@@ -65,9 +69,23 @@ class CandidateResult:
 class Comparison(Tabular):
     """Candidates measured in one loaded model on the same tokens.
 
-    lengths: all that were measured. A candidate is scored at those up to its own context; where lengths were asked for, at all of
-    them. baseline: the losses of the source as it is. rankings: one for each length up to which some candidate is scored, the
-    shortest first. beside: candidates and yardsticks together, at the longest length; None without yardsticks.
+    source: the source's path or Hub id.
+    trained_length: the trained length in tokens.
+    lengths: all measured lengths in tokens. By default, a candidate is scored at the lengths up to its own context. If
+      the user passed lengths, it is scored at all of them.
+    suite, grade: the suite and the grade of the measures.
+    scored: the scored tokens per segment. 0 if losses were not measured.
+    seed: the seed that selects the texts.
+    baseline: the losses of the unchanged source, by length.
+    candidates: the results of all candidates, including refused ones.
+    rankings: a ranking for each length up to which a candidate is scored, shortest first.
+    documents: the names of the documents.
+    text_fingerprint: a digest of the documents.
+    texts: a description of the documents.
+    runtime: the program that ran the model.
+    notes: messages for the user.
+    beside: the ranking of candidates and reference attention variants together, at the longest length. None without
+      variants.
     """
 
     source: str
@@ -88,26 +106,26 @@ class Comparison(Tabular):
     beside: Ranking | None = None
 
     def candidate(self, name: str) -> CandidateResult:
-        """Return the candidate of a name. Raises: KeyError."""
+        """Return the result of the candidate with this name. Raises: KeyError."""
         return {each.name: each for each in self.candidates}[name]
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for a JSON file; what is infinite there is null."""
-        stated = {
+        """Return the comparison as plain data for JSON. Infinities are null."""
+        own_fields = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
             if field.name not in ("baseline", "candidates", "rankings", "beside")
         }
-        found: dict[str, Any] = plain({
-            "schema": SCHEMA, **stated,
+        data: dict[str, Any] = plain({
+            "schema": SCHEMA, **own_fields,
             "baseline": [{"length": length, "loss": dataclasses.asdict(loss)} for length, loss in self.baseline.items()],
             "candidates": list(map(_candidate_json, self.candidates)), "rankings": list(map(_ranking_json, self.rankings)),
             "beside": None if self.beside is None else _ranking_json(self.beside),
         })  # fmt: skip
-        return found
+        return data
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a row for each candidate and length, the source itself first; losses in nats a token."""
+        """Yield a row for each candidate and length, first for the source itself. Losses are in nats per token."""
         for length, loss in self.baseline.items():
             yield _row(self.source, "", None, None, length, loss, within=length <= self.trained_length)
         for each in self.candidates:
@@ -119,7 +137,7 @@ class Comparison(Tabular):
                 )  # fmt: skip
 
     def to_csv(self) -> str:
-        """Return the rows as CSV, figures in full, with a head; what there is none of is empty."""
+        """Return the rows as CSV with a header. Missing values are empty."""
         text = io.StringIO()
         table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         table.writeheader()
@@ -137,20 +155,20 @@ def _row(
     name: str, method: str, factor: float | None, target: int | None, length: int, loss: Estimate,
     entry: LengthResult | None = None, *, within: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    judged: tuple[Any, ...] = (None, None, None, "", None, loss.documents)
+    figures: tuple[Any, ...] = (None, None, None, "", None, loss.documents)
     if entry is not None:
-        judged = (entry.ratio, entry.lower, entry.upper, entry.verdict, entry.segments, entry.documents)
-    values = (name, method, factor, target, length, within, loss.mean, loss.low, loss.high, *judged)
+        figures = (entry.ratio, entry.lower, entry.upper, entry.verdict, entry.segments, entry.documents)
+    values = (name, method, factor, target, length, within, loss.mean, loss.low, loss.high, *figures)
     return dict(zip(COLUMNS, values, strict=True))
 
 
-def _candidate_json(each: CandidateResult) -> dict[str, Any]:
-    plan, found = each.plan, {} if each.found is None else each.found.to_json()
-    keys = dict.fromkeys([*MEASURED, *(each.found.measures if each.found is not None else ()), "checks"])
+def _candidate_json(result: CandidateResult) -> dict[str, Any]:
+    plan, measured = result.plan, {} if result.found is None else result.found.to_json()
+    keys = dict.fromkeys([*MEASURED, *(result.found.measures if result.found is not None else ()), "checks"])
     return {
-        "name": each.name, "method": plan.method if plan else None, "factor": plan.factor if plan else None,
-        "params": dict(plan.params) if plan else None, "target_length": each.target_length,
-        "refusal": each.refusal or None, "note": each.note, **{key: found.get(key) for key in keys},
+        "name": result.name, "method": plan.method if plan else None, "factor": plan.factor if plan else None,
+        "params": dict(plan.params) if plan else None, "target_length": result.target_length,
+        "refusal": result.refusal or None, "note": result.note, **{key: measured.get(key) for key in keys},
     }  # fmt: skip
 
 
