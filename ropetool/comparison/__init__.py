@@ -1,6 +1,6 @@
-"""Two checkpoints of any format compared: tables, lengths, factors, and how each tensor relates to its counterpart.
+"""Compare two checkpoints of any format: tables, lengths, factors, and the relation of each tensor to its counterpart.
 
-Reads both in bounded memory and writes nothing; a difference in how a meaning is written down is none.
+Both are read in bounded memory. A different spelling of the same meaning does not count as a difference.
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ from ropetool.comparison.sides import Opened, opened
 from ropetool.files import hub
 from ropetool.files.counting import nobody
 
-Progress = Callable[[str, int, int], None]  # the tensor, the bytes of A done, those of all its tensors
+Progress = Callable[[str, int, int], None]  # the tensor's name, the finished bytes of A, and all bytes of A's tensors
 
 __all__ = ["Progress", "compare"]
 
 
 def compare(a: str | Path, b: str | Path, *, progress: Progress | None = None) -> Diff:
-    """Return how two checkpoints relate: Hugging Face directories, GGUF files, or one of each.
+    """Return how two checkpoints relate. Each is a Hugging Face directory, a GGUF file or a Hub id.
 
     If tensors of a directory and a GGUF file differ, they are compared as an export would write them.
-    Raises: CheckpointError for what is not a checkpoint and for broken files; ConfigError for broken values of a known
+    Raises: CheckpointError if a path is not a checkpoint or a file is broken. ConfigError for invalid values of a known
     family.
     """
     first, second = opened(hub.local(a)), opened(hub.local(b))
-    found = facts.compare_facts(first, second)
-    tensors = _tensors(first, second, found, progress or nobody)
+    compared = facts.compare_facts(first, second)
+    tensors = _tensors(first, second, compared, progress or nobody)
     if first.is_gguf != second.is_gguf:
-        from ropetool.comparison.exported import as_exported  # what is of one format needs nothing of an export
+        from ropetool.comparison.exported import as_exported  # two files of the same format do not need the export
 
         tensors = as_exported(tensors, first, second)
     by_name = {tensor.name: tensor for tensor in tensors}
-    nets = scores.net_scores(first, found.a, found.b, by_name) if found.a and found.b and tensors else ()
+    nets = scores.net_scores(first, compared.a, compared.b, by_name) if compared.a and compared.b and tensors else ()
     return Diff(
-        _side(first, found.runtimes[0]), _side(second, found.runtimes[1]), found.facts, tensors, nets,
-        (*found.differences, *_tensor_differences(tensors)), (*_notes(first, second), *found.notes),
+        _side(first, compared.runtimes[0]), _side(second, compared.runtimes[1]), compared.facts, tensors, nets,
+        (*compared.differences, *_tensor_differences(tensors)), (*_notes(first, second), *compared.notes),
     )  # fmt: skip
 
 
 def _side(side: Opened, runtime: str) -> Side:
-    family = side.found.family.model_type if side.found.family else None
+    family = side.inspection.family.model_type if side.inspection.family else None
     return Side(
         str(side.path),
         side.checkpoint.format,
         family,
-        side.found.model_type,
+        side.inspection.model_type,
         runtime,
         side.config_style,
         len(side.tensors),
@@ -73,68 +73,68 @@ def _side(side: Opened, runtime: str) -> Side:
 
 
 def _notes(a: Opened, b: Opened) -> list[str]:
-    found = [
+    notes = [
         f"{name} {side.why_no_tensors}, so only the settings were compared"
         for name, side in (("A", a), ("B", b))
         if side.why_no_tensors
     ]
     if a.path.resolve() == b.path.resolve():
-        found.append("A and B are the same path")
-    if a.found.model_type != b.found.model_type and a.checkpoint.format == b.checkpoint.format:
-        found.append(f"the model types differ: {a.found.model_type} and {b.found.model_type}")
-    return found
+        notes.append("A and B are the same path")
+    if a.inspection.model_type != b.inspection.model_type and a.checkpoint.format == b.checkpoint.format:
+        notes.append(f"the model types differ: {a.inspection.model_type} and {b.inspection.model_type}")
+    return notes
 
 
 def _tensor_differences(tensors: tuple[TensorDiff, ...]) -> list[str]:
     counted = Counter(tensor.relation.kind for tensor in tensors if tensor.differs)
-    return [f"{kind}: {count} tensor{'s' if count > 1 else ''}" for kind, count in counted.items()]
+    return [f"{relation}: {count} tensor{'s' if count > 1 else ''}" for relation, count in counted.items()]
 
 
 # --- tensors
 
 
-def _tensors(a: Opened, b: Opened, found: facts.Compared, progress: Progress) -> tuple[TensorDiff, ...]:
+def _tensors(a: Opened, b: Opened, compared: facts.Compared, progress: Progress) -> tuple[TensorDiff, ...]:
     if a.why_no_tensors or b.why_no_tensors:
         return ()
-    runs = {entry.rotary_dim for rope in (found.a, found.b) if rope for entry in rope.entries.values()}
-    layouts = [{entry.layout for entry in rope.entries.values()} for rope in (found.a, found.b) if rope]
+    runs = {entry.rotary_dim for rope in (compared.a, compared.b) if rope for entry in rope.entries.values()}
+    layouts = [{entry.layout for entry in rope.entries.values()} for rope in (compared.a, compared.b) if rope]
     done, total = 0, sum(stored.nbytes for stored in a.tensors.values())
     results = []
-    for pair in pairs(a, b, found.a, found.b):
+    for pair in pairs(a, b, compared.a, compared.b):
         progress(pair.name, done, total)
-        weight = not (pair.is_buffer or (pair.is_table and found.a and found.b))
-        results.append(_tensor(pair, runs, layouts, _tied(a, b)) if weight else _beside(pair))
+        weight = not (pair.is_buffer or (pair.is_table and compared.a and compared.b))
+        results.append(_tensor(pair, runs, layouts, _tied(a, b)) if weight else _not_weights(pair))
         done += pair.a.nbytes if pair.a else 0
     progress("", total, total)
     return tuple(results)
 
 
 def _tied(a: Opened, b: Opened) -> bool:
-    """Return whether a head that one of them stores may be missing in the other: its embedding serves there."""
+    """Return whether a head may be missing in one checkpoint because the embedding is also the head."""
     directories = [side for side in (a, b) if not side.is_gguf]
     return all(side.config.get("tie_word_embeddings") is True for side in directories) and bool(directories)
 
 
 def _tensor(pair: Pair, runs: set[int], layouts: list[set[str]], tied: bool) -> TensorDiff:
     if pair.a is None or pair.b is None:
-        return _alone(pair, tied)
-    found, reason = _relation(pair, pair.a, pair.b, runs)
-    differs = found.differs or bool(reason)
-    if found.kind == PERMUTED and _goes_with(found, pair, layouts):
+        return _in_one_only(pair, tied)
+    relation, reason = _relation(pair, pair.a, pair.b, runs)
+    differs = relation.differs or bool(reason)
+    if relation.kind == PERMUTED and _goes_with(relation, pair, layouts):
         differs, reason = False, "with the layout"
-    return TensorDiff(pair.name, found, differs, pair.other, reason)
+    return TensorDiff(pair.name, relation, differs, pair.other, reason)
 
 
-def _beside(pair: Pair) -> TensorDiff:
-    """Return the relation of what no runtime computes with, or what the tables speak for."""
+def _not_weights(pair: Pair) -> TensorDiff:
+    """Return the relation of a tensor that no runtime reads, or whose table has been compared already."""
     if pair.a is None or pair.b is None:
-        found = Relation(SKIPPED, detail=ONLY_IN_A if pair.a is not None else ONLY_IN_B)
+        relation = Relation(SKIPPED, detail=ONLY_IN_A if pair.a is not None else ONLY_IN_B)
     else:
-        found = Relation(IDENTICAL if same_bytes(pair.a, pair.b) else SKIPPED)
-    return TensorDiff(pair.name, found, False, pair.other)
+        relation = Relation(IDENTICAL if same_bytes(pair.a, pair.b) else SKIPPED)
+    return TensorDiff(pair.name, relation, False, pair.other)
 
 
-def _alone(pair: Pair, tied: bool) -> TensorDiff:
+def _in_one_only(pair: Pair, tied: bool) -> TensorDiff:
     where = ONLY_IN_A if pair.a is not None else ONLY_IN_B
     if pair.is_head and tied:
         return TensorDiff(
@@ -143,16 +143,16 @@ def _alone(pair: Pair, tied: bool) -> TensorDiff:
     return TensorDiff(pair.name, Relation(where), True)
 
 
-def _goes_with(found: Relation, pair: Pair, layouts: list[set[str]]) -> bool:
-    """Return whether the order is the one that the change of the layout asks for."""
+def _goes_with(relation: Relation, pair: Pair, layouts: list[set[str]]) -> bool:
+    """Return whether the rows have the order that the change of the layout requires."""
     if pair.order is not None:
-        return found.order == pair.order_name
-    wanted = [f"{one} to {other}" for one in layouts[0] for other in layouts[-1] if one != other]
-    return len(layouts) == 2 and found.order in wanted
+        return relation.order == pair.order_name
+    expected = [f"{one} to {other}" for one in layouts[0] for other in layouts[-1] if one != other]
+    return len(layouts) == 2 and relation.order in expected
 
 
 def _relation(pair: Pair, a: Matrix, b: Matrix, runs: set[int]) -> tuple[Relation, str]:
-    """Return what makes B's tensor of A's, and why that is a difference where the relation alone does not say."""
+    """Return the relation between the tensors, and a reason if the relation does not show that it is a difference."""
     dtypes = (a.dtype, b.dtype)
     if pair.order is None and same_bytes(a, b):
         return Relation(IDENTICAL, dtypes, total=a.rows), ""
@@ -162,8 +162,8 @@ def _relation(pair: Pair, a: Matrix, b: Matrix, runs: set[int]) -> tuple[Relatio
         return _by_bytes(a, b), ""
     if (a.is_quantised or b.is_quantised) and a.dtype != b.dtype:
         order = pair.order if pair.order is not None and len(pair.order) == a.rows else None
-        found = _fitted(a, b, order, 0.0)
-        return replace(found, kind=REQUANTISED, scales=(), rows=()), ""
+        relation = _fitted(a, b, order, 0.0)
+        return replace(relation, kind=REQUANTISED, scales=(), rows=()), ""
     return _ordered(pair, a, b) if pair.order is not None else _unordered(pair, a, b, runs)
 
 
@@ -176,31 +176,34 @@ def _by_bytes(a: Matrix, b: Matrix) -> Relation:
 
 
 def _ordered(pair: Pair, a: Matrix, b: Matrix) -> tuple[Relation, str]:
-    """Return the relation under the order that the layouts ask for; where only the plain one fits, that is a difference."""
+    """Return the relation under the row order that the layouts require.
+
+    If only the plain order fits, the second value is the reason why this is a difference.
+    """
     assert pair.order is not None
     if len(pair.order) != a.rows:
         return _unordered(pair, a, b, set())
-    found = _fitted(a, b, pair.order, pair.offset)
-    if found.kind == CHANGED:
+    relation = _fitted(a, b, pair.order, pair.offset)
+    if relation.kind == CHANGED:
         plain = _fitted(a, b, None, pair.offset)
         if plain.kind != CHANGED:
             settled = plain.kind in (IDENTICAL, CONVERTED)
             why = f"the layouts differ, but the rows were not permuted from {pair.order_name}"
             return (replace(plain, kind=UNMOVED) if settled else plain), why
     moved = bool(np.any(pair.order != np.arange(a.rows)))
-    if moved and found.kind == IDENTICAL:
-        found = replace(found, kind=PERMUTED)
-    return replace(found, order=pair.order_name if moved and found.kind != CHANGED else ""), ""
+    if moved and relation.kind == IDENTICAL:
+        relation = replace(relation, kind=PERMUTED)
+    return replace(relation, order=pair.order_name if moved and relation.kind != CHANGED else ""), ""
 
 
 def _unordered(pair: Pair, a: Matrix, b: Matrix, runs: set[int]) -> tuple[Relation, str]:
     fit = _fit(a, b, None, pair.offset)
-    found = fit.relation()
-    if found.kind == CHANGED and a.rows > 1 and fit.may_be_permuted:
-        again = permuted(_keys(a), _keys(b), runs)
-        if again is not None:
-            return replace(again, dtypes=found.dtypes), ""
-    return found, ""
+    relation = fit.relation()
+    if relation.kind == CHANGED and a.rows > 1 and fit.may_be_permuted:
+        reordered = permuted(_keys(a), _keys(b), runs)
+        if reordered is not None:
+            return replace(reordered, dtypes=relation.dtypes), ""
+    return relation, ""
 
 
 def _fitted(a: Matrix, b: Matrix, order: Ints | None, offset: float) -> Relation:

@@ -1,4 +1,7 @@
-"""Compare the exported tensors of a directory with a GGUF file, because exports shift, split, merge and permute tensors."""
+"""Compare the exported tensors of a directory with a GGUF file.
+
+An export shifts, splits, merges and permutes tensors, so the stored tensors often have no direct counterpart.
+"""
 
 from __future__ import annotations
 
@@ -23,39 +26,47 @@ from ropetool.gguf_model.tensors import Placed
 LEFT_OUT = "a GGUF file of this model does not contain it"
 
 
-def as_exported(found: Sequence[TensorDiff], a: Opened, b: Opened) -> tuple[TensorDiff, ...]:
-    """Return the same, where those that differ by themselves are held against what an export makes of them."""
+def as_exported(comparisons: Sequence[TensorDiff], a: Opened, b: Opened) -> tuple[TensorDiff, ...]:
+    """Return the comparisons, but compare each differing tensor again, as an export would write it."""
     directory, file = (b, a) if a.is_gguf else (a, b)
     assert isinstance(directory.checkpoint, HfCheckpoint)
-    differing = [each for each in found if each.differs]
+    differing = [each for each in comparisons if each.differs]
     if not differing:
-        return tuple(found)
+        return tuple(comparisons)
     try:
-        made = exported_tensors(directory.checkpoint)
-    except RopetoolError:  # no table, or tensors that a model would need: the names and the numbers must tell
-        return tuple(found)
-    settled = {name for each in found if not each.differs for name in _names(each)}
-    wanted = {name for each in differing for name in _names(each)}
-    asked = [one for one in made if one.info.name not in settled and wanted & {one.info.name, *one.source_names}]
-    answered = {name for one in asked for name in (one.info.name, *one.source_names)}
-    has_place = {name for one in made for name in one.source_names}
+        exported = exported_tensors(directory.checkpoint)
+    except RopetoolError:  # no tensor table, or a missing tensor: names and numbers are all there is to compare
+        return tuple(comparisons)
+    settled = {name for each in comparisons if not each.differs for name in _names(each)}
+    differing_names = {name for each in differing for name in _names(each)}
+    compared_again = [
+        one for one in exported if one.info.name not in settled and differing_names & {one.info.name, *one.source_names}
+    ]
+    names_compared_again = {name for one in compared_again for name in (one.info.name, *one.source_names)}
+    has_place = {name for one in exported for name in one.source_names}
     kept = [
         _left_out(each) if each.name in directory.tensors and each.name not in has_place else each
-        for each in found if not (each.differs and answered & _names(each))
+        for each in comparisons if not (each.differs and names_compared_again & _names(each))
     ]  # fmt: skip
-    alone = {name: each for each in differing if each.other for name in _names(each)}
-    return (*kept, *(_clearer(_held(one, file, from_file=a.is_gguf), alone.get(one.info.name)) for one in asked))
+    differing_pairs = {name: each for each in differing if each.other for name in _names(each)}
+    return (
+        *kept,
+        *(
+            _clearer(_compared(one, file, from_file=a.is_gguf), differing_pairs.get(one.info.name))
+            for one in compared_again
+        ),
+    )
 
 
 def _names(each: TensorDiff) -> set[str]:
     return {each.name, each.other or each.name}
 
 
-def _clearer(found: TensorDiff, alone: TensorDiff | None) -> TensorDiff:
-    """Return what says more of a tensor that differs either way: rows that were not moved, say, and not that they differ."""
-    if alone is None or not found.differs or alone.relation.kind == CHANGED:
-        return found
-    return alone
+def _clearer(as_exported: TensorDiff, as_stored: TensorDiff | None) -> TensorDiff:
+    """Return the clearer of two comparisons: the reason for unmoved rows, for example, instead of a mere difference."""
+    if as_stored is None or not as_exported.differs or as_stored.relation.kind == CHANGED:
+        return as_exported
+    return as_stored
 
 
 def _left_out(each: TensorDiff) -> TensorDiff:
@@ -64,15 +75,15 @@ def _left_out(each: TensorDiff) -> TensorDiff:
     return replace(each, relation=Relation(SKIPPED, detail=each.relation.kind), differs=False, reason=LEFT_OUT)
 
 
-def _held(one: Placed, file: Opened, *, from_file: bool) -> TensorDiff:
-    """Return how a tensor of the file relates to what an export writes. from_file: the file is A."""
+def _compared(one: Placed, file: Opened, *, from_file: bool) -> TensorDiff:
+    """Return how a tensor in the file relates to the tensor that an export writes. from_file: the file is A."""
     name, sources = one.info.name, together(one.source_names)
     stored = file.tensors.get(name)
     if stored is None:
         return TensorDiff(sources, Relation(ONLY_IN_B if from_file else ONLY_IN_A), True)
     names = (name, sources) if from_file else (sources, name)
-    found = _relation(one, Matrix((stored,), is_norm(name)), from_file=from_file)
-    return TensorDiff(names[0], found, found.differs, names[1] if names[1] != names[0] else "")
+    relation = _relation(one, Matrix((stored,), is_norm(name)), from_file=from_file)
+    return TensorDiff(names[0], relation, relation.differs, names[1] if names[1] != names[0] else "")
 
 
 def _relation(one: Placed, there: Matrix, *, from_file: bool) -> Relation:
@@ -89,14 +100,14 @@ def _relation(one: Placed, there: Matrix, *, from_file: bool) -> Relation:
         theirs = there.read(start, start + len(rows))
         fit.add(start, *((theirs, rows) if from_file else (rows, theirs)))
         start += len(rows)
-    found = replace(fit.relation(), dtypes=dtypes)
+    relation = replace(fit.relation(), dtypes=dtypes)
     if there.dtype != one.dtype and (there.is_quantised or one.dtype not in ("F32", "F16", "BF16")):
-        return replace(found, kind=REQUANTISED, scales=(), rows=())
-    return found
+        return replace(relation, kind=REQUANTISED, scales=(), rows=())
+    return relation
 
 
 def _whole_rows(pieces: Iterator[npt.NDArray[np.float32]], columns: int) -> Iterator[npt.NDArray[np.float64]]:
-    """Yield the numbers as rows, as many as are read at once elsewhere."""
+    """Yield the numbers as float64 rows, in chunks of about CHUNK numbers. Shapes: (rows, columns)."""
     step, rest = max(1, CHUNK // columns) * columns, np.empty(0, np.float32)
     for piece in pieces:
         rest = np.concatenate([rest, piece]) if rest.size else piece

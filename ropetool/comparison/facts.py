@@ -1,7 +1,4 @@
-"""What two checkpoints say and compute side by side: tables, lengths, factors, and the other keys of their configs.
-
-Knows decoded tables and keys, no tensors.
-"""
+"""Compare the decoded settings of two checkpoints: tables, lengths, factors, and other keys of their configs."""
 
 from __future__ import annotations
 
@@ -22,7 +19,15 @@ from ropetool.runtimes import inspection
 
 @dataclass(frozen=True)
 class Compared:
-    """Facts side by side, what differs in meaning, and what to know besides; readings: the tables that were compared."""
+    """The facts of two checkpoints.
+
+    facts: the values side by side.
+    differences: the differences in meaning, a message each.
+    notes: messages about anything else.
+    a: the tables of the first checkpoint that were compared. None if no runtime decodes both.
+    b: the tables of the second checkpoint, likewise.
+    runtimes: the runtimes that decoded the tables. Empty strings if no runtime did.
+    """
 
     facts: tuple[Fact, ...]
     differences: tuple[str, ...]
@@ -33,30 +38,35 @@ class Compared:
 
 
 def compare_facts(a: Opened, b: Opened) -> Compared:
-    """Return what both say of positions, by the first runtime of each format that loads the file."""
+    """Compare the settings of two checkpoints, decoded by the first runtime that loads both."""
     first, second = _common_runtime(a, b)
     ours, theirs = _rope(a, first), _rope(b, second)
     facts = [
-        _fact("family", a.found.family.model_type if a.found.family else None,
-              b.found.family.model_type if b.found.family else None),
-        _fact("model type", a.found.model_type, b.found.model_type),
-        _fact("trained length", a.found.trained_length, b.found.trained_length),
+        _fact("family", a.inspection.family.model_type if a.inspection.family else None,
+              b.inspection.family.model_type if b.inspection.family else None),
+        _fact("model type", a.inspection.model_type, b.inspection.model_type),
+        _fact("trained length", a.inspection.trained_length, b.inspection.trained_length),
     ]  # fmt: skip
     if ours is None or theirs is None:
-        stated = list(_stated_facts(a, b))
+        key_facts = list(_key_facts(a, b))
         why = "no supported runtime can read both models, so their config keys are compared as text"
         return Compared(
-            (*facts, *stated), tuple(_named(f) for f in stated if f.differs), (why,), ours, theirs, ("", "")
+            (*facts, *key_facts),
+            tuple(_as_difference(f) for f in key_facts if f.differs),
+            (why,),
+            ours,
+            theirs,
+            ("", ""),
         )
     context = ours.max_position_embeddings, theirs.max_position_embeddings
     facts.append(_fact("context", *context, differs=context[0] != context[1]))
     for name, one, other in _matched(ours, theirs):
         facts += _entry_facts(name, one, other)
-    found = set_differences(ours, theirs)
+    differences = set_differences(ours, theirs)
     others, notes = _other_runtimes(a, b, first) if a.checkpoint.format == b.checkpoint.format else ([], [])
     keys, key_notes = _other_keys(a, b)
     return Compared(
-        tuple(facts), (*found, *others, *keys), (*notes, *key_notes), ours, theirs, (first, second),
+        tuple(facts), (*differences, *others, *keys), (*notes, *key_notes), ours, theirs, (first, second),
     )  # fmt: skip
 
 
@@ -64,13 +74,16 @@ def _fact(name: str, a: Any, b: Any, *, layer_type: str = "", differs: bool = Fa
     return Fact(layer_type, name, a, b, differs)
 
 
-def _named(fact: Fact) -> str:
+def _as_difference(fact: Fact) -> str:
     return f"{fact.name} {shown(fact.b)} instead of {shown(fact.a)}"
 
 
 def _common_runtime(a: Opened, b: Opened) -> tuple[str, str]:
-    """Return the first runtime that loads both; of different formats, the first of each that loads its own."""
-    loading = [[r.name for r in side.found.readings if r.rope is not None] for side in (a, b)]
+    """Return the first runtime that loads both.
+
+    For two formats, return the first runtime of each format that loads its file.
+    """
+    loading = [[r.name for r in side.inspection.readings if r.rope is not None] for side in (a, b)]
     if a.checkpoint.format != b.checkpoint.format:
         return next(iter(loading[0]), ""), next(iter(loading[1]), "")
     both = next((name for name in loading[0] if name in loading[1]), "")
@@ -82,8 +95,8 @@ def _rope(side: Opened, runtime: str) -> RopeSet | None:
     return reading.rope if reading else None
 
 
-def _stated_facts(a: Opened, b: Opened) -> Iterator[Fact]:
-    ours, theirs = a.found.stated, b.found.stated
+def _key_facts(a: Opened, b: Opened) -> Iterator[Fact]:
+    ours, theirs = a.inspection.stated, b.inspection.stated
     for key in dict.fromkeys([*ours, *theirs]):
         one, other = ours.get(key), theirs.get(key)
         yield _fact(key, one, other, differs=a.checkpoint.format == b.checkpoint.format and one != other)
@@ -93,21 +106,21 @@ def _stated_facts(a: Opened, b: Opened) -> Iterator[Fact]:
 
 
 def _matched(ours: RopeSet, theirs: RopeSet) -> list[tuple[str, LayerRope, LayerRope]]:
-    """Return the kinds of layers of both that have layers in common, named as A names them."""
+    """Return the layer types of both that have layers in common, with A's name of the type."""
     if set(ours.entries) == set(theirs.entries):
         return [(name, entry, theirs.entries[name]) for name, entry in ours.entries.items()]
     return [
-        (name if name == other else f"{name} / {other}", entry, found)
+        (name if name == other else f"{name} / {other}", entry, other_entry)
         for name, entry in ours.entries.items()
-        for other, found in theirs.entries.items()
-        if set(entry.layers) & set(found.layers)
+        for other, other_entry in theirs.entries.items()
+        if set(entry.layers) & set(other_entry.layers)
     ]
 
 
 def set_differences(ours: RopeSet, theirs: RopeSet) -> list[str]:
-    """Return in a few words each what the second computes differently, the order of channels aside.
+    """Return the differences in the decoded tables, a short message each. Ignores the layout and unused windows.
 
-    A window that no text of the context leaves is none. The order of channels belongs to the rows of the weights.
+    A window at least as long as the context has no effect. The layout belongs to the rows of the weights.
     """
     context = min(ours.max_position_embeddings, theirs.max_position_embeddings)
     counts = [sorted(layer for entry in each.entries.values() for layer in entry.layers) for each in (ours, theirs)]
@@ -123,7 +136,7 @@ def set_differences(ours: RopeSet, theirs: RopeSet) -> list[str]:
 
 
 def _layers(one: LayerRope, other: LayerRope) -> tuple[int, ...]:
-    """Return the first's layers where the second has some of them: the same layers may be called otherwise."""
+    """Return the first layers if the two overlap, else the second ones. The names of layer types may differ."""
     return one.layers if set(one.layers) & set(other.layers) else other.layers
 
 
@@ -132,8 +145,10 @@ def _entry_facts(layer_type: str, one: LayerRope, other: LayerRope) -> Iterator[
                  "original_max_position_embeddings"):  # fmt: skip
         a, b = getattr(one, name), getattr(other, name)
         yield _fact(name, _data(a), _data(b), layer_type=layer_type)
-    # The layers of both that have this name may be numbered otherwise, and the order of channels goes with the weights.
-    differing = {found.field for found in one.differences(replace(other, layers=one.layers, layout=one.layout))}
+    # Layers of the same type may have different numbers, and the layout belongs to the weights.
+    differing = {
+        difference.field for difference in one.differences(replace(other, layers=one.layers, layout=one.layout))
+    }
     tables = [entry.table.regimes[-1].inv_freq.tolist() if entry.table else [] for entry in (one, other)]
     yield _fact("inv_freq", *tables, layer_type=layer_type, differs=not differing.isdisjoint(("inv_freq", "table")))
     for name in ("attention_factor", "softmax_multiplier", "temperature", "sliding_window"):
@@ -149,19 +164,19 @@ def _data(value: Any) -> Any:
 
 
 def _other_runtimes(a: Opened, b: Opened, first: str) -> tuple[list[str], list[str]]:
-    """Return what other runtimes of the format read differently in the two files: as differences, or as notes.
+    """Return what other runtimes of the format decode differently in the two files: as differences, or as notes.
 
-    Between two styles of config.json it is a note: an older reader does not know the newer style.
+    It is a note if the two files have different config styles, because an older runtime does not know the newer style.
     """
     alike: dict[str, list[str]] = {}
     reference = set_differences(*_both(a, b, first))
-    for ours in a.found.readings:
+    for ours in a.inspection.readings:
         theirs = b.reading(ours.name)
         if ours.name == first or theirs is None or not (ours.known and theirs.known):
             continue
         if ours.rope is not None and theirs.rope is not None:
-            found = [text for text in set_differences(ours.rope, theirs.rope) if text not in reference]
-            text = "; ".join(found)
+            only_here = [text for text in set_differences(ours.rope, theirs.rope) if text not in reference]
+            text = "; ".join(only_here)
         elif ours.rope is theirs.rope:
             text = ""
         else:
@@ -169,7 +184,7 @@ def _other_runtimes(a: Opened, b: Opened, first: str) -> tuple[list[str], list[s
             text = f"cannot load {side}: {why}"
         if text:
             alike.setdefault(text, []).append(ours.name)
-    lines = [f"{', '.join(runtimes.collapse_releases(who))}: {text}" for text, who in alike.items()]
+    lines = [f"{', '.join(runtimes.collapse_releases(runtime_names))}: {text}" for text, runtime_names in alike.items()]
     if a.config_style == b.config_style:
         return lines, []
     styles = f"{a.config_style} and {b.config_style}"
@@ -186,7 +201,7 @@ def _both(a: Opened, b: Opened, runtime: str) -> tuple[RopeSet, RopeSet]:
 
 
 def _other_keys(a: Opened, b: Opened) -> tuple[list[str], list[str]]:
-    """Return the keys beside those of positions that both state and state differently; and a note on those of one alone."""
+    """Return other keys that both set to different values, as differences, and keys that only one sets, as notes."""
     if a.checkpoint.format != b.checkpoint.format:
         return [], []
     ours, theirs = _settings(a), _settings(b)
@@ -205,13 +220,13 @@ def _other_keys(a: Opened, b: Opened) -> tuple[list[str], list[str]]:
 
 def _settings(side: Opened) -> dict[str, Any]:
     if side.is_gguf:
-        stated = settings_of_gguf(side.values, side.found.model_type)
-        return {key: _plain(value) for key, value in stated.items()}
+        values = settings_of_gguf(side.values, side.inspection.model_type)
+        return {key: _plain(value) for key, value in values.items()}
     return settings_of_config(side.config)
 
 
 def _plain(value: Value) -> Any:
-    """Return a value that can be compared and shown; of a long list its digest."""
+    """Return a value that can be compared and shown. A long list is replaced by its digest."""
     if len(value.raw) > inspection.MAX_SHOWN_BYTES:
         return f"{value.label} {hashlib.blake2b(value.raw, digest_size=8).hexdigest()}"
     plain: Any = value.decode()

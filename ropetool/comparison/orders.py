@@ -1,7 +1,4 @@
-"""Rows that two matrices have in common in another order, and the orders that have a name.
-
-Pure numpy; knows the two layouts of rotary channels, neither files nor models.
-"""
+"""Find equal rows of two matrices in a different order, and the name of this order."""
 
 from __future__ import annotations
 
@@ -21,24 +18,28 @@ Keys = npt.NDArray[np.uint64]
 
 def row_keys(rows: npt.NDArray[Any]) -> Keys:
     """Return a number for each row, the same for equal rows. Shapes: (rows, columns) -> (rows,)."""
-    plain = np.ascontiguousarray(rows + 0.0)  # 0 for -0
+    plain = np.ascontiguousarray(rows + 0.0)  # turns -0 into 0
     digests = b"".join(hashlib.blake2b(row.data, digest_size=8).digest() for row in plain)
     return np.frombuffer(digests, np.uint64)
 
 
 def permuted(a: Keys, b: Keys, runs: Iterable[int]) -> Relation | None:
-    """Return the relation of rows that are the same ones in another order, or None; `runs` are lengths to look for."""
+    """Return the relation if the rows are equal in a different order, or None.
+
+    runs: the lengths of stretches in which a known order may repeat, in rows.
+    """
     if len(a) != len(b) or not np.array_equal(np.sort(a), np.sort(b)):
         return None
-    found = Relation(PERMUTED, rows=stretches(a != b), total=len(a))
+    relation = Relation(PERMUTED, rows=stretches(a != b), total=len(a))
     for run in sorted(set(runs), reverse=True):
         for name, order in known_orders(run):
             if run > 2 and _explains(a, b, order):
-                return replace(found, order=name, runs=run)
-    return found
+                return replace(relation, order=name, runs=run)
+    return relation
 
 
 def known_orders(run: int) -> tuple[tuple[str, Ints], ...]:
+    """Return the known orders of this many rows, with their names."""
     return (
         ("half to interleaved", half_to_interleaved(run)),
         ("interleaved to half", interleaved_to_half(run)),
@@ -46,13 +47,13 @@ def known_orders(run: int) -> tuple[tuple[str, Ints], ...]:
 
 
 def _explains(a: Keys, b: Keys, order: Ints) -> bool:
-    """Return whether stretches in this order, and rows that stay between them, make b of a."""
-    run, at = len(order), 0
-    while at < len(a):
-        if at + run <= len(a) and np.array_equal(a[at : at + run][order], b[at : at + run]):
-            at += run
-        elif a[at] == b[at]:
-            at += 1
+    """Return whether B follows from A by stretches in this order, with unmoved rows between them."""
+    run, row = len(order), 0
+    while row < len(a):
+        if row + run <= len(a) and np.array_equal(a[row : row + run][order], b[row : row + run]):
+            row += run
+        elif a[row] == b[row]:
+            row += 1
         else:
             return False
     return True

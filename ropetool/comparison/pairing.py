@@ -1,7 +1,4 @@
-"""Which tensor of one checkpoint stands for which of the other, and in which order its rows should come.
-
-Knows names and layouts of both formats, no numbers.
-"""
+"""Pair the tensors of two checkpoints, and calculate in which order the rows of a pair should be."""
 
 from __future__ import annotations
 
@@ -24,16 +21,23 @@ from ropetool.weights.operations import layout_edits
 _BUFFERS = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")
 _TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _HEADS = ("lm_head.weight", "output.weight")
-_EXPERT = re.compile(r"(([0-9]+)\.(?:\w+\.)+experts)\.[0-9]+\.(\w+)\.weight")  # behind LAYERS; in linear time
+_EXPERT = re.compile(
+    r"(([0-9]+)\.(?:\w+\.)+experts)\.[0-9]+\.(\w+)\.weight"
+)  # after _LAYERS, so it runs in linear time
 _LAYERS = "layers."
-_MAX_LAYERS = 512  # of llama.cpp; the names of more than that could be no GGUF file's
+_MAX_LAYERS = 512  # llama.cpp's limit, so no GGUF file has tensors of more layers
 
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A tensor of A and the one of B that stands for it, either None where there is none.
+    """A tensor of A and its counterpart in B.
 
-    order: row i of B should be row order[i] of A; None: as it is. offset: what the runtime adds to its numbers.
+    name: its name in A, or in B if only B has it.
+    other: its name in B. Empty if it is the same.
+    a, b: the tensors. None if it is missing on that side.
+    order: row i of B should be row order[i] of A. None for the same order.
+    order_name: the name of the order, for example "half to interleaved".
+    offset: the number that the runtime adds to the tensor's numbers.
     """
 
     name: str
@@ -46,22 +50,22 @@ class Pair:
 
     @property
     def is_buffer(self) -> bool:
-        """Whether runtimes compute it anew instead of reading it."""
+        """Return whether runtimes compute the tensor and do not read it."""
         return self.name.endswith(_BUFFERS)
 
     @property
     def is_table(self) -> bool:
-        """Whether it holds divisors of frequencies, which the tables speak for where a runtime is known."""
+        """Return whether it contains frequency factors. If a runtime is known, the decoded tables include them."""
         return self.name in _TABLES
 
     @property
     def is_head(self) -> bool:
-        """Whether it is the output matrix, for which the embedding serves where both are tied."""
+        """Return whether it is the output matrix. It may be missing if the embedding is also the head."""
         return self.name in _HEADS
 
 
 def pairs(a: Opened, b: Opened, ours: RopeSet | None, theirs: RopeSet | None) -> Iterator[Pair]:
-    """Yield all tensors of both, those of A first; ours, theirs: what they compute, if that is known."""
+    """Yield all tensors of both, A's first. ours, theirs: the decoded tables, or None if they are unknown."""
     first, second = _matrices(a, b), _matrices(b, a)
     orders = _orders(a, ours, theirs) if ours and theirs else {}
     offsets = _offsets(a) if a.checkpoint.format == b.checkpoint.format else {}
@@ -79,11 +83,11 @@ def pairs(a: Opened, b: Opened, ours: RopeSet | None, theirs: RopeSet | None) ->
 
 
 def _matrices(side: Opened, other: Opened) -> dict[str, tuple[str, Matrix]]:
-    """Return the tensors by a name that both sides have in common, GGUF's between formats, each with its own name."""
+    """Return the tensors by a name that both sides share, each with its own name. Two formats share the GGUF names."""
     if side.is_gguf == other.is_gguf or side.is_gguf:
         return {name: (name, Matrix((stored,), is_norm(name))) for name, stored in side.tensors.items()}
     parts: dict[str, list[str]] = {}
-    renamed = _gguf_names(side, other.found.model_type)
+    renamed = _gguf_names(side, other.inspection.model_type)
     for name in sorted(side.tensors, key=_by_number):
         parts.setdefault(renamed[name], []).append(name)
     return {
@@ -93,7 +97,7 @@ def _matrices(side: Opened, other: Opened) -> dict[str, tuple[str, Matrix]]:
 
 
 def _gguf_names(side: Opened, arch: str) -> dict[str, str]:
-    """Return the name in a GGUF file of each tensor of a directory; its own where the gguf package knows none."""
+    """Return the name of each tensor in a GGUF file. Its own name if the gguf package does not know it."""
     import gguf
 
     number = next((number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch), None)
@@ -106,24 +110,28 @@ def _gguf_names(side: Opened, arch: str) -> dict[str, str]:
 
 def _gguf_name(name: str, known: Callable[..., str | None]) -> str:
     expert = _expert(name)
-    if expert is not None:  # the experts of a layer are one tensor, known under another name for each family
-        stem, layer, kind = expert
-        merged = f"{stem}.{kind}", f"layers.{layer}.feed_forward.experts.{kind}"
-        tried = [f"{one}.weight" for one in merged]
+    if expert is not None:  # a GGUF file merges the experts of a layer into a tensor, and names differ by family
+        stem, layer, matrix = expert
+        merged = f"{stem}.{matrix}", f"layers.{layer}.feed_forward.experts.{matrix}"
+        originals = [f"{one}.weight" for one in merged]
     else:
-        tried = [name]
-    found = (known(one, try_suffixes=(".weight", ".bias")) for one in tried)
-    return next((one for one in found if one), name)
+        originals = [name]
+    candidates = (known(one, try_suffixes=(".weight", ".bias")) for one in originals)
+    return next((one for one in candidates if one), name)
 
 
 def _expert(name: str) -> tuple[str, str, str] | None:
-    """Return what stands before the expert's number, the layer and the kind of matrix; None for other tensors."""
+    """Return the part before the expert's number, the layer, and the matrix.
+
+    None if it is not a tensor of an expert.
+    """
     before, layers, rest = name.partition(_LAYERS)
-    found = _EXPERT.fullmatch(rest)
-    return (before + layers + found[1], found[2], found[3]) if found else None
+    match = _EXPERT.fullmatch(rest)
+    return (before + layers + match[1], match[2], match[3]) if match else None
 
 
 def is_norm(name: str) -> bool:
+    """Return whether a tensor belongs to a norm, by its name."""
     return "norm" in name.rpartition(".")[0].rpartition(".")[2]
 
 
@@ -132,6 +140,7 @@ def _by_number(name: str) -> list[tuple[int, str]]:
 
 
 def together(names: list[str]) -> str:
+    """Return a common name for the tensors of all experts in a layer, else the name of the only tensor."""
     expert = _expert(names[0])
     return f"{expert[0]}.{{0-{len(names) - 1}}}.{expert[2]}.weight" if expert and len(names) > 1 else names[0]
 
@@ -140,20 +149,20 @@ def together(names: list[str]) -> str:
 
 
 def _orders(a: Opened, ours: RopeSet, theirs: RopeSet) -> dict[str, tuple[Ints, str]]:
-    """Return by the name in A which rows change places because the layouts differ."""
-    found: dict[str, tuple[Ints, str]] = {}
+    """Return the row orders that follow from a change of the layout, by the tensor's name in A."""
+    by_tensor: dict[str, tuple[Ints, str]] = {}
     for layer_type, entry in ours.entries.items():
         other = theirs.entries.get(layer_type)
         if a.targets is not None and other is not None and other.layout != entry.layout:
             name = f"{entry.layout} to {other.layout}"
-            found |= {tensor: (order, name) for tensor, order in _edited(a.targets, layer_type, other.layout)}
-    return found
+            by_tensor |= {tensor: (order, name) for tensor, order in _edited(a.targets, layer_type, other.layout)}
+    return by_tensor
 
 
 def _edited(targets: FoldTargets, layer_type: str, layout: str) -> list[tuple[str, Ints]]:
     try:
         edits = layout_edits(targets, layer_type, layout, "")
-    except RopetoolError:  # layers without rotation, or rows that the file does not have: then the rows must tell
+    except RopetoolError:  # layers do not rotate, or rows are missing: then only the rows themselves can show the order
         return []
     return [(edit.tensor, _whole_order(edit.height, edit.starts, np.array(edit.order))) for edit in edits]
 
@@ -166,16 +175,19 @@ def _whole_order(height: int, starts: Iterable[int], order: Ints) -> Ints:
 
 
 def _offsets(side: Opened) -> dict[str, float]:
-    """Return what the runtime adds to the numbers of norms before it multiplies, where it does."""
+    """Return the number that the runtime adds to each norm before it multiplies, by tensor name.
+
+    Empty if it adds none.
+    """
     if side.targets is None:
         return {}
-    targets, found = side.targets, dict[str, float]()
+    targets, by_tensor = side.targets, dict[str, float]()
     for steps, one in ((targets.steps.q, Q), (targets.steps.k, K)):
         if not any(step.offset for step in steps):
             continue
         for entry in targets.rope.entries.values():
-            with suppress(RopetoolError):  # rows that the file does not have: the numbers must tell
+            with suppress(RopetoolError):  # rows are missing: the numbers are compared without an offset
                 for layer in layers(targets, entry):
                     some = by_step(targets, entry, layer, steps, one)
-                    found |= {p.tensor: p.offset for _, places in some for p in places if p.offset}
-    return found
+                    by_tensor |= {p.tensor: p.offset for _, places in some for p in places if p.offset}
+    return by_tensor

@@ -1,7 +1,4 @@
-"""The rows of stored tensors as numbers, a megabyte at a time, of either format; and whether two are the same bytes.
-
-Knows types and files, nothing of what tensors mean.
-"""
+"""Read the rows of stored tensors of either format as numbers, in chunks, and compare tensors byte by byte."""
 
 from __future__ import annotations
 
@@ -21,17 +18,19 @@ from ropetool.files import dtypes
 from ropetool.files.regular import open_regular
 from ropetool.rope.tables import Array
 
-CHUNK = 2**16  # numbers held as float64 at a time, of which a comparison makes about twenty copies
-BUFFER = 2**20  # bytes of either file compared at a time
-# What ggml stores with scales for blocks. Types that neither this nor dtypes.py reads are compared as bytes alone.
+CHUNK = 2**16  # numbers in memory as float64; a comparison makes about twenty copies of them
+BUFFER = 2**20  # bytes of each file in memory
+# ggml's types with a scale for each block. If neither ggml nor dtypes.py decodes a type, only bytes are compared.
 _NAMES_OF_BLOCKS = ("Q", "IQ", "TQ", "MXFP4", "NVFP4")
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A tensor as rows of equal length, of one stored tensor or of several, one behind the other.
+    """A tensor as rows of equal length. It may be several stored tensors, one after the other.
 
-    A vector is a column: each of its numbers is a row. flat: so are those of norms with a row for each head.
+    Each number of a vector is a row.
+    parts: the stored tensors.
+    flat: each number is a row, as in a vector. For norms that have a row for each head.
     """
 
     parts: tuple[StoredTensor, ...]
@@ -60,23 +59,23 @@ class Matrix:
 
     @property
     def is_quantised(self) -> bool:
-        """Whether blocks of numbers share scales, as in ggml's types."""
+        """Return whether blocks of numbers share a scale, as in ggml's types."""
         return self.dtype.startswith(_NAMES_OF_BLOCKS)
 
     @property
     def is_readable(self) -> bool:
-        """Whether its numbers can be decoded."""
+        """Return whether ropetool can decode the numbers."""
         uniform = len({part.dtype for part in self.parts}) == 1
         return uniform and (self.dtype in dtypes.STORAGE or (self.is_quantised and _ggml_reads(self.dtype)))
 
     def read(self, start: int, stop: int) -> Array:
-        """Return these rows as float64. Shapes: (stop - start, columns)."""
+        """Return rows as float64. Shapes: (stop - start, columns)."""
         per_part = self.rows // len(self.parts)
-        found = []
+        pieces = []
         for index in range(start // per_part, (stop - 1) // per_part + 1):
             first, last = max(start - index * per_part, 0), min(stop - index * per_part, per_part)
-            found.append(self._of_part(self.parts[index], per_part, first, last))
-        return np.concatenate(found) if len(found) > 1 else found[0]
+            pieces.append(self._of_part(self.parts[index], per_part, first, last))
+        return np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
 
     def _of_part(self, part: StoredTensor, rows: int, first: int, last: int) -> Array:
         size = part.nbytes // rows
@@ -88,22 +87,22 @@ class Matrix:
         return numbers.astype(np.float64).reshape(last - first, self.columns)
 
     def chunks(self) -> Iterator[tuple[int, int]]:
-        """Yield the first row and the end of each stretch that is read at once."""
+        """Yield the first row and the end of each chunk."""
         step = max(1, CHUNK // max(1, self.columns))
         for start in range(0, self.rows, step):
             yield start, min(start + step, self.rows)
 
     def read_ordered(self, order: Ints, start: int, stop: int) -> Array:
-        """Return the rows order[start:stop]; they are near each other, so what lies between them is read too."""
-        wanted = order[start:stop]
-        first = int(wanted.min())
-        return self.read(first, int(wanted.max()) + 1)[wanted - first]
+        """Return the rows order[start:stop]. Also reads the rows between them, because they are close together."""
+        rows = order[start:stop]
+        first = int(rows.min())
+        return self.read(first, int(rows.max()) + 1)[rows - first]
 
 
 def same_bytes(a: Matrix, b: Matrix) -> bool:
-    """Return whether both are the same bytes, by type, shape and content.
+    """Return whether two tensors have the same type, shape and bytes.
 
-    Raises: CorruptFile if a file has become shorter than its header says.
+    Raises: CorruptFile if a file is shorter than its header requires.
     """
     if (a.dtype, a.shape, len(a.parts)) != (b.dtype, b.shape, len(b.parts)):
         return False
@@ -122,7 +121,7 @@ def _same_part(a: StoredTensor, b: StoredTensor) -> bool:
 
 
 def differing_bytes(a: Matrix, b: Matrix) -> int:
-    """Return in how many bytes two tensors of the same size differ."""
+    """Return the number of bytes in which two tensors of the same size differ."""
     count = 0
     for one, other in zip(a.parts, b.parts, strict=True):
         for at in range(0, one.nbytes, BUFFER):
@@ -133,9 +132,9 @@ def differing_bytes(a: Matrix, b: Matrix) -> int:
 
 
 def read_at(stored: StoredTensor, start: int, size: int) -> bytes:
-    """Return bytes of a tensor.
+    """Return `size` bytes of a tensor, from its byte number `start`.
 
-    Raises: CorruptFile.
+    Raises: CorruptFile if the file ends before that.
     """
     with open_regular(stored.path, buffering=0) as file:
         file.seek(stored.begin + start)
@@ -145,15 +144,15 @@ def read_at(stored: StoredTensor, start: int, size: int) -> bytes:
     return raw
 
 
-def _ggml_reads(kind: str) -> bool:
+def _ggml_reads(dtype: str) -> bool:
     import gguf.quants
 
     known = gguf.GGMLQuantizationType.__members__
-    return kind in known and known[kind] in gguf.quants._type_traits
+    return dtype in known and known[dtype] in gguf.quants._type_traits
 
 
-def _dequantised(raw: npt.NDArray[np.uint8], kind: str) -> npt.NDArray[np.float32]:
+def _dequantised(raw: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[np.float32]:
     import gguf.quants
 
-    found: npt.NDArray[np.float32] = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
-    return found
+    numbers: npt.NDArray[np.float32] = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[dtype])
+    return numbers

@@ -1,7 +1,4 @@
-"""What a comparison of two checkpoints found, as frozen data: facts side by side, a relation for each tensor, a verdict.
-
-Knows nothing of how it was found or is shown.
-"""
+"""The result of a comparison as plain data: facts side by side, a relation for each tensor, and the differences."""
 
 from __future__ import annotations
 
@@ -42,7 +39,16 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two checkpoints; tensors: how many it has, 0 where only its config was compared."""
+    """One of the two checkpoints.
+
+    source: its path.
+    format: "hf" or "gguf".
+    family: the family's model type. None if it is unknown.
+    arch: the model type or architecture in the file.
+    runtime: the runtime that decoded its tables. Empty if no runtime did.
+    config_style: the style of its rope keys.
+    tensors: the number of tensors. 0 if only its config was compared.
+    """
 
     source: str
     format: str
@@ -55,7 +61,13 @@ class Side:
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing that both files say, plain data; layer_type is empty for the whole model. differs: in meaning."""
+    """A value in both files, as plain data.
+
+    layer_type: the layer type. Empty for the whole model.
+    name: the name of the value.
+    a, b: the values.
+    differs: whether the values differ in meaning.
+    """
 
     layer_type: str
     name: str
@@ -66,9 +78,13 @@ class Fact:
 
 @dataclass(frozen=True)
 class TensorDiff:
-    """One tensor: its name in A, or in B where only that has it; its name in B where that is another.
+    """The relation of a tensor in both checkpoints.
 
-    differs: in meaning. reason: why it does, or does not, where the relation alone does not say.
+    name: its name in A, or in B if only B has it.
+    relation: the relation between the numbers in A and in B.
+    differs: whether they differ in meaning.
+    other: its name in B. Empty if it is the same.
+    reason: why they differ or not, if the relation does not show that.
     """
 
     name: str
@@ -80,9 +96,14 @@ class TensorDiff:
 
 @dataclass(frozen=True)
 class NetScore:
-    """How many times B's score is A's, in one kind of layer: by the tables, by the rows of the weights, and both.
+    """The attention score of B as a multiple of the score of A, in one layer type.
 
-    part: rotary, or plain for the channels that do not rotate. same: the product is 1 within the rounding of the rows.
+    layer_type: the layer type.
+    part: "rotary", or "plain" for the channels that do not rotate.
+    tables: the multiple that follows from the tables.
+    rows: the multiple that follows from the scaled rows of the weights.
+    net: the product of both.
+    same: whether the product is 1 within the rounding of the rows.
     """
 
     layer_type: str
@@ -95,7 +116,15 @@ class NetScore:
 
 @dataclass(frozen=True)
 class Diff(Shown):
-    """Two checkpoints compared; `differences` say in a few words each what they do not have in common in meaning."""
+    """Two checkpoints compared.
+
+    a, b: the checkpoints.
+    facts: the values of both, side by side.
+    tensors: the relation of each tensor.
+    scores: the multiples of the attention score, if weights were scaled.
+    differences: the differences in meaning, a short message each.
+    notes: messages about anything else.
+    """
 
     a: Side
     b: Side
@@ -107,16 +136,16 @@ class Diff(Shown):
 
     @property
     def same(self) -> bool:
-        """Whether both mean the same."""
+        """Return whether both have the same meaning."""
         return not self.differences
 
     def counts(self) -> dict[str, int]:
-        """Return how many tensors there are of each relation that occurs."""
-        found = [tensor.relation.kind for tensor in self.tensors]
-        return {kind: found.count(kind) for kind in KINDS if kind in found}
+        """Return the number of tensors with each relation that occurs."""
+        relations = [tensor.relation.kind for tensor in self.tensors]
+        return {relation: relations.count(relation) for relation in KINDS if relation in relations}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the comparison as `diff --json` prints it; identical tensors are counted alone."""
+        """Return the comparison as `diff --json` prints it. Identical tensors are only counted."""
         return {
             "schema": SCHEMA,
             "same": self.same,
@@ -134,14 +163,14 @@ class Diff(Shown):
 
 
 def _tensor_json(tensor: TensorDiff) -> dict[str, Any]:
-    found = tensor.relation
+    relation = tensor.relation
     return {
-        "name": tensor.name, "name_in_b": tensor.other or tensor.name, "relation": found.kind, "differs": tensor.differs,
-        "dtypes": list(found.dtypes), "order": {"name": found.order, "run": found.runs} if found.order else None,
-        "scales": [_scale_json(scale) for scale in found.scales], "rows": found.total,
-        "changed_rows": [list(stretch) for stretch in found.rows],
-        "largest": _plain(found.largest), "mean": _plain(found.mean), "rms": _plain(found.rms),
-        "reason": tensor.reason or found.detail,
+        "name": tensor.name, "name_in_b": tensor.other or tensor.name, "relation": relation.kind, "differs": tensor.differs,
+        "dtypes": list(relation.dtypes), "order": {"name": relation.order, "run": relation.runs} if relation.order else None,
+        "scales": [_scale_json(scale) for scale in relation.scales], "rows": relation.total,
+        "changed_rows": [list(stretch) for stretch in relation.rows],
+        "largest": _plain(relation.largest), "mean": _plain(relation.mean), "rms": _plain(relation.rms),
+        "reason": tensor.reason or relation.detail,
     }  # fmt: skip
 
 
@@ -153,7 +182,7 @@ def _scale_json(scale: Scale) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value with infinities and NaN as text: JSON has none."""
+    """Return the value with infinities and NaN as text, because JSON cannot contain them."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):

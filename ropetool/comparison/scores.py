@@ -1,7 +1,4 @@
-"""How the scores of two checkpoints compare where their tables' factors and the scales of their rows meet.
-
-Knows which rows make queries and keys, not how their scales were found.
-"""
+"""Combine the factors of the tables with the scales of the weights' rows: the change of the attention score."""
 
 from __future__ import annotations
 
@@ -20,20 +17,20 @@ from ropetool.rope.tables import Array, LayerRope, RopeSet
 from ropetool.weights.fold_targets import FoldRows, FoldTargets, fold_rows, layers
 
 ROTARY, PLAIN = "rotary", "plain"
-SAME = 1e-5  # relative; bounds of a factor seen through bfloat16 in a whole model are narrower
+SAME = 1e-5  # relative; in a whole bfloat16 model, the bounds of a factor are narrower
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of a tensor that make a part of all queries, or of all keys, of a layer."""
+    """The rows of a tensor that produce a part of all queries, or of all keys, in a layer."""
 
     tensor: str
     rows: tuple[int, ...]
 
 
 def net_scores(a: Opened, ours: RopeSet, theirs: RopeSet, tensors: Mapping[str, TensorDiff]) -> tuple[NetScore, ...]:
-    """Return what becomes of the score in each kind of layer where weights were scaled, and uniformly so."""
-    found: list[NetScore] = []
+    """Return the change of the attention score in each layer type whose weights were scaled uniformly."""
+    scores: list[NetScore] = []
     if a.targets is None:
         return ()
     for layer_type, entry in ours.entries.items():
@@ -50,25 +47,25 @@ def net_scores(a: Opened, ours: RopeSet, theirs: RopeSet, tensors: Mapping[str, 
                 low, high = bounds
                 middle = (low + high) / 2
                 same = low * (1 - SAME) <= 1 / by_tables <= high * (1 + SAME)
-                found.append(NetScore(layer_type, part, by_tables, middle, by_tables * middle, bool(same)))
-    return tuple(found)
+                scores.append(NetScore(layer_type, part, by_tables, middle, by_tables * middle, bool(same)))
+    return tuple(scores)
 
 
 def _row_scale(
     targets: FoldTargets, entry: LayerRope, part: str, tensors: Mapping[str, TensorDiff]
 ) -> tuple[float, float] | None:
-    """Return the bounds of what all rows of this part multiply the score by; None where they do not agree on one."""
-    found: list[tuple[float, float]] = []
+    """Return the bounds of the factor on the score from all rows of this part. None if the rows do not agree."""
+    by_layer: list[tuple[float, float]] = []
     try:
         for layer in layers(targets, entry):
             sides = [_side_scale(some, tensors) for some in _layer_rows(targets, entry, layer, part)]
             if not sides or any(side is None for side in sides):
                 return None
             lows, highs = zip(*[side for side in sides if side], strict=True)
-            found.append((float(np.prod(lows)), float(np.prod(highs))))
-    except RopetoolError:  # packed weights, or rows that no file names
+            by_layer.append((float(np.prod(lows)), float(np.prod(highs))))
+    except RopetoolError:  # packed weights, or missing rows
         return None
-    return _common(found)
+    return _common(by_layer)
 
 
 def _common(bounds: list[tuple[float, float]]) -> tuple[float, float] | None:
@@ -79,15 +76,15 @@ def _common(bounds: list[tuple[float, float]]) -> tuple[float, float] | None:
 
 
 def _side_scale(rows: list[_Rows], tensors: Mapping[str, TensorDiff]) -> tuple[float, float] | None:
-    """Return the bounds of the factor of one side's rows, those of weights and biases alike."""
-    found = []
+    """Return the bounds of the factor on the queries or on the keys. Weights and biases must agree."""
+    by_tensor = []
     for some in rows:
         tensor = tensors.get(some.tensor)
         bounds = _bounds(tensor.relation, some.rows) if tensor is not None else None
         if bounds is None:
             return None
-        found.append(bounds)
-    return _common(found)
+        by_tensor.append(bounds)
+    return _common(by_tensor)
 
 
 def _bounds(relation: Relation, rows: tuple[int, ...]) -> tuple[float, float] | None:
@@ -107,11 +104,11 @@ def _bounds(relation: Relation, rows: tuple[int, ...]) -> tuple[float, float] | 
 
 
 def _layer_rows(targets: FoldTargets, entry: LayerRope, layer: int, part: str) -> list[list[_Rows]]:
-    """Return the rows of a layer's queries, of its keys, and of what scales whole queries before; none where not all are known.
+    """Return the rows of a layer's queries, of its keys, and of a scale on whole queries. Empty if some are unknown.
 
-    Of a projection with a norm behind it the norm alone scales what is rotated.
+    If a norm follows a projection, only the rows of the norm scale the rotated channels.
     """
-    bake, found = targets.steps, []
+    bake, sides = targets.steps, []
     for side, steps in ((Q, bake.q), (K, bake.k)):
         if side == K and part == PLAIN and targets.family.mla:
             some = _whole(targets, entry, layer, bake.k_plain, K)
@@ -123,18 +120,18 @@ def _layer_rows(targets: FoldTargets, entry: LayerRope, layer: int, part: str) -
                 for p in fold_rows(targets, entry, layer, steps, side, last=True)
                 if (rows := _of_heads(p, entry.rotary_dim, part))
             ]
-        found += [some] if some else []
-    return found + [[one] for one in _whole(targets, entry, layer, bake.score, Q)]
+        sides += [some] if some else []
+    return sides + [[one] for one in _whole(targets, entry, layer, bake.score, Q)]
 
 
 def _whole(targets: FoldTargets, entry: LayerRope, layer: int, steps: tuple[FoldStep, ...], side: str) -> list[_Rows]:
     if not steps:
         return []
-    found = fold_rows(targets, entry, layer, steps, side, last=True)
-    return [_Rows(p.tensor, tuple(start + i for start in p.starts for i in range(p.width))) for p in found]
+    places = fold_rows(targets, entry, layer, steps, side, last=True)
+    return [_Rows(p.tensor, tuple(start + i for start in p.starts for i in range(p.width))) for p in places]
 
 
 def _of_heads(place: FoldRows, rotary_dim: int, part: str) -> tuple[int, ...]:
     inside = range(place.rotary, place.rotary + rotary_dim)
-    wanted = [i for i in range(place.width) if (i in inside) == (part == ROTARY)]
-    return tuple(start + i for start in place.starts for i in wanted)
+    channels = [i for i in range(place.width) if (i in inside) == (part == ROTARY)]
+    return tuple(start + i for start in place.starts for i in channels)

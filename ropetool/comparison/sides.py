@@ -1,6 +1,6 @@
-"""One of two checkpoints to compare, opened: what it says, what runtimes make of it, where its tensors are.
+"""Open a checkpoint for a comparison: its settings, the decoded tables, and the places of its tensors.
 
-Reads headers alone; knows both formats, and nothing of the other checkpoint.
+Reads only headers.
 """
 
 from __future__ import annotations
@@ -26,13 +26,17 @@ from ropetool.weights.opening import bakeable
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """A checkpoint with what runtimes make of it. targets: where its queries and keys are made, if that is known.
+    """A checkpoint with its decoded tables.
 
-    why_no_tensors: why only its config can be compared, or empty.
+    checkpoint: the checkpoint.
+    inspection: the result of `inspect`.
+    config_style: the style of its rope keys. "GGUF" for a GGUF file, and empty if the family is unknown.
+    targets: the tensors that produce queries and keys. None if they are unknown.
+    why_no_tensors: why only its config can be compared. Empty if its tensors can be, too.
     """
 
     checkpoint: Checkpoint
-    found: Inspection
+    inspection: Inspection
     config_style: str
     targets: FoldTargets | None
     why_no_tensors: str
@@ -51,42 +55,43 @@ class Opened:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Return the config of a directory, empty for a GGUF model."""
+        """Return the config of a directory. Empty for a GGUF file."""
         return self.checkpoint.config if isinstance(self.checkpoint, HfCheckpoint) else {}
 
     @property
     def values(self) -> Mapping[str, Value]:
-        """Return the keys of a GGUF model, empty for a directory."""
+        """Return the keys of a GGUF file. Empty for a directory."""
         return self.checkpoint.values if isinstance(self.checkpoint, GgufCheckpoint) else {}
 
     def reading(self, runtime: str) -> Decoded | None:
-        """Return what a runtime makes of it, None for one that reads another format."""
-        return self.found.readings.named(runtime)
+        """Return the table that a runtime decodes, or None if the runtime reads a different format."""
+        return self.inspection.readings.named(runtime)
 
 
 def opened(path: Path) -> Opened:
-    """Return a checkpoint opened for a comparison.
+    """Open a checkpoint for a comparison.
 
-    Raises: CheckpointError for what is none and for broken files, ConfigError for broken values of a known family.
+    Raises: CheckpointError if it is not a checkpoint or a file is broken. ConfigError for invalid values of a known
+      family.
     """
     checkpoint = open_checkpoint(path)
-    found = inspection.inspect_checkpoint(checkpoint)
+    inspected = inspection.inspect_checkpoint(checkpoint)
     if isinstance(checkpoint, GgufCheckpoint):
         why = "" if checkpoint.tensors else "contains no tensors"
-        return Opened(checkpoint, found, "GGUF", _known(checkpoint), why)
+        return Opened(checkpoint, inspected, "GGUF", _known(checkpoint), why)
     files = checkpoint.directory
     why = "contains a config but no weights" if files.config_only else ""
     if files.pickle_only:
         why = "stores its weights as pickles, which ropetool never loads"
-    if found.family is None:
-        return Opened(checkpoint, found, "", None, why)
-    known = style.read(checkpoint.config, found.family, checkpoint.where).style
+    if inspected.family is None:
+        return Opened(checkpoint, inspected, "", None, why)
+    config_style = style.read(checkpoint.config, inspected.family, checkpoint.where).style
     targets = _known(checkpoint) if files.weights else None
-    return Opened(checkpoint, found, known, targets, why)
+    return Opened(checkpoint, inspected, config_style, targets, why)
 
 
 def _known(checkpoint: Checkpoint) -> FoldTargets | None:
-    """Return where queries and keys are made, if that is known; without it, orders of rows are found by the rows alone."""
+    """Return the tensors that produce queries and keys, or None. Without them, only the rows show a permutation."""
     try:
         targets = bakeable(checkpoint).targets
         return targets if targets.steps else None

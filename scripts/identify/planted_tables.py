@@ -36,7 +36,7 @@ from model_server import Served, serving
 import ropetool
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.identify import prompts
-from ropetool.identify.asking import AS_MEANT, IdentifyOptions, Identified, identify
+from ropetool.identify.asking import AS_MEANT, Identified, IdentifyOptions, identify
 from ropetool.servers.http import Http
 from ropetool.servers.opening import open_server
 
