@@ -1,1 +1,1 @@
-"""The laboratory: features for research. The core loads them only by the names in `ropetool.registry`."""
+"""Research features. The core loads them only by the names in `ropetool.registry`."""

@@ -1,7 +1,7 @@
-"""Other people's tasks: the commands that run lm-evaluation-harness on both models, and its logs of every sample, compared.
+"""Compare the scores of two models in lm-evaluation-harness, from its logs, and print the commands that write the logs.
 
-Reads what `lm_eval run --log_samples` writes, one line a sample, and keeps of it scores and hashes alone. Computes no model and
-judges nothing. Source: EleutherAI/lm-evaluation-harness 0.4.13, lm_eval/evaluator.py and loggers/evaluation_tracker.py.
+Reads the output of `lm_eval run --log_samples`, one line per sample, and keeps only scores and hashes.
+Source: EleutherAI/lm-evaluation-harness 0.4.13, lm_eval/evaluator.py and loggers/evaluation_tracker.py.
 """
 
 from __future__ import annotations
@@ -46,15 +46,17 @@ EXACT, NUMERIC, UNPAIRED = "exact", "numeric", "unpaired"
 
 @dataclass(frozen=True)
 class HarnessScore:
-    """One metric of a task of lm-evaluation-harness, for both models. Scores are parts of a full score.
+    """One metric of a task of lm-evaluation-harness, for both models. Scores are shares of a full score.
 
+    task, metric: the harness's names.
     filter: the harness's name for its way to extract answers from generated text.
     samples: the number of the target's samples.
     own, score: of the baseline and of the target.
     difference: the gain of the target. It is positive for a better target, also if a lower score is better.
     lower, upper: bounds of the true difference, with 95 % confidence each.
     kind: pairs of right and wrong answers, pairs of numbers, or unpaired.
-    verdict: `worse` if the loss exceeds the limit of the grade with confidence over all scores together, `no worse` if the
+    verdict: `worse` if the loss exceeds the limit of the grade with confidence over all scores together, `no worse` if
+      the
       lower bound is within the limit, else `undecided`. `not judged` if the samples are too few.
     """
 
@@ -73,14 +75,18 @@ class HarnessScore:
 
 @dataclass(frozen=True)
 class HarnessResult:
-    """What other people's tasks gave. note: which metrics are left out."""
+    """The scores of both models in lm-evaluation-harness.
+
+    scores: a score per task, metric and filter.
+    note: the metrics that are left out, or an empty string.
+    """
 
     scores: tuple[HarnessScore, ...]
     note: str
 
 
 WHERE = "--lm-eval"
-# Choices and an answer in words, within the trained length.
+# Three tasks with choices and one with an answer in words. All fit into the trained length.
 SHORT_TASKS = ("hellaswag", "arc_challenge", "winogrande", "gsm8k")
 LONG_TASKS = "ruler"
 FILE = re.compile(r"samples_(.+)_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.jsonl")
@@ -102,13 +108,13 @@ FALLING = {
 }
 LINE = 256 * 2**20  # bytes; a prompt of a million tokens takes 6 MB, and is logged twice
 RESULTS = 64 * 2**20
-FEWEST = 8  # samples, or documents, below which nothing is said
-LEFT_OUT = -1.0  # RULER's tasks give every length of theirs a metric, and this to those that a sample has not
+FEWEST = 8  # samples or documents that a verdict needs
+LEFT_OUT = -1.0  # a sample of RULER has a metric per length, with this value for all lengths but its own
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """A score, and the hashes of what was asked and in which words; empty where the log has none."""
+    """A score, and the hashes of the document and the prompt. A hash is empty if the log does not contain it."""
 
     score: float
     document: str
@@ -117,7 +123,7 @@ class _Sample:
 
 @dataclass(frozen=True)
 class _Log:
-    """A log of samples, with the task and the time in its name."""
+    """A log of samples, and the task and the time in its name."""
 
     path: Path
     task: str
@@ -136,9 +142,11 @@ _Key = tuple[str, str, str]  # task, metric and filter
 
 
 def command_lines(target: Path, baseline: Path, folder: Path, trained_length: int, context_length: int) -> list[str]:
-    """Return the commands whose logs `compared` reads: short tasks, RULER at the trained length, for the target beyond it too.
+    """Return the commands that write the logs: short tasks, RULER at the trained length, and RULER beyond it.
 
-    The last is a run of its own: RULER draws its samples one after the other, so more lengths would make other samples.
+    Only the target runs RULER beyond the trained length. RULER draws its samples one after the other, so a run with
+    more
+    lengths has different samples. So the longer lengths get a separate run.
     """
     longer = [trained_length]
     while longer[-1] < context_length:
@@ -165,14 +173,14 @@ def command_lines(target: Path, baseline: Path, folder: Path, trained_length: in
 
 
 def has_logs(folder: Path) -> bool:
-    """Return whether there is a log of samples for either model."""
+    """Return whether either model has a log of samples."""
     return any(_logs(folder / role) for role in (TARGET, BASELINE))
 
 
 def lm_eval_lines(
     target: str | Path, folder: Path, *, baseline: str | Path | None = None, trained_length: int | None = None
 ) -> list[str]:
-    """Return the commands of lm-evaluation-harness whose logs `verify_checkpoint` reads; none where there are logs.
+    """Return the commands that write the logs that `verify_checkpoint` reads. Empty if there are logs already.
 
     Raises: CheckpointError, ConfigError.
     """
@@ -195,7 +203,7 @@ def lm_eval_result(folder: Path, target: Path, original: Checkpoint | None, max_
 
 
 def _needed(original: Checkpoint | None) -> Checkpoint:
-    """Return the baseline. Raises: ConfigError without one."""
+    """Return the baseline. Raises: ConfigError if it is None."""
     if original is None:
         raise ConfigError(
             "comparing its scores needs a baseline",
@@ -206,20 +214,20 @@ def _needed(original: Checkpoint | None) -> Checkpoint:
 
 
 def compared(folder: Path, target: Path, baseline: Path, max_lost: float) -> HarnessResult:
-    """Return each task, metric and filter with the scores of both models and the bounds of their difference.
+    """Return the scores of both models for each task, metric and filter, with bounds of their difference.
 
-    Samples are paired by their numbers. Lengths of RULER that the target alone has are held against the baseline's shortest one,
-    unpaired. max_lost: of a full score, by which one is worse; by Holm's rule over all of them.
-
-    Raises: ConfigError for logs that are missing, broken, of other models, or of other documents and prompts.
+    Samples are paired by their numbers. If only the target has a length of RULER, it is compared with the baseline's
+    shortest length, unpaired.
+    max_lost: the largest allowed loss, as a share of a full score. Holm's rule corrects for the number of scores.
+    Raises: ConfigError if logs are missing or broken, or belong to different models, documents or prompts.
     """
     ours, theirs = _read(folder / TARGET, target), _read(folder / BASELINE, baseline)
     for here, there, role in ((ours, theirs, TARGET), (theirs, ours, BASELINE)):
-        alone = [key for key in here if key not in there and not (role == TARGET and _own_length(key, there))]
-        if alone:
-            task, metric, _ = alone[0]
+        unmatched = [key for key in here if key not in there and not (role == TARGET and _own_length(key, there))]
+        if unmatched:
+            task, metric, _ = unmatched[0]
             raise _refusal(
-                here[alone[0]].path, f"only the {role} has {metric} of {task}; both models need the same scores"
+                here[unmatched[0]].path, f"only the {role} has {metric} of {task}; both models need the same scores"
             )
     falling = _falling(folder)
     scores: list[tuple[HarnessScore, float]] = []
@@ -255,28 +263,28 @@ def compared(folder: Path, target: Path, baseline: Path, max_lost: float) -> Har
 def _logs(folder: Path) -> list[_Log]:
     """Return the logs of samples, old ones first."""
     paths = folder.rglob("samples_*.jsonl") if folder.is_dir() else ()
-    logs = [_Log(path, found[1], found[2]) for path in paths if (found := FILE.fullmatch(path.name))]
+    logs = [_Log(path, match[1], match[2]) for path in paths if (match := FILE.fullmatch(path.name))]
     return sorted(logs, key=lambda log: (log.time, log.path))
 
 
 def _read(folder: Path, model: Path) -> dict[_Key, _Series]:
-    """Return all series of a model; of one that several runs have, the newest run's."""
-    found: dict[_Key, _Series] = {}
+    """Return all series of a model. If several runs have the same series, return the newest."""
+    series: dict[_Key, _Series] = {}
     logs = _logs(folder)
     for log in logs:
         _check_model(log, model)
-        found.update({key: _Series(log.path, samples) for key, samples in _samples(log).items()})
+        series.update({key: _Series(log.path, samples) for key, samples in _samples(log).items()})
     if not logs:
         raise _refusal(
             folder,
             "no log of samples (samples_TASK_TIME.jsonl) in this folder",
             "lm_eval run --log_samples --output_path DIR",
         )
-    return found
+    return series
 
 
 def _check_model(log: _Log, model: Path) -> None:
-    """Raise ConfigError where the results beside a log name another model that is on this machine."""
+    """Raise ConfigError if the results next to a log name a different model that is on this machine."""
     results = log.path.with_name(f"results_{log.time}.json")
     named = Path(str(_results(results).get("model_name", "")))
     ours = {model.resolve(), *([] if model.is_dir() else [model.parent.resolve()])}
@@ -285,46 +293,46 @@ def _check_model(log: _Log, model: Path) -> None:
 
 
 def _results(path: Path) -> Mapping[str, Any]:
-    """Return what lm_eval says of a run; empty where it is not there or not JSON, for it only tells more."""
+    """Return the results file of a run. Empty if it is missing or not JSON, because it is optional."""
     if not path.is_file() or path.stat().st_size > RESULTS:
         return {}
     try:
         with open_regular(path) as file:
-            found = json.load(file)
+            content = json.load(file)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _falling(folder: Path) -> dict[tuple[str, str], bool]:
-    """Return which metrics are better when they are lower, as the results say."""
-    found = {}
+    """Return whether a lower value is better, for each task and metric in the results files."""
+    lower_is_better = {}
     for path in sorted(folder.rglob("results_*.json")):
-        stated = _results(path).get("higher_is_better")
-        for task, metrics in stated.items() if isinstance(stated, dict) else ():
+        by_task = _results(path).get("higher_is_better")
+        for task, metrics in by_task.items() if isinstance(by_task, dict) else ():
             for metric, higher in metrics.items() if isinstance(metrics, dict) else ():
                 if isinstance(higher, bool):
-                    found[str(task), str(metric)] = not higher
-    return found
+                    lower_is_better[str(task), str(metric)] = not higher
+    return lower_is_better
 
 
 def _samples(log: _Log) -> dict[_Key, dict[str, _Sample]]:
-    found: dict[_Key, dict[str, _Sample]] = {}
+    series: dict[_Key, dict[str, _Sample]] = {}
     seen: set[tuple[str, str]] = set()
-    for at_line, line in enumerate(_lines(log.path), 1):
-        sample = _sample(line, f"{log.path}:{at_line}")
-        at, chosen = str(sample["doc_id"]), str(sample.get("filter", "none"))
-        if (at, chosen) in seen:
-            raise _refusal(log.path, f"sample {at} occurs twice; the log must contain only one run")
-        seen.add((at, chosen))
+    for line_number, line in enumerate(_lines(log.path), 1):
+        sample = _sample(line, f"{log.path}:{line_number}")
+        sample_id, filter_name = str(sample["doc_id"]), str(sample.get("filter", "none"))
+        if (sample_id, filter_name) in seen:
+            raise _refusal(log.path, f"sample {sample_id} occurs twice; the log must contain only one run")
+        seen.add((sample_id, filter_name))
         hashes = [str(sample.get(name, "")) for name in ("doc_hash", "prompt_hash")]
-        listed = sample.get("metrics")
-        for name in map(str, listed if isinstance(listed, list) else sorted(sample.keys() - NOT_SCORES)):
+        metrics = sample.get("metrics")
+        for name in map(str, metrics if isinstance(metrics, list) else sorted(sample.keys() - NOT_SCORES)):
             value = sample.get(name)
             left_out = name.isdigit() and value == LEFT_OUT
             if isinstance(value, (bool, int, float)) and math.isfinite(value) and not left_out:
-                found.setdefault((log.task, name, chosen), {})[at] = _Sample(float(value), *hashes)
-    return found
+                series.setdefault((log.task, name, filter_name), {})[sample_id] = _Sample(float(value), *hashes)
+    return series
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -338,29 +346,32 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _sample(line: bytes, where: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(line)
+        sample = json.loads(line)
     except (ValueError, RecursionError):
         raise _refusal(where, "the line is not JSON, so it is not a log of samples") from None
-    if not isinstance(found, dict) or not isinstance(found.get("doc_id"), (int, str)):
+    if not isinstance(sample, dict) or not isinstance(sample.get("doc_id"), (int, str)):
         raise _refusal(where, "the line has no doc_id, so it is not a sample of lm-evaluation-harness")
-    return found
+    return sample
 
 
 def _check_alike(task: str, ours: _Series, theirs: _Series) -> None:
-    """Raise ConfigError unless both have the same samples, of the same documents, asked for in the same words."""
+    """Raise ConfigError unless both have the same samples, with the same documents and prompts."""
     for here, there, role in ((ours, theirs, TARGET), (theirs, ours, BASELINE)):
-        alone = sorted(here.samples.keys() - there.samples.keys(), key=lambda at: (len(at), at))
-        if alone:
+        unmatched = sorted(
+            here.samples.keys() - there.samples.keys(), key=lambda sample_id: (len(sample_id), sample_id)
+        )
+        if unmatched:
             raise _refusal(
-                here.path, f"only the log of the {role} contains {len(alone)} samples of {task}, first {alone[0]}"
+                here.path,
+                f"only the log of the {role} contains {len(unmatched)} samples of {task}, first {unmatched[0]}",
             )
-    for at, sample in ours.samples.items():
-        other = theirs.samples[at]
+    for sample_id, sample in ours.samples.items():
+        other = theirs.samples[sample_id]
         pairs = {"document": (sample.document, other.document), "prompt": (sample.prompt, other.prompt)}
         changed = [what for what, hashes in pairs.items() if all(hashes) and hashes[0] != hashes[1]]
         if changed:
-            said = f"the {changed[0]} of sample {at} of {task} differs from the log of the baseline, {theirs.path.name}"
-            raise _refusal(ours.path, said)
+            problem = f"the {changed[0]} of sample {sample_id} of {task} differs from the log of the baseline, {theirs.path.name}"
+            raise _refusal(ours.path, problem)
 
 
 # --- comparing
@@ -374,7 +385,7 @@ def _score(
     falling: bool,
     max_lost: float,
 ) -> tuple[HarnessScore, float] | None:
-    """Return one metric of a task, and the p value of a loss of no more than is allowed; None where its scale is not known."""
+    """Return a metric of a task, and the p-value of a loss within the limit. None if the scale is unknown."""
     here = np.array([sample.score for sample in ours.values()])
     there = np.array([theirs[at].score for at in ours] if paired else [sample.score for sample in theirs.values()])
     scale = _scale(np.concatenate([here, there]))
@@ -394,8 +405,8 @@ def _score(
         documents = [sample.document or at for at, sample in ours.items()]
         numbers = {document: index for index, document in enumerate(dict.fromkeys(documents))}
         few = len(numbers) < FEWEST
-        found = clustered(sign * (here - there), [numbers[document] for document in documents])
-        lower, upper, chance = lower_bound(found), upper_bound(found), chance_of_more(found, -max_lost)
+        difference = clustered(sign * (here - there), [numbers[document] for document in documents])
+        lower, upper, chance = lower_bound(difference), upper_bound(difference), chance_of_more(difference, -max_lost)
     scored = HarnessScore(
         *key, len(here), float(there.mean()), float(here.mean()), sign * float(here.mean() - there.mean()),
         lower, upper, UNPAIRED if not paired else EXACT if exact else NUMERIC, NOT_JUDGED if few else "",
@@ -404,26 +415,30 @@ def _score(
 
 
 def _length(key: _Key) -> int:
-    """Return the length that a metric of RULER is of; 0 of any other."""
+    """Return the length of a metric of RULER in tokens, or 0 for any other metric."""
     return int(key[1]) if key[1].isdigit() else 0
 
 
 def _own_length(key: _Key, theirs: Mapping[_Key, _Series]) -> list[_Key]:
-    """Return the baseline's shortest length of the same task of RULER, where it has none as long."""
+    """Return the baseline's shortest length of the same task of RULER that is shorter than this length.
+
+    Empty or one key.
+    """
     shorter = [other for other in theirs if other[::2] == key[::2] and 0 < _length(other) < _length(key)]
     return sorted(shorter, key=_length)[:1]
 
 
 def _scale(values: Array) -> float | None:
-    """Return what a full score is: 1, or 100 where there are scores above 1; None for no scores, or another scale."""
+    """Return the full score: 1, or 100 if a score exceeds 1. None without scores, or for a different scale."""
     if not len(values) or values.min() < 0 or values.max() > 100:
         return None
     return 1.0 if values.max() <= 1 else 100.0
 
 
 def _unpaired(here: Array, there: Array, max_lost: float) -> tuple[float, float, float]:
-    """Return the bounds of the difference of two means of scores from 0 to 1, and the p value; one of each added to both sides.
+    """Return the bounds of the difference of two means of scores from 0 to 1, and the p-value.
 
+    Adds a score of 0 and a score of 1 to each side.
     Source: Agresti and Caffo, The American Statistician 54 (2000) 280.
     """
     sides = [np.append(values, (0.0, 1.0)) for values in (here, there)]
@@ -443,40 +458,43 @@ def _refusal(where: Path | str, sentence: str, step: str = "") -> ConfigError:
     return ConfigError(f"{where}: {sentence}", where=WHERE, try_=step)
 
 
-def lm_eval_check(found: HarnessResult, grade: Grade) -> Check:
-    """Return whether other people's tasks lose no more than the grade allows, each by its own bounds."""
+def lm_eval_check(result: HarnessResult, grade: Grade) -> Check:
+    """Return the check that no score falls by more than the grade allows, by the bounds of each score."""
     name, limit = "lm-eval", -grade.max_lost
-    judged = [score for score in found.scores if score.verdict != NOT_JUDGED]
+    judged = [score for score in result.scores if score.verdict != NOT_JUDGED]
     if not judged:
         return Check(name, None, limit, NOT_RUN, "all scores have too few samples")
     worse = [score for score in judged if score.verdict == WORSE]
     unsure = [score for score in judged if score.verdict == UNDECIDED]
-    at = min(worse or judged, key=lambda score: score.lower)
-    told = f"lowest 95 % lower bound of {len(judged)} gains: {at.task}, {at.metric}"
+    first = min(worse or judged, key=lambda score: score.lower)
+    detail = f"lowest 95 % lower bound of {len(judged)} gains: {first.task}, {first.metric}"
     if worse:
-        told = f"95 % upper bound of the gain in {at.task}, {at.metric}; {len(worse)} of {len(judged)} scores are significantly worse"
-        return Check(name, at.upper, limit, FAIL, told)
+        detail = (
+            f"95 % upper bound of the gain in {first.task}, {first.metric}; "
+            f"{len(worse)} of {len(judged)} scores are significantly worse"
+        )
+        return Check(name, first.upper, limit, FAIL, detail)
     if unsure and grade.reads_far:
         names = ", ".join(dict.fromkeys(score.task for score in unsure))
-        return Check(name, at.lower, limit, UNDECIDED, f"{told}; more samples can decide {names}")
-    return Check(name, at.lower, limit, PASS, f"{told}; not significantly worse" if unsure else told)
+        return Check(name, first.lower, limit, UNDECIDED, f"{detail}; more samples can decide {names}")
+    return Check(name, first.lower, limit, PASS, f"{detail}; not significantly worse" if unsure else detail)
 
 
-def lm_eval_section(found: HarnessResult) -> Section:
-    """Return what lm-evaluation-harness logged of both models, task by task."""
+def lm_eval_section(result: HarnessResult) -> Section:
+    """Return the report section with the scores of both models."""
     rows = tuple(
         row(
             score.task, f"{score.metric}{'' if score.filter == 'none' else f', {score.filter}'}", str(score.samples),
             number(score.own), number(score.score), f"{score.difference:+.3f}", f"{score.lower:+.3f}..{score.upper:+.3f}",
             score.kind, Cell(score.verdict, TONES[score.verdict]),
         )
-        for score in found.scores
+        for score in result.scores
     )  # fmt: skip
     legend = (
         ("own", "share of the full score that the baseline reaches; score: the same for the target"),
         ("gain", "improvement from baseline to target, paired by sample, with 95 % bounds"),
         ("kind", "exact: right or wrong; numeric: by documents; unpaired: the baseline was measured only at its own length"),
     )  # fmt: skip
-    notes = (found.note,) if found.note else ()
+    notes = (result.note,) if result.note else ()
     head = ("task", "metric", "samples", "own", "score", "gain", "95 % bounds", "kind", "verdict")
     return Section("lm-eval", "Tasks of lm-evaluation-harness", Table(head, rows, words=(0, 1, 7)), legend, notes)

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Count how often `tune` claims a gain where there is none, and write it to tests/choosing/tune_noise.json.
 
-The whole search and the judgement, on losses that are drawn: documents, segments and tokens differ as real ones do, and each point
+The whole search and the judgement, on losses that are drawn: documents, segments and tokens differ as real ones do, and
+  each point
 differs from the default by document, at random and by nothing on the whole. No model, no network; a minute of one core.
 
     scripts/tune/tune_noise.py              2,000 seeds of each design, written
@@ -24,7 +25,7 @@ import numpy.typing as npt
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from ropetool.lab.tuning.figures import Bounds, Documents, Figures
+from ropetool.lab.tuning.figures import AllowedLoss, Documents, PointLosses
 from ropetool.lab.tuning.judging import ERROR, GAIN, judge
 from ropetool.lab.tuning.searching import STAGES, Score, Vector, search
 from ropetool.verification.statistics import wilson
@@ -59,11 +60,14 @@ DESIGNS: dict[str, tuple[Effects, tuple[int, int, int], bool]] = {
 
 
 def around(count: int, trials: int) -> npt.NDArray[np.int64]:
-    """Return the document that stands around each answer, which is drawn and the same for all points. Shapes: (trials,)."""
+    """Return the document that stands around each answer, which is drawn and the same for all points.
+
+    Shapes: (trials,).
+    """
     return np.random.default_rng(count).integers(count, size=trials)
 
 
-def drawn(rng: np.random.Generator, effects: Effects, size: tuple[int, int, int], aside: bool) -> Figures:
+def drawn(rng: np.random.Generator, effects: Effects, size: tuple[int, int, int], aside: bool) -> PointLosses:
     """Return the losses of a point, of which the mean over all documents there are is 0."""
     count, segments, trials = size
     documents = np.arange(segments) % count
@@ -75,7 +79,7 @@ def drawn(rng: np.random.Generator, effects: Effects, size: tuple[int, int, int]
 
     answers = AROUND * shift[around(count, trials)] + rng.normal(0, ANSWER, trials)
     asked = trials if aside else 0
-    return Figures(
+    return PointLosses(
         rows(SCORED), {512: rows(SCORED), 1024: rows(SCORED)}, rows(PASSAGE)[: segments if aside else 0],
         answers[:asked], rng.random(asked) < 0.5,
     )  # fmt: skip
@@ -88,21 +92,21 @@ def claims(design: str, seed: int, *, leak: bool = False) -> bool:
     """
     effects, unseen, aside = DESIGNS[design]
     # Of the means, for no bound is to decide.
-    bounds, source = Bounds(math.inf, True, 1.0), np.zeros((SEARCHED[1], SCORED))
-    made: dict[bytes, Figures] = {}
+    bounds, source = AllowedLoss(math.inf, True, 1.0), np.zeros((SEARCHED[1], SCORED))
+    made: dict[bytes, PointLosses] = {}
 
-    def figures(vector: Vector) -> Figures:
+    def figures(vector: Vector) -> PointLosses:
         key = b"" if vector is None else vector.tobytes()
         if key not in made:
             made[key] = drawn(np.random.default_rng([seed, len(made)]), effects, SEARCHED, aside)
         return made[key]
 
-    def cut(found: Figures, share: float) -> Figures:
+    def cut(found: PointLosses, share: float) -> PointLosses:
         rows = round(share * SEARCHED[1])
         trials = round(share * len(found.answers))
-        return Figures(
+        return PointLosses(
             found.within[:rows], {length: losses[:rows] for length, losses in found.text.items()}, found.copies[:rows],
-            found.answers[:trials], found.found[:trials],
+            found.answers[:trials], found.correct[:trials],
         )  # fmt: skip
 
     def evaluate(vectors: Sequence[Vector], stage: int) -> list[Score]:

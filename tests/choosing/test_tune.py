@@ -17,7 +17,7 @@ from verification.conftest import make_text, write_model, write_tokenizer
 import ropetool
 from ropetool.errors import ConfigError, RopetoolError
 from ropetool.lab.tuning import material, tuning
-from ropetool.lab.tuning.figures import Figures
+from ropetool.lab.tuning.figures import PointLosses
 from ropetool.lab.tuning.material import Amounts, split
 from ropetool.lab.tuning.planning import identity
 from ropetool.lab.tuning.results import TuneResult
@@ -101,9 +101,9 @@ def _within(piece: Sequence[int], text: Sequence[int]) -> bool:
 
 def test_the_judgement_asks_other_keys_than_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the demo, whose vocabulary has the words that keys are made of."""
-    made: list[material.Material] = []
+    made: list[material.TuningRows] = []
 
-    def kept(*args: Any) -> material.Material:
+    def kept(*args: Any) -> material.TuningRows:
         made.append(material.prepare(*args))
         return made[-1]
 
@@ -223,7 +223,7 @@ def test_figures_are_of_the_rows_that_they_say(source: Path) -> None:
     rng = np.random.default_rng(0)
     text = {128: rng.random((4, 3)), 256: rng.random((6, 3))}
     copies, answers = rng.random((5, 2)), rng.random(7)
-    found = Figures(rng.random((6, 3)), text, copies, answers, answers > 0.5)
+    found = PointLosses(rng.random((6, 3)), text, copies, answers, answers > 0.5)
     first = np.concatenate([text[128], text[256][:4]])
     assert found.objective == pytest.approx(first.mean() + 0.1 * copies.mean() + 0.03 * answers.mean())
     assert found.retrieved == pytest.approx(sum(value > 0.5 for value in answers) / 7)

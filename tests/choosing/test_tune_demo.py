@@ -15,8 +15,8 @@ from loading import script
 import ropetool
 from ropetool.lab.tuning import tuning
 from ropetool.lab.tuning.judging import ERROR, LEAST
-from ropetool.lab.tuning.material import Material
-from ropetool.lab.tuning.searching import Searched
+from ropetool.lab.tuning.material import TuningRows
+from ropetool.lab.tuning.searching import SearchState
 from ropetool.lab.tuning.spaces import SPACES
 from ropetool.verification.results import Estimate
 from ropetool.verification.scoring import ignore
@@ -115,10 +115,10 @@ def test_the_record_is_of_this_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same documents, and the default's loss of text on those that are judged on; no clock is asked."""
     entry, found = RECORD["512 yarn"], {}
 
-    def begun(self: Any, *_: object) -> Searched:
-        return Searched(self.task.space.starts(self.task.ground)[1], 0, ())
+    def begun(self: Any, *_: object) -> SearchState:
+        return SearchState(self.task.space.starts(self.task.ground)[1], 0, ())
 
-    def judged(self: Any, material: Material, *_: object) -> None:
+    def judged(self: Any, material: TuningRows, *_: object) -> None:
         planner, nested = self.task.planner, self.task.source.checkpoint.family.nested
         view = planner.view(self.runner, planner.default, nested)
         losses = material._text(view, 512, 1.0, ignore)

@@ -13,7 +13,7 @@ from choosing.tuned_sample import DEMO, DOCUMENTS, figures, sample
 from making import run
 
 from ropetool.lab.tuning import tuning
-from ropetool.lab.tuning.figures import Bounds, Documents
+from ropetool.lab.tuning.figures import AllowedLoss, Documents
 from ropetool.lab.tuning.judging import judge
 from ropetool.lab.tuning.report import tune_json, tune_text, write_report
 from ropetool.plans.plan import Plan
@@ -41,7 +41,7 @@ def test_answers_of_one_document_do_not_count_as_so_many() -> None:
     better = replace(same, answers=same.answers - np.repeat([0.5, 0.1], 5))
     for documents, sure in (range(10), True), ([0] * 5 + [1] * 5, False):
         of = Documents(DOCUMENTS, DOCUMENTS, DOCUMENTS, documents)
-        answers = judge(same, better, same.within, of, Bounds(1.0, True, 0.1)).parts[2]
+        answers = judge(same, better, same.within, of, AllowedLoss(1.0, True, 0.1)).parts[2]
         assert (answers.name, answers.better) == ("answers", sure)
         assert answers.difference.mean == pytest.approx(-0.3)
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from ropetool.lab.yardsticks import blocked, pairs
-from ropetool.lab.yardsticks.pairs import Pairs
+from ropetool.lab.yardsticks.pairs import Bands
 
 torch = pytest.importorskip("torch")
 
@@ -83,7 +83,7 @@ def turned(states: Floats, positions: Floats) -> Floats:
 
 
 def by_blocks(
-    q: Floats, k: Floats, v: Floats, rule: Pairs, softcap: float | None = None, sinks: Floats | None = None
+    q: Floats, k: Floats, v: Floats, rule: Bands, softcap: float | None = None, sinks: Floats | None = None
 ) -> Floats:
     """Return attention of one text as the yardstick computes it."""
     places = np.arange(q.shape[1], dtype=np.float64)

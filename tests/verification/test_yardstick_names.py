@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ropetool.errors import ConfigError
-from ropetool.lab.yardsticks.named import KINDS, parse, yardsticks_named
+from ropetool.lab.yardsticks.named import VARIANTS, parse, yardsticks_named
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_list_is_cut_between_yardsticks_alone() -> None:
 
 
 def test_defaults_of_every_yardstick_are_its_own_parameters() -> None:
-    for name, kind in KINDS.items():
+    for name, kind in VARIANTS.items():
         numbers = kind.defaults(256, 4096)
         assert len(numbers) == len(kind.parameters)
         assert parse(name, 256, 4096).name.startswith(name)
@@ -74,4 +74,4 @@ def test_a_window_of_the_trained_length_is_no_wider_than_it() -> None:
 
 def test_who_else_runs_one_is_said_with_its_flags() -> None:
     assert "llama-completion --grp-attn-n 8 --grp-attn-w 64 " in parse("self-extend(8,70)", 256, 4096).served
-    assert [name for name in KINDS if parse(name, 256, 4096).served] == ["self-extend"]
+    assert [name for name in VARIANTS if parse(name, 256, 4096).served] == ["self-extend"]

@@ -1,1 +1,1 @@
-"""Measures for research, one file each, found by discovery."""
+"""Measures for research, a file per measure. ropetool discovers them."""

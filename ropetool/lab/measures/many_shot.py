@@ -1,4 +1,4 @@
-"""Many-shot learning in context: words have arbitrary labels, and the end asks for the label of one word.
+"""Many-shot learning in context: words have arbitrary labels, and the question at the end is the label of one word.
 
 A shorter row is the end of a longer row, so a longer one only has more examples.
 Source: Agarwal et al., Many-shot in-context learning, arXiv 2404.11018.
@@ -33,10 +33,10 @@ from ropetool.verification.statistics import (
 NAME = "many-shot"
 LABELS = 4
 TRIALS = 4  # for each trial of retrieval at a depth
-MOST_WORDS = 128  # that have labels
+MOST_WORDS = 128  # with a label
 FEWEST_WORDS = 12
-SEEN = 2  # words for each shot that the trained length holds, so that more shots have more to say
-TEXT = 1.0  # of other text between shots, at least, as a part of a shot
+SEEN = 2  # words per shot within the trained length, so that more shots show more words
+TEXT = 1.0  # the smallest amount of other text between shots, as a multiple of a shot
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,11 @@ class Lesson:
 class ManyShotLength:
     """The loss of the label at one length, in nats among four labels.
 
+    length: the length in tokens.
+    shots: the number of examples.
     seen: the share of trials whose word is among the examples.
     hits: how often the right label was the most likely.
+    loss: the loss.
     gain: the loss with the examples of the trained length minus the loss here, paired. The first is the baseline's if
       there is one. None if nothing is judged.
     verdict: `better` or `worse` if this is sure over all lengths together, else `undecided`.
@@ -74,7 +77,13 @@ class ManyShotLength:
 
 @dataclass(frozen=True)
 class ManyShotResult:
-    """Many-shot learning in context. own: the loss with the examples that the trained length holds, or None."""
+    """The result of many-shot learning in context.
+
+    trials: the number of trials.
+    own: the loss with the examples that fit into the trained length. None if it was not measured.
+    lengths: the result of each length.
+    note: why there is no verdict. Empty if there is one.
+    """
 
     trials: int
     own: Estimate | None
@@ -84,7 +93,7 @@ class ManyShotResult:
 
 @dataclass(frozen=True)
 class ManyShot:
-    """The lessons, whose ends are the rows of each length; the baseline gets those of the trained length.
+    """The lessons. The row of a length is the end of each lesson. The baseline gets the rows of the trained length.
 
     step: tokens from one shot to the next.
     """
@@ -101,22 +110,22 @@ class ManyShot:
         return {length: len(self.lessons) for length in self._lengths(role)}
 
     def run(self, runner: Runner, role: str, done: Done) -> Mapping[int, Array]:
-        """Return by length what the right label costs among the labels, in nats, and whether it was the likeliest.
+        """Return by length the loss of the right label among the labels in nats, and a 1 if it was the likeliest label.
 
         Shapes: (2, lessons).
         """
         labels = [lesson.labels for lesson in self.lessons]
-        found = {}
+        by_length = {}
         for length in self._lengths(role):
             rows = [(*self.prefix, *lesson.row[-self._room(length) :]) for lesson in self.lessons]
             logits = runner.predict(rows, labels, done).log_probs
             top = logits.max(axis=1)
             losses = top + np.log(np.exp(logits - top[:, None]).sum(axis=1)) - logits[:, -1]
-            found[length] = np.stack([losses, logits.argmax(axis=1) == LABELS - 1])
-        return found
+            by_length[length] = np.stack([losses, logits.argmax(axis=1) == LABELS - 1])
+        return by_length
 
     def result(self, target: Mapping[int, Array], baseline: Mapping[int, Array] | None) -> ManyShotResult:
-        """Return the loss of the label at each length, and its gain over the trained length's shots alone."""
+        """Return the loss of the label at each length, and the gain over the shots within the trained length."""
         own = (target if baseline is None else baseline).get(self.trained_length)
         if own is None:
             return ManyShotResult(0, None, (), self.note)
@@ -134,8 +143,8 @@ class ManyShot:
         gains = {} if note else {n: paired_difference(own[0], target[n][0], trials) for n in compared}
         better = rejected([chance_of_less(gain, 0.0) for gain in gains.values()])
         worse = rejected([chance_of_more(gain, 0.0) for gain in gains.values()])
-        said = [BETTER if up else WORSE if down else UNDECIDED for up, down in zip(better, worse, strict=True)]
-        verdicts = dict(zip(gains, said, strict=True))
+        words = [BETTER if up else WORSE if down else UNDECIDED for up, down in zip(better, worse, strict=True)]
+        verdicts = dict(zip(gains, words, strict=True))
         lengths = tuple(
             ManyShotLength(
                 n, self._room(n) // self.step, float(self._seen(n).mean()), int(target[n][1].sum()),
@@ -152,7 +161,7 @@ class ManyShot:
         return length - len(self.prefix)
 
     def _seen(self, length: int) -> Array:
-        """Return of which lessons a row of this length shows the word that is asked for."""
+        """Return for each lesson whether a row of this length contains an example of the requested word."""
         return np.array(
             [any(at >= len(lesson.row) - self._room(length) for at in lesson.seen) for lesson in self.lessons]
         )
@@ -172,18 +181,18 @@ def prepare_many_shot(
     Raises: ConfigError if there is no text.
     """
     tokens = single_tokens(tokenize)
-    wanted = tuple(n for n in sorted({trained_length, *lengths}) if trained_length <= n <= max(lengths))
+    measured = tuple(n for n in sorted({trained_length, *lengths}) if trained_length <= n <= max(lengths))
     size = len(tokenize(PAIR.format("it", "it")))
     shots = int(min(MOST_WORDS / SEEN, trained_length / (size * (1 + TEXT)), (len(tokens) - LABELS) / SEEN))
-    if shots * SEEN < FEWEST_WORDS or not wanted:
+    if shots * SEEN < FEWEST_WORDS or not measured:
         few = f"only {SEEN * max(0, shots)} words of one token fit, and {FEWEST_WORDS} are needed"
         return ManyShot((), (), corpus.prefix, trained_length, 1, few)
     step = trained_length // shots
     lessons = tuple(
-        _lesson(corpus, tokenize, tokens, wanted[-1] - len(corpus.prefix), shots * SEEN, step, random.Random(f"{seed} {NAME} {trial}"))
+        _lesson(corpus, tokenize, tokens, measured[-1] - len(corpus.prefix), shots * SEEN, step, random.Random(f"{seed} {NAME} {trial}"))
         for trial in range(trials)
     )  # fmt: skip
-    return ManyShot(lessons, wanted, corpus.prefix, trained_length, step, "")
+    return ManyShot(lessons, measured, corpus.prefix, trained_length, step, "")
 
 
 def _lesson(
@@ -195,47 +204,47 @@ def _lesson(
     step: int,
     rng: random.Random,
 ) -> Lesson:
-    """Return a row of `room` tokens: shots of `count` words with one of four labels each, other text between them."""
+    """Return a row of `room` tokens: shots of `count` words with one of four labels, and other text between them."""
     chosen = rng.sample(list(tokens), count + LABELS)
     words, labels = chosen[:count], chosen[count:]
-    asked = rng.choice(words)
+    tested = rng.choice(words)
     of_words = dict(zip(words, labels * count, strict=False))
-    question = tokenize(ASKED.format(asked))
+    question = tokenize(ASKED.format(tested))
     filler = text_of_others(corpus, None, room, rng, {tokens[word] for word in chosen})
     row, seen = question, []
     while len(row) < room:
         word = rng.choice(words)
         shot = tokenize(PAIR.format(word, of_words[word]))
-        if word == asked:
+        if word == tested:
             seen.append(room - len(row) - len(shot))
         between = max(0, step - len(shot))
         row = [*filler[len(row) : len(row) + between], *shot, *row]
-    right = of_words[asked]
+    right = of_words[tested]
     ordered = (*(tokens[label] for label in labels if label != right), tokens[right])
     return Lesson(tuple(row[-room:]), ordered, tuple(at for at in seen if at >= 0))
 
 
-def many_shot_check(found: ManyShotResult) -> Check:
-    """Return the line on learning from the shots of the longest length, which informs."""
+def many_shot_check(result: ManyShotResult) -> Check:
+    """Return the check on the gain from the shots of the longest length. It only informs."""
     name = "many-shot"
-    last = found.lengths[-1] if found.lengths else None
+    last = result.lengths[-1] if result.lengths else None
     if last is None or last.gain is None:
-        return Check(name, None, None, NOT_ASKED, found.note)
-    told = (
+        return Check(name, None, None, NOT_ASKED, result.note)
+    sentence = (
         f"95 % lower bound of the gain from {last.shots} shots over the shots of the trained length, nats per label; "
         f"the mean is {last.gain.mean:.2f}"
     )
-    return Check(name, lower_bound(last.gain), 0.0, NOT_ASKED, told)
+    return Check(name, lower_bound(last.gain), 0.0, NOT_ASKED, sentence)
 
 
-def many_shot_section(found: ManyShotResult, trained_length: int) -> Section:
-    """Return what the label of a word costs behind as many shots as each length holds."""
+def many_shot_section(result: ManyShotResult, trained_length: int) -> Section:
+    """Return the report section with the loss of the label at each length."""
     rows = tuple(
         row(
-            str(entry.length), str(entry.shots), f"{entry.seen:.2f}", f"{entry.hits}/{found.trials}",
+            str(entry.length), str(entry.shots), f"{entry.seen:.2f}", f"{entry.hits}/{result.trials}",
             with_interval(entry.loss), change(entry.gain), Cell(entry.verdict or NONE, TONES[entry.verdict]),
         )
-        for entry in found.lengths
+        for entry in result.lengths
     )  # fmt: skip
     legend = [
         (
@@ -250,17 +259,17 @@ def many_shot_section(found: ManyShotResult, trained_length: int) -> Section:
             f"loss with the shots of the trained length ({trained_length} tokens) minus loss, paired, ± 95 % interval",
         ),
     ]
-    if found.own is not None:
+    if result.own is not None:
         legend.append(
-            ("own", f"{with_interval(found.own)} after the shots of the trained length, of the baseline if present")
+            ("own", f"{with_interval(result.own)} after the shots of the trained length, of the baseline if present")
         )
-    notes = (found.note,) if found.note else ()
+    notes = (result.note,) if result.note else ()
     head = ("length", "shots", "shown", "right", "loss", "gain", "verdict")
     title = "Many-shot learning: do more examples help?"
     return Section("many-shot", title, Table(head, rows), tuple(legend), notes)
 
 
-def _prepare(setting: Setting, made: Sequence[Measurement]) -> ManyShot:
+def _prepare(setting: Setting, measurements: Sequence[Measurement]) -> ManyShot:
     return prepare_many_shot(
         setting.corpus, setting.target.tokenize, setting.lengths, setting.trained_length,
         trials=TRIALS * setting.suite.trials, seed=setting.seed,

@@ -1,6 +1,6 @@
-"""Perplexity by the published protocols, for comparison with their tables: which tokens are scored in which window.
+"""Perplexity by the published protocols, for comparison with their tables.
 
-Windows and contexts are those of the originals; the mean is over tokens everywhere. Knows nothing of models.
+Windows and contexts are those of the originals, but the mean is always over tokens.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ropetool.verification.texts import too_short
 
 YARN, LLAMA_CPP = "yarn", "llama.cpp"
 PROTOCOLS = (YARN, LLAMA_CPP)
-YARN_STRIDE = 256  # of the original, and of its tables
+YARN_STRIDE = 256  # as in the original and its tables
 MAX_WINDOWS = 8
-CALL_IDS = 2**20  # ids handed to a runner at a time; as Python's integers they take 36 MB
+CALL_IDS = 2**20  # ids per call of a runner; as Python integers they take 36 MB
 NOTES = {
     YARN: f"windows every {YARN_STRIDE} tokens, each after the prefix; the original averages the means of the windows",
     LLAMA_CPP: "disjoint windows, with the prefix instead of their first token; the second half is scored, without its "
@@ -36,7 +36,12 @@ NOTES = {
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of a document with its prefix in front: where it begins and ends, and how many last ids are scored."""
+    """A stretch of a document with the prefix in front.
+
+    document: the number of the document.
+    begin, end: its first position, and the position after the last, in tokens of prefix and document.
+    scored: the number of ids at the end that are scored.
+    """
 
     document: int
     begin: int
@@ -45,13 +50,19 @@ class Window:
 
     @property
     def length(self) -> int:
-        """How many ids the model gets."""
+        """Return the number of ids that the model gets."""
         return self.end - self.begin
 
 
 @dataclass(frozen=True)
 class ProtocolLength:
-    """Perplexity by a published protocol with windows of `length` tokens; token-weighted."""
+    """Perplexity by a published protocol at one window length.
+
+    length: tokens in a window.
+    target, baseline: losses in nats per token. None without a baseline.
+    target_bits, baseline_bits: bits per byte of text. None without a baseline.
+    difference: target minus baseline in nats per token, paired. None without a baseline.
+    """
 
     length: int
     target: Estimate
@@ -63,7 +74,12 @@ class ProtocolLength:
 
 @dataclass(frozen=True)
 class ProtocolResult:
-    """protocol: `yarn` or `llama.cpp`."""
+    """The result of a protocol.
+
+    protocol: `yarn` or `llama.cpp`.
+    lengths: the result of each window length.
+    note: how it differs from the original.
+    """
 
     protocol: str
     lengths: tuple[ProtocolLength, ...]
@@ -72,7 +88,13 @@ class ProtocolResult:
 
 @dataclass(frozen=True)
 class ProtocolMeasurement:
-    """One protocol at some lengths; target and baseline get the same windows."""
+    """One protocol at some lengths. Target and baseline get the same windows.
+
+    protocol: `yarn` or `llama.cpp`.
+    corpus: the documents.
+    windows: the windows of each length.
+    note: how it differs from the original.
+    """
 
     protocol: str
     corpus: Corpus
@@ -81,11 +103,11 @@ class ProtocolMeasurement:
 
     @property
     def name(self) -> str:
-        """The protocol's."""
+        """Return the protocol's name."""
         return self.protocol
 
     def rows(self, role: str) -> Mapping[int, int]:
-        """Return how many rows of each length either model computes; the last window of a document may be shorter."""
+        """Return the number of rows of each length for either model. The last window of a document may be shorter."""
         return Counter(window.length for windows in self.windows.values() for window in windows)
 
     def run(self, runner: Runner, role: str, done: Done) -> dict[int, Array]:
@@ -96,7 +118,7 @@ class ProtocolMeasurement:
         return {length: self._losses(windows, runner, done) for length, windows in self.windows.items()}
 
     def result(self, target: Mapping[int, Array], baseline: Mapping[int, Array] | None) -> ProtocolResult:
-        """Return the losses with their intervals, and the paired difference, from what `run` returned for each."""
+        """Return the losses with their intervals, and the paired difference, from the results of `run`."""
         lengths = [
             self._length(length, target[length], None if baseline is None else baseline[length])
             for length in self.windows
@@ -111,7 +133,7 @@ class ProtocolMeasurement:
         return losses
 
     def _row(self, window: Window) -> list[int]:
-        """Return the ids of a window, which starts with the prefix, in place of its first ids."""
+        """Return the ids of a window. The prefix takes the place of its first ids."""
         prefix, tokens = self.corpus.prefix, self.corpus.tokens[window.document]
         return [*prefix, *tokens[window.begin : window.end - len(prefix)].tolist()]
 
@@ -129,7 +151,7 @@ class ProtocolMeasurement:
         )
 
     def _bytes(self, window: Window) -> int:
-        """Return how many bytes of text the scored tokens stand for."""
+        """Return the number of bytes of text in the scored tokens."""
         end = window.end - len(self.corpus.prefix)
         return int(self.corpus.byte_lengths[window.document][end - window.scored : end].sum())
 
@@ -137,11 +159,10 @@ class ProtocolMeasurement:
 def prepare(
     protocol: str, corpus: Corpus, lengths: Sequence[int], *, max_windows: int = MAX_WINDOWS
 ) -> ProtocolMeasurement:
-    """Return the protocol with windows of each length, in tokens of model input: the first ones of every document.
+    """Return the measurement with windows of each length, in tokens of model input: the first windows of each document.
 
-    A document takes part at the lengths that it fills.
-
-    Raises: UnknownName for another protocol; ConfigError if no document fills a length.
+    A document has windows only of the lengths that it fills.
+    Raises: UnknownName for any other protocol. ConfigError if no document fills a length.
     Source: jquesnelle/yarn@70d45d3:eval/perplexity.py; ggml-org/llama.cpp@0c1e570:tools/perplexity/perplexity.cpp,
     perplexity().
     """
@@ -153,9 +174,9 @@ def prepare(
 
 
 def _windows(protocol: str, corpus: Corpus, length: int, most: int) -> tuple[Window, ...]:
-    """Return the first windows, at most `most`, of every document that fills one."""
+    """Return the first windows, at most `most`, of each document that fills one."""
     prefix = len(corpus.prefix)
-    found: list[Window] = []
+    all_windows: list[Window] = []
     for document, tokens in enumerate(corpus.tokens):
         size = prefix + len(tokens)
         if size < length:
@@ -164,22 +185,23 @@ def _windows(protocol: str, corpus: Corpus, length: int, most: int) -> tuple[Win
             windows = _disjoint(document, size, length)
         else:
             windows = _sliding(document, size, length, prefix)
-        found += islice((window for window in windows if window.scored > 0), most)
-    if not found:
+        all_windows += islice((window for window in windows if window.scored > 0), most)
+    if not all_windows:
         raise too_short(length, length - prefix, max(map(len, corpus.tokens), default=0))
-    return tuple(found)
+    return tuple(all_windows)
 
 
 def _disjoint(document: int, size: int, length: int) -> Iterator[Window]:
-    """Yield llama.cpp's chunks: it takes the logits from position length // 2 on, which score the tokens after."""
+    """Yield llama.cpp's chunks. It uses the logits from position length // 2 on, which score the following tokens."""
     for begin in range(0, size - length + 1, length):
         yield Window(document, begin, begin + length, length - length // 2 - 1)
 
 
 def _sliding(document: int, size: int, length: int, prefix: int) -> Iterator[Window]:
-    """Yield windows that score what lies beyond the one before; the last has what is left, so less context.
+    """Yield windows that score the tokens beyond the previous window.
 
-    A window below 257 tokens is shorter than the stride: tokens between windows are left out, as in the original.
+    The last window has fewer tokens and less context.
+    A window below 257 tokens is shorter than the stride, so tokens between windows are left out, as in the original.
     """
     scored_to = prefix
     for begin in range(0, size, YARN_STRIDE):
@@ -191,7 +213,7 @@ def _sliding(document: int, size: int, length: int, prefix: int) -> Iterator[Win
 
 
 def _calls(windows: Sequence[Window]) -> Iterator[list[int]]:
-    """Yield the indexes of windows that one call can score: of one length, with as many scored ids."""
+    """Yield the indexes of windows for one call: windows of the same length with the same number of scored ids."""
     groups: dict[tuple[int, int], list[int]] = {}
     for index, window in enumerate(windows):
         groups.setdefault((window.length, window.scored), []).append(index)
@@ -201,7 +223,7 @@ def _calls(windows: Sequence[Window]) -> Iterator[list[int]]:
             yield members[start : start + step]
 
 
-def _protocols(found: Sequence[ProtocolResult]) -> Section:
+def _protocols(results: Sequence[ProtocolResult]) -> Section:
     rows = tuple(
         row(
             protocol.protocol,
@@ -213,11 +235,11 @@ def _protocols(found: Sequence[ProtocolResult]) -> Section:
             optional(entry.baseline_bits),
             optional(entry.target_bits),
         )
-        for protocol in found
+        for protocol in results
         for entry in protocol.lengths
     )
     legend = (
-        *((protocol.protocol, protocol.note) for protocol in found if protocol.note),
+        *((protocol.protocol, protocol.note) for protocol in results if protocol.note),
         ("window", "in tokens; all scored tokens have the same weight"),
         ("change", "target minus baseline, nats per token, paired, ± 95 % interval"),
     )
@@ -226,9 +248,9 @@ def _protocols(found: Sequence[ProtocolResult]) -> Section:
 
 
 def _prepare(protocol: str) -> Callable[[Setting, Sequence[Measurement]], ProtocolMeasurement]:
-    """Return what prepares the measurement of a protocol."""
+    """Return the function that prepares the measurement of a protocol."""
 
-    def prepared(setting: Setting, made: Sequence[Measurement]) -> ProtocolMeasurement:
+    def prepared(setting: Setting, measurements: Sequence[Measurement]) -> ProtocolMeasurement:
         lengths = [length for length in setting.lengths if length >= setting.trained_length]
         return prepare(protocol, setting.corpus, lengths or setting.lengths[-1:])
 

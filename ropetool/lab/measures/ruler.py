@@ -35,21 +35,21 @@ from ropetool.verification.shares import PairedTrials, chance_of_so_low, paired_
 from ropetool.verification.statistics import rejected
 
 NAME = "effective-length"
-KEPT = 0.9  # of the score at the trained length
-TRIALS = 2  # of each task, for each trial of retrieval at a depth
-WEAK = 0.2  # score at the trained length, below which nothing is judged
+KEPT = 0.9  # the share of the score at the trained length that a longer length must keep
+TRIALS = 2  # trials of each task, for each trial of retrieval at a depth
+WEAK = 0.2  # the lowest score at the trained length that allows a verdict
 
 PAIR, WORD, GIVEN, ASKED = "\n[ {} {} ]\n", "\n[ {} ]\n", "\n[ {} {} ]", "\n[ {}"
 KEYS, QUERIES, VALUES, OTHERS = 8, 4, 4, 8
 LINKS, CHAINS = 3, 4
-OFTEN, SELDOM, MANY, FEW = 3, 9, 5, 1  # words of which many copies stand there, and few
-RANKED, MOST, RANKS = 3, 6, 10  # of ten words the first stands there six times, the others 6 / rank, at least once
+OFTEN, SELDOM, MANY, FEW = 3, 9, 5, 1  # three words occur five times each, nine words once
+RANKED, MOST, RANKS = 3, 6, 10  # the first of ten words occurs six times, the others 6 / rank times, at least once
 
 Hits = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Trial:
+class RulerTrial:
     """The sentences of a trial, and its question.
 
     chains: lists of sentences. The sentences of one chain keep their order.
@@ -63,60 +63,66 @@ class Trial:
     wrong: tuple[str, ...]
 
 
-def _single(words: Sequence[str], rng: random.Random) -> Trial:
-    """Return one key with its value. The other candidates are not in the context, so looks alone find the value."""
+def _single(words: Sequence[str], rng: random.Random) -> RulerTrial:
+    """Return one key with its value.
+
+    Only the right candidate is in the context, so a model can find it without the key.
+    """
     key, value, *others = words
-    return Trial(_pairs([key], [value]), ASKED.format(key), value, tuple(others))
+    return RulerTrial(_pairs([key], [value]), ASKED.format(key), value, tuple(others))
 
 
-def _multi_key(words: Sequence[str], rng: random.Random) -> Trial:
-    """Return several keys with values, and ask for the value of one."""
+def _multi_key(words: Sequence[str], rng: random.Random) -> RulerTrial:
+    """Return several keys with values. The question is the value of one key."""
     keys, values = words[:KEYS], words[KEYS:]
-    return Trial(_pairs(keys, values), ASKED.format(keys[0]), values[0], tuple(values[1:]))
+    return RulerTrial(_pairs(keys, values), ASKED.format(keys[0]), values[0], tuple(values[1:]))
 
 
-def _multi_query(words: Sequence[str], rng: random.Random) -> Trial:
-    """Return several keys with values, ask for several values in turn, and give the answers before one of them."""
+def _multi_query(words: Sequence[str], rng: random.Random) -> RulerTrial:
+    """Return several keys with values, and several questions about values.
+
+    The questions before the last have answers.
+    """
     keys, values, last = words[:KEYS], words[KEYS:], rng.randrange(QUERIES)
     given = "".join(map(GIVEN.format, keys[:last], values[:last]))
     wrong = (*values[:last], *values[last + 1 :])
-    return Trial(_pairs(keys, values), given + ASKED.format(keys[last]), values[last], wrong)
+    return RulerTrial(_pairs(keys, values), given + ASKED.format(keys[last]), values[last], wrong)
 
 
-def _multi_value(words: Sequence[str], rng: random.Random) -> Trial:
+def _multi_value(words: Sequence[str], rng: random.Random) -> RulerTrial:
     """Return a key with several values among keys with one value, and give some of its values."""
     key, own, rest = words[0], words[1 : 1 + VALUES], words[1 + VALUES :]
     keys, values, last = rest[:OTHERS], rest[OTHERS:], rng.randrange(VALUES)
-    stated = (*_pairs([key] * VALUES, own), *_pairs(keys, values))
+    sentences = (*_pairs([key] * VALUES, own), *_pairs(keys, values))
     given = "".join(GIVEN.format(key, value) for value in own[:last])
-    return Trial(stated, given + ASKED.format(key), own[last], tuple(values))
+    return RulerTrial(sentences, given + ASKED.format(key), own[last], tuple(values))
 
 
-def _variables(words: Sequence[str], rng: random.Random) -> Trial:
+def _variables(words: Sequence[str], rng: random.Random) -> RulerTrial:
     """Return chains of names that lead to each other, and follow one chain to one of its names."""
     chains = [words[start : start + LINKS + 1] for start in range(0, len(words), LINKS + 1)]
-    stated = tuple(tuple(map(PAIR.format, chain, chain[1:])) for chain in chains)
+    sentences = tuple(tuple(map(PAIR.format, chain, chain[1:])) for chain in chains)
     chain, last = chains[0], rng.randrange(LINKS)
     given = "".join(map(GIVEN.format, chain[:last], chain[1:]))
     wrong = tuple(name for other in chains[1:] for name in other[1:])
-    return Trial(stated, given + ASKED.format(chain[last]), chain[last + 1], wrong)
+    return RulerTrial(sentences, given + ASKED.format(chain[last]), chain[last + 1], wrong)
 
 
-def _common(words: Sequence[str], rng: random.Random) -> Trial:
-    """Return some frequent words among rare words, and ask for a frequent one."""
+def _common(words: Sequence[str], rng: random.Random) -> RulerTrial:
+    """Return some frequent words among rare words. The question is a frequent word."""
     return _counted(words, [MANY] * OFTEN + [FEW] * SELDOM, OFTEN, rng)
 
 
-def _frequent(words: Sequence[str], rng: random.Random) -> Trial:
-    """Return words with frequencies that fall with their rank, and ask for one of the first."""
+def _frequent(words: Sequence[str], rng: random.Random) -> RulerTrial:
+    """Return words with frequencies that fall with their rank. The question is one of the first words."""
     return _counted(words, [max(1, MOST // rank) for rank in range(1, RANKS + 1)], RANKED, rng)
 
 
-def _counted(words: Sequence[str], counts: Sequence[int], asked: int, rng: random.Random) -> Trial:
-    said = tuple((WORD.format(word),) for word, count in zip(words, counts, strict=True) for _ in range(count))
+def _counted(words: Sequence[str], counts: Sequence[int], asked: int, rng: random.Random) -> RulerTrial:
+    sentences = tuple((WORD.format(word),) for word, count in zip(words, counts, strict=True) for _ in range(count))
     last = rng.randrange(asked)
     given = "".join(WORD.rstrip().format(word) for word in words[:last])
-    return Trial(said, f"{given}\n[", words[last], tuple(words[asked:]))
+    return RulerTrial(sentences, f"{given}\n[", words[last], tuple(words[asked:]))
 
 
 def _pairs(keys: Sequence[str], values: Sequence[str]) -> tuple[tuple[str, ...], ...]:
@@ -124,22 +130,27 @@ def _pairs(keys: Sequence[str], values: Sequence[str]) -> tuple[tuple[str, ...],
 
 
 @dataclass(frozen=True)
-class Task:
-    """words: how many different ones a trial takes, in random order. make: a trial of them."""
+class RulerTask:
+    """A task.
+
+    name: its name in the result.
+    words: the number of different words in a trial, in random order.
+    make: returns a trial with these words.
+    """
 
     name: str
     words: int
-    make: Callable[[Sequence[str], random.Random], Trial]
+    make: Callable[[Sequence[str], random.Random], RulerTrial]
 
 
 TASKS = (
-    Task("single", 2 + KEYS, _single),
-    Task("multi-key", 2 * KEYS, _multi_key),
-    Task("multi-value", 1 + VALUES + 2 * OTHERS, _multi_value),
-    Task("multi-query", 2 * KEYS, _multi_query),
-    Task("variables", CHAINS * (LINKS + 1), _variables),
-    Task("common words", OFTEN + SELDOM, _common),
-    Task("frequent words", RANKS, _frequent),
+    RulerTask("single", 2 + KEYS, _single),
+    RulerTask("multi-key", 2 * KEYS, _multi_key),
+    RulerTask("multi-value", 1 + VALUES + 2 * OTHERS, _multi_value),
+    RulerTask("multi-query", 2 * KEYS, _multi_query),
+    RulerTask("variables", CHAINS * (LINKS + 1), _variables),
+    RulerTask("common words", OFTEN + SELDOM, _common),
+    RulerTask("frequent words", RANKS, _frequent),
 )
 
 
@@ -162,10 +173,12 @@ class EffectiveLengthTask:
 class EffectiveLengthStep:
     """The score at one length: the share of right answers over all tasks, scaled so that a blind guess has 0.
 
-    ratio: to the score of the same trials at the trained length.
+    length: the length in tokens.
+    score: the score.
+    ratio: the score divided by the score of the same trials at the trained length.
     lower, upper: bounds of the true ratio, with 95 % confidence each.
-    verdict: `no worse` if the lower bound is at least the share to keep, `worse` if the ratio is surely below it over
-      all lengths together, else `undecided`.
+    verdict: `no worse` if the lower bound is at least the share to keep, `worse` if the ratio is significantly below it
+      over all lengths together, else `undecided`.
     """
 
     length: int
@@ -180,12 +193,15 @@ class EffectiveLengthStep:
 class EffectiveLengthResult:
     """The longest length that, like all shorter ones, keeps the share `kept` of the score at the trained length.
 
-    trials: of each task.
+    kept: the share to keep.
+    tasks: the result of each task.
+    trials: the number of trials per task.
     own: the score at the trained length, of the baseline if there is one.
-    longest: by the ratios.
-    surely: by their lower bounds.
-    possibly: the length before the first that is surely worse.
-    note: the reason why nothing is judged, or empty.
+    steps: the result of each length beyond the trained one, and of the trained one if there is a baseline.
+    longest: the effective length by the ratios, in tokens.
+    surely: the effective length by the lower bounds of the ratios.
+    possibly: the last length before the first that is significantly worse.
+    note: the reason why nothing is judged, or the tasks that are left out. Empty if there is neither.
 
     A length of 0 means that even the first length fails. All lengths are None if nothing is judged.
     """
@@ -203,8 +219,9 @@ class EffectiveLengthResult:
 
 @dataclass(frozen=True)
 class EffectiveLength:
-    """The contexts of each length, task by task; the right word is the last candidate. The baseline gets the shortest ones.
+    """The contexts of each length and task.
 
+    The right word is the last candidate. The baseline gets only the shortest ones.
     contexts: by length and by the name of a task.
     """
 
@@ -217,14 +234,14 @@ class EffectiveLength:
         return {length: sum(map(len, self.contexts[length].values())) for length in self._lengths(role)}
 
     def run(self, runner: Runner, role: str, done: Done) -> Mapping[int, Hits]:
-        """Return by length whether the right word was the likeliest. Shapes: (tasks, trials)."""
+        """Return whether the right word was the likeliest, by length. Shapes: (tasks, trials)."""
         return {
             length: np.array([_hits(runner, of_task, done) for of_task in self.contexts[length].values()])
             for length in self._lengths(role)
         }
 
     def result(self, target: Mapping[int, Hits], baseline: Mapping[int, Hits] | None) -> EffectiveLengthResult:
-        """Return the score of each length beside that of the trained one, and the longest that keeps enough of it."""
+        """Return the score of each length next to the score of the trained length, and the effective lengths."""
         twins = (target if baseline is None else baseline).get(self.trained_length)
         if twins is None:
             return EffectiveLengthResult(KEPT, (), 0, None, (), None, None, None, self.note)
@@ -237,14 +254,14 @@ class EffectiveLength:
         chance = float(np.mean(chances))
         score = (float(twins.mean()) - chance) / (1 - chance)
         pairs = {
-            n: _beside(hits, twins) for n, hits in target.items() if baseline is not None or n > self.trained_length
+            n: _paired(hits, twins) for n, hits in target.items() if baseline is not None or n > self.trained_length
         }
         note = self._weakness(score, pairs) or self.note
         steps = _steps(pairs, chance) if not self._weakness(score, pairs) else ()
         return EffectiveLengthResult(KEPT, tasks, twins.shape[1], score, steps, *_longest(steps), note)
 
     def _weakness(self, score: float, lengths: Collection[int]) -> str:
-        """Return why there is nothing to judge; empty where there is."""
+        """Return why there is no verdict, or an empty string if there is one."""
         if score < WEAK:
             return f"the score within {self.trained_length} tokens is {score:.2f}; a verdict needs at least {WEAK:g}"
         return "" if any(n > self.trained_length for n in lengths) else NOTHING_BEYOND
@@ -254,24 +271,24 @@ class EffectiveLength:
 
 
 def _hits(runner: Runner, contexts: Sequence[Context], done: Done) -> Hits:
-    made = runner.predict([c.row for c in contexts], [c.candidates for c in contexts], done)
-    found: Hits = made.log_probs.argmax(axis=1) == np.array([c.answer for c in contexts])
-    return found
+    predictions = runner.predict([c.row for c in contexts], [c.candidates for c in contexts], done)
+    hits: Hits = predictions.log_probs.argmax(axis=1) == np.array([c.answer for c in contexts])
+    return hits
 
 
-def _beside(hits: Hits, twins: Hits) -> PairedTrials:
+def _paired(hits: Hits, twins: Hits) -> PairedTrials:
     return PairedTrials(
         int((hits & twins).sum()), int((hits & ~twins).sum()), int((~hits & twins).sum()), int((~hits & ~twins).sum())
     )
 
 
-def _steps(found: Mapping[int, PairedTrials], chance: float) -> tuple[EffectiveLengthStep, ...]:
-    """Return each length with its ratio: no worse, worse by Holm's rule over the lengths, or undecided."""
-    lengths = sorted(found)
-    worse = rejected([chance_of_so_low(found[length], chance, KEPT) for length in lengths])
+def _steps(pairs_by_length: Mapping[int, PairedTrials], chance: float) -> tuple[EffectiveLengthStep, ...]:
+    """Return each length with its ratio and a verdict. Holm's rule corrects for the number of lengths."""
+    lengths = sorted(pairs_by_length)
+    worse = rejected([chance_of_so_low(pairs_by_length[length], chance, KEPT) for length in lengths])
     steps = []
     for length, sure in zip(lengths, worse, strict=True):
-        pairs, (lower, upper) = found[length], ratio_bounds(found[length], chance)
+        pairs, (lower, upper) = pairs_by_length[length], ratio_bounds(pairs_by_length[length], chance)
         score = ((pairs.both + pairs.gained) / pairs.trials - chance) / (1 - chance)
         verdict = WORSE if sure else NO_WORSE if lower >= KEPT else UNDECIDED
         steps.append(EffectiveLengthStep(length, score, paired_ratio(pairs, chance), lower, upper, verdict))
@@ -281,9 +298,11 @@ def _steps(found: Mapping[int, PairedTrials], chance: float) -> tuple[EffectiveL
 def _longest(steps: Sequence[EffectiveLengthStep]) -> tuple[int | None, int | None, int | None]:
     """Return three effective lengths: by the ratio, by its lower bound, and before the first significant loss.
 
-    Each is the longest length at which this and all shorter lengths pass; 0 if the first fails. The second stops at the
-    first length that fails, so its chance of being too long is the chance for one bound. scripts/catalogue/intervals.py counts
-    it: it is often above 5 %.
+    Each is the longest length at which this and all shorter lengths pass. It is 0 if the first fails. The second stops
+    at
+    the first length that fails, so its chance of being too long is the chance for one bound.
+    scripts/catalogue/intervals.py
+    counts this chance: it is often above 5 %.
     """
     if not steps:
         return None, None, None
@@ -303,86 +322,93 @@ def prepare_effective_length(
     trials: int,
     seed: int,
 ) -> EffectiveLength:
-    """Return the contexts of all tasks, `trials` of each at the trained length and at all longer ones.
+    """Return the contexts of all tasks, with `trials` of each at the trained length and at all longer lengths.
 
-    A trial has the same words, sentences and question at every length, each sentence behind the same share of the filler.
-    A task that takes more words of one token than the vocabulary has, or more than half of the trained length, is left out.
-
+    A trial has the same words, sentences and question at every length. Each sentence follows the same share of the
+    filler.
+    A task is left out if it needs more words of a single token than the vocabulary has, or over half the trained
+    length.
     Raises: ConfigError if there is no text.
     """
     words = single_tokens(tokenize)
-    wanted = [length for length in sorted({trained_length, *lengths}) if trained_length <= length <= max(lengths)]
-    made: dict[int, dict[str, tuple[Context, ...]]] = {length: {} for length in wanted}
+    measured_lengths = [
+        length for length in sorted({trained_length, *lengths}) if trained_length <= length <= max(lengths)
+    ]
+    contexts: dict[int, dict[str, tuple[Context, ...]]] = {length: {} for length in measured_lengths}
     left_out = []
     for task in TASKS:
         seeds = [f"{seed} {task.name} {trial}" for trial in range(trials)]
-        drawn = [_drawn(task, list(words), random.Random(each)) for each in seeds] if len(words) >= task.words else []
+        drawn = (
+            [_drawn(task, list(words), random.Random(seed_of_trial)) for seed_of_trial in seeds]
+            if len(words) >= task.words
+            else []
+        )
         sizes = [sum(len(tokenize(sentence)) for chain in trial.chains for sentence in chain) for trial in drawn]
         if not drawn or max(sizes) > trained_length * MOST_OF_CONTEXT:
             left_out.append(task.name)
             continue
-        for length in wanted:
-            made[length][task.name] = tuple(
-                _context(trial, corpus, tokenize, words, length, random.Random(each))
-                for trial, each in zip(drawn, seeds, strict=True)
+        for length in measured_lengths:
+            contexts[length][task.name] = tuple(
+                _context(trial, corpus, tokenize, words, length, random.Random(seed_of_trial))
+                for trial, seed_of_trial in zip(drawn, seeds, strict=True)
             )
     note = f"left out, because room or words of one token are missing: {', '.join(left_out)}" if left_out else ""
-    return EffectiveLength({length: tasks for length, tasks in made.items() if tasks}, trained_length, note)
+    return EffectiveLength({length: tasks for length, tasks in contexts.items() if tasks}, trained_length, note)
 
 
 def single_tokens(tokenize: Callable[[str], list[int]]) -> dict[str, int]:
-    """Return the words that are the same one token wherever a sentence or a question has one, and their tokens."""
+    """Return the words that are the same single token in every sentence and question, with their tokens."""
     front = tokenize(ASKED.format("").rstrip())
     frame = {*front, *tokenize(WORD.format("it")), *tokenize(PAIR.format("it", "it"))}
-    found = {}
+    tokens_by_word = {}
     for word in WORDS:
         ids = tokenize(ASKED.format(word))
         places = [tokenize(PAIR.format(word, word)), tokenize(WORD.format(word)), tokenize(GIVEN.format("it", word))]
         if ids[:-1] == front and ids[-1] not in frame and [row.count(ids[-1]) for row in places] == [2, 1, 1]:
-            found[word] = ids[-1]
-    uses = Counter(found.values())  # the token for unknown words stands for many
-    return {word: token for word, token in found.items() if uses[token] == 1}
+            tokens_by_word[word] = ids[-1]
+    uses = Counter(tokens_by_word.values())  # several unknown words may share the same token
+    return {word: token for word, token in tokens_by_word.items() if uses[token] == 1}
 
 
-def _drawn(task: Task, words: Sequence[str], rng: random.Random) -> Trial:
+def _drawn(task: RulerTask, words: Sequence[str], rng: random.Random) -> RulerTrial:
     return task.make(rng.sample(words, task.words), rng)
 
 
 def _context(
-    trial: Trial,
+    trial: RulerTrial,
     corpus: Corpus,
     tokenize: Callable[[str], list[int]],
     words: Mapping[str, int],
     length: int,
     rng: random.Random,
 ) -> Context:
-    """Return a row of this length: the sentences anywhere in the filler, which has none of the words that are asked for."""
+    """Return a row of this length: sentences anywhere in the filler, which does not contain the requested words."""
     placed = []
     for chain in trial.chains:
         places = sorted(rng.random() for _ in chain)
         placed += list(zip(places, map(tokenize, chain), strict=True))
     question = tokenize(trial.question)
     room = length - len(corpus.prefix) - len(question) - sum(len(ids) for _, ids in placed)
-    said = {token for _, ids in placed for token in ids}
+    used = {token for _, ids in placed for token in ids}
     candidates = [words[word] for word in (*trial.wrong, trial.right)]
-    unwanted = {*candidates, *(said & set(words.values()))}
+    unwanted = {*candidates, *(used & set(words.values()))}
     filler = text_of_others(corpus, None, room, rng, unwanted)
     row = (*corpus.prefix, *woven(filler, placed), *question)
     return Context(0.0, row, tuple(candidates), len(candidates) - 1)
 
 
-def effective_length_check(found: EffectiveLengthResult, context_length: int) -> Check:
-    """Return the line on the effective length beside the stated context, which informs."""
+def effective_length_check(result: EffectiveLengthResult, context_length: int) -> Check:
+    """Return the check that shows the effective length next to the configured context length. It only informs."""
     name = "effective length"
-    if found.longest is None or found.own is None:
-        return Check(name, None, None, NOT_ASKED, found.note)
-    reached = found.steps[-1].length
+    if result.longest is None or result.own is None:
+        return Check(name, None, None, NOT_ASKED, result.note)
+    reached = result.steps[-1].length
     longest, surely, possibly = (
-        _at_most(n, found.steps[0].length) for n in (found.longest, found.surely, found.possibly)
+        _at_most(n, result.steps[0].length) for n in (result.longest, result.surely, result.possibly)
     )
-    more = " or more" if found.possibly == reached else ""
-    told = f"tokens up to which the score stays above {found.kept:g} x {found.own:.2f}: {longest}; bounds {surely} to {possibly}{more}"
-    return Check(name, float(found.longest), float(context_length), NOT_ASKED, told)
+    more = " or more" if result.possibly == reached else ""
+    detail = f"tokens up to which the score stays above {result.kept:g} x {result.own:.2f}: {longest}; bounds {surely} to {possibly}{more}"
+    return Check(name, float(result.longest), float(context_length), NOT_ASKED, detail)
 
 
 def _at_most(length: int | None, first: int) -> str:
@@ -392,17 +418,17 @@ def _at_most(length: int | None, first: int) -> str:
 TOO_LONG = 'for a true ratio at the limit, 4 to 8 % of simulated runs give "no worse", with one task up to 13 %'
 
 
-def effective_length_section(found: EffectiveLengthResult, trained_length: int) -> Section:
-    """Return the right answers of each task by length, their score, and how it compares with the trained length's."""
-    lengths = sorted({length for task in found.tasks for length in task.hits})
-    steps = {step.length: step for step in found.steps}
+def effective_length_section(result: EffectiveLengthResult, trained_length: int) -> Section:
+    """Return the report section: right answers by task and length, the score, and its ratio to the trained length."""
+    lengths = sorted({length for task in result.tasks for length in task.hits})
+    steps = {step.length: step for step in result.steps}
     compared = [steps.get(length) for length in lengths]
     rows = [
         row(task.name, f"{task.chance:.2f}", str(task.own), *(str(task.hits[length]) for length in lengths))
-        for task in found.tasks
+        for task in result.tasks
     ]
-    if found.steps:
-        score = number(found.own or 0.0)
+    if result.steps:
+        score = number(result.own or 0.0)
         rows += [
             row("score", NONE, score, *(NONE if s is None else number(s.score) for s in compared)),
             row("ratio", NONE, NONE, *(NONE if s is None else number(s.ratio) for s in compared)),
@@ -410,34 +436,34 @@ def effective_length_section(found: EffectiveLengthResult, trained_length: int) 
             row("verdict", NONE, NONE, *(NONE if s is None else Cell(s.verdict, TONES[s.verdict]) for s in compared)),
         ]
     legend = (
-        ("task", f"right answers in {found.trials} trials, by length in tokens; the same trials at every length"),
+        ("task", f"right answers in {result.trials} trials, by length in tokens; the same trials at every length"),
         ("chance", "share of right answers by guessing"),
         ("own", f"right answers at the trained length of {trained_length} tokens, of the baseline if present"),
         ("score", "share of right answers over all tasks, scaled so that guessing gives 0"),
         (
             "ratio",
-            f"score / score at the trained length; no worse: lower bound of at least {found.kept:g}; worse: significantly less",
+            f"score / score at the trained length; no worse: lower bound of at least {result.kept:g}; worse: significantly less",
         ),
         ("bounds", TOO_LONG),
     )
-    notes = (found.note,) if found.note else ()
+    notes = (result.note,) if result.note else ()
     head = ("task", "chance", "own", *map(str, lengths))
-    title = f"Effective length: {_title(found)}"
+    title = f"Effective length: {_title(result)}"
     return Section("effective-length", title, Table(head, tuple(rows), words=(0,)), legend, notes)
 
 
-def _title(found: EffectiveLengthResult) -> str:
-    if found.longest is None:
+def _title(result: EffectiveLengthResult) -> str:
+    if result.longest is None:
         return "not judged"
-    first = found.steps[0].length
+    first = result.steps[0].length
     likely, surely, possibly = (
-        str(n) if n else f"less than {first}" for n in (found.longest, found.surely, found.possibly)
+        str(n) if n else f"less than {first}" for n in (result.longest, result.surely, result.possibly)
     )
-    more = " or more" if found.possibly == found.steps[-1].length else ""
+    more = " or more" if result.possibly == result.steps[-1].length else ""
     return f"{likely} tokens (bounds: {surely} to {possibly}{more})"
 
 
-def _prepare(setting: Setting, made: Sequence[Measurement]) -> EffectiveLength:
+def _prepare(setting: Setting, measurements: Sequence[Measurement]) -> EffectiveLength:
     return prepare_effective_length(
         setting.corpus, setting.target.tokenize, setting.lengths, setting.trained_length,
         trials=TRIALS * setting.suite.trials, seed=setting.seed,

@@ -1,1 +1,1 @@
-"""Tuning: a search for the table and the gains of one model, and one judgement of what it found on text that it never saw."""
+"""Tuning: search a table and gains for a model, and evaluate the winner once on text that the search did not use."""

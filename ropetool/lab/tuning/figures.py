@@ -1,7 +1,4 @@
-"""What is measured of a point, and what it comes to: one number for the search, and whether it keeps within the bounds.
-
-Knows losses by document; nothing of models or of how the search goes.
-"""
+"""The losses of a point: the objective of the search, and the bounds that a point must keep."""
 
 from __future__ import annotations
 
@@ -15,76 +12,83 @@ import numpy.typing as npt
 from ropetool.lab.tuning.searching import Score
 from ropetool.rope.tables import Array
 
-# The weights beside that of text, in the objective of the search. Answers are few, and differ by a nat from trial to trial:
-# weighed more, their chance would decide.
+# The weights in the objective of the search; text has weight 1. Answers are few and differ by a nat between trials, so
+# with a larger weight chance would decide.
 COPIES, ANSWERS = 0.1, 0.03
 
 
 @dataclass(frozen=True, eq=False)
-class Figures:
-    """The losses of one point on some text, in nats.
+class PointLosses:
+    """The losses of a point on some text, in nats.
 
-    within: at the trained length. text: beyond it, by length. copies: of passages whose copy stands the whole context in
-    front. answers: of what was told somewhere in the context. found: whether each answer was the likeliest of its kind.
-    Shapes: within, text, copies (rows, scored); answers, found (trials,).
+    within: at the trained length. Shapes: (rows, scored).
+    text: beyond the trained length, by length. Shapes: (rows, scored) each.
+    copies: of passages that repeat an earlier passage, with the whole context between them. Shapes: (rows, scored).
+    answers: of facts from somewhere in the context. Shapes: (trials,).
+    correct: whether each answer was the likeliest candidate. Shapes: (trials,).
     """
 
     within: Array
     text: Mapping[int, Array]
     copies: Array
     answers: Array
-    found: npt.NDArray[np.bool_]
+    correct: npt.NDArray[np.bool_]
 
     @property
     def beyond(self) -> Array:
-        """The text beyond the trained length, all lengths side by side: those segments that every length has."""
+        """Return the losses of text beyond the trained length, with all lengths side by side.
+
+        Contains only the segments that every length has. Shapes: (segments, scored x lengths).
+        """
         rows = min(len(losses) for losses in self.text.values())
         return np.concatenate([losses[:rows] for losses in self.text.values()], axis=1)
 
     @property
     def objective(self) -> float:
-        """What the search makes small: the loss of text, with copies and answers beside it."""
-        beside = [
+        """Return the number that the search minimises: the loss of text plus weighted losses of copies and answers."""
+        weighted = [
             weight * part.mean() for weight, part in ((COPIES, self.copies), (ANSWERS, self.answers)) if part.size
         ]
-        return float(self.beyond.mean() + sum(beside))
+        return float(self.beyond.mean() + sum(weighted))
 
     @property
     def retrieved(self) -> float | None:
-        """The share of answers that were found; None without trials."""
-        return float(self.found.mean()) if self.found.size else None
+        """Return the share of correct answers, or None without trials."""
+        return float(self.correct.mean()) if self.correct.size else None
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """What a point may cost. regression: nats a token within the trained length, against the source.
+class AllowedLoss:
+    """The bounds of a point.
 
-    stated: whether the user said so; else the default's own is allowed too. lost: the share of answers that it may find less
-    than the default.
+    regression: the allowed loss within the trained length against the source, in nats per token.
+    by_user: whether the user set it. If not, a point may lose as much as the default does.
+    lost: the share of answers that a point may miss more than the default.
     """
 
     regression: float
-    stated: bool
+    by_user: bool
     lost: float
 
     def limit(self, own: float) -> float:
-        """Return the regression that is allowed where the default has its own."""
-        return self.regression if self.stated else max(self.regression, own)
+        """Return the allowed regression in nats per token. own: the regression of the default."""
+        return self.regression if self.by_user else max(self.regression, own)
 
-    def score(self, found: Figures, default: Figures, source: Array, *, whole: bool) -> Score:
-        """Return objective and excess. source: what the source loses within its trained length, on the same rows.
+    def score(self, losses: PointLosses, default: PointLosses, source: Array, *, whole: bool) -> Score:
+        """Return objective and excess of a point.
 
-        whole: whether all the text of the search was read; of a few answers alone nothing is said.
+        source: the losses of the source within its trained length, on the same rows.
+        whole: whether all text of the search was read. If not, the answers are too few to count.
         """
-        excess = max(0.0, regression(found, source) - self.limit(regression(default, source)))
-        if whole and found.retrieved is not None and default.retrieved is not None:
-            excess += max(0.0, default.retrieved - self.lost - found.retrieved)
-        return Score(found.objective, excess)
+        excess = max(0.0, regression(losses, source) - self.limit(regression(default, source)))
+        if whole and losses.retrieved is not None and default.retrieved is not None:
+            excess += max(0.0, default.retrieved - self.lost - losses.retrieved)
+        return Score(losses.objective, excess)
 
 
-def regression(found: Figures, source: Array) -> float:
-    """Return by how much text within the trained length is worse than the source has it, in nats a token."""
-    return float((found.within - source[: len(found.within)]).mean())
+def regression(losses: PointLosses, source: Array) -> float:
+    """Return the mean loss within the trained length minus the loss of the source, in nats per token."""
+    return float((losses.within - source[: len(losses.within)]).mean())
 
 
 def ratio(nats: float) -> float:
@@ -94,7 +98,11 @@ def ratio(nats: float) -> float:
 
 @dataclass(frozen=True)
 class Documents:
-    """The document of each row, that figures are clustered by; of an answer, the one that stands around what it asks for."""
+    """The document of each row, as clusters for the statistics.
+
+    text, within, copies: the numbers of the documents.
+    answers: the number of the document around the question, or -1 for several documents.
+    """
 
     text: Sequence[int]
     within: Sequence[int]

@@ -1,26 +1,23 @@
-"""The judgement: the winner of a search against the default, once, on text that the search never saw.
-
-Knows losses by document; nothing of models.
-"""
+"""Evaluate the winner of a search against the default, once, on text that the search did not use."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ropetool.lab.tuning.figures import Bounds, Documents, Figures
+from ropetool.lab.tuning.figures import AllowedLoss, Documents, PointLosses
 from ropetool.rope.tables import Array
 from ropetool.verification.results import Estimate
 from ropetool.verification.statistics import chance_of_less, chance_of_more, paired_difference, rejected
 
-ERROR = 0.025  # the chance to claim a gain where there is none, all parts together, in the first judgement on some documents
-LEAST = 0.001  # nats, a thousandth of perplexity: what is surely better by less, as a rounding may be, is no gain
+ERROR = 0.025  # chance to report a gain that does not exist, over all parts, in the first evaluation on some documents
+LEAST = 0.001  # nats, or 0.1 % of perplexity: a smaller difference, for example from rounding, is not a gain
 TEXT, COPIES, ANSWERS = "text", "key tokens", "answers"
 GAIN, NO_GAIN = "better", "no gain"
 
 
 @dataclass(frozen=True)
-class Part:
+class JudgedPart:
     """One part of the judgement.
 
     default, tuned: mean losses in nats per token.
@@ -39,9 +36,12 @@ class Part:
 
 @dataclass(frozen=True)
 class AtLength:
-    """The mean losses of text at one length, in nats a token, and their difference; nothing is judged by it alone.
+    """The mean losses of text at one length, in nats per token. A single length has no verdict.
 
-    cut: what the source loses on the same tokens, with the text in front of them cut to the trained length.
+    length: the length in tokens.
+    default, tuned: the losses.
+    difference: tuned minus default.
+    cut: the source's loss on the same tokens, with the text before them cut to the trained length.
     """
 
     length: int
@@ -62,7 +62,7 @@ class Judgement:
     error: the chance to report a gain that does not exist.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[JudgedPart, ...]
     lengths: tuple[AtLength, ...]
     regression: Estimate
     default_regression: Estimate
@@ -74,11 +74,16 @@ class Judgement:
 
 
 def judge(
-    default: Figures, tuned: Figures, source: Array, documents: Documents, bounds: Bounds, error: float = ERROR
+    default: PointLosses,
+    tuned: PointLosses,
+    source: Array,
+    documents: Documents,
+    bounds: AllowedLoss,
+    error: float = ERROR,
 ) -> Judgement:
     """Return the judgement. source: its losses within the trained length.
 
-    A gain is claimed where a part is surely better, none is surely worse, and the bounds hold.
+    It reports a gain if a part is significantly better, no part is significantly worse, and the bounds hold.
     """
     pairs = [
         (TEXT, default.beyond, tuned.beyond, documents.text[: len(default.beyond)]),
@@ -94,34 +99,34 @@ def judge(
     return Judgement(parts, lengths, costs, own, limit, shares, NO_GAIN if reason else GAIN, reason, error)
 
 
-def _at(length: int, default: Figures, tuned: Figures, source: Array, documents: Sequence[int]) -> AtLength:
+def _at(length: int, default: PointLosses, tuned: PointLosses, source: Array, documents: Sequence[int]) -> AtLength:
     ours, theirs = tuned.text[length], default.text[length]
     difference = paired_difference(ours, theirs, documents[: len(ours)])
     # The segments of a length are the first ones of the trained length, so these are the same tokens.
     return AtLength(length, float(theirs.mean()), float(ours.mean()), difference, float(source[: len(ours)].mean()))
 
 
-def _parts(pairs: Sequence[tuple[str, Array, Array, Sequence[int]]], error: float) -> tuple[Part, ...]:
+def _parts(pairs: Sequence[tuple[str, Array, Array, Sequence[int]]], error: float) -> tuple[JudgedPart, ...]:
     differences = [paired_difference(tuned, default, documents) for _, default, tuned, documents in pairs]
-    # Harm is looked for as in a first judgement: fewer chances to claim a gain must not hide it.
+    # A loss is tested as in a first evaluation, because a smaller error for gains must not hide it.
     better = rejected([chance_of_more(difference, -LEAST) for difference in differences], error)
     worse = rejected([chance_of_less(difference, 0.0) for difference in differences], ERROR)
     return tuple(
-        Part(name, float(default.mean()), float(tuned.mean()), difference, gained, lost)
+        JudgedPart(name, float(default.mean()), float(tuned.mean()), difference, gained, lost)
         for (name, default, tuned, _), difference, gained, lost in zip(pairs, differences, better, worse, strict=True)
     )
 
 
 def _reason(
-    parts: Sequence[Part], costs: Estimate, limit: float, shares: tuple[float, float] | None, lost: float
+    parts: Sequence[JudgedPart], costs: Estimate, limit: float, shares: tuple[float, float] | None, lost: float
 ) -> str:
-    """Return why no gain is claimed, empty where one is."""
+    """Return why there is no gain, or an empty string if there is one."""
     worse = [part.name for part in parts if part.worse]
     if worse:
         return f"it is worse on unseen {', '.join(worse)}"
     if not any(part.better for part in parts):
         return f"the difference on unseen text is not significant, or below {LEAST:g} nats"
-    if not costs.mean <= limit:  # not a number is no proof either
+    if not costs.mean <= limit:  # also true for NaN
         return "on unseen text, its cost within the trained length is above the limit"
     if shares is not None and shares[1] < shares[0] - lost:
         return "on unseen text, it finds fewer answers"

@@ -1,7 +1,4 @@
-"""The judgements of a model so far, recorded in the cache: each later one on the same documents allows a smaller error.
-
-Knows digests, but no figures.
-"""
+"""Count the evaluations of a model in the cache. Each later one on the same documents has a smaller allowed error."""
 
 from __future__ import annotations
 
@@ -43,14 +40,14 @@ def error_of(model: str, documents: Sequence[bytes], judged: str, notes: list[st
         return ERROR
     before = lines[: known.index(mine)] if mine in known else lines
     earlier = len({line[0] for line in before if line and read & {*line[1:]}})
-    found: float = ERROR / 2**earlier
+    allowed: float = ERROR / 2**earlier
     if earlier:
         times = "1 earlier plan was" if earlier == 1 else f"{earlier} earlier plans were"
         notes.append(
-            f"{times} evaluated on the same documents, so the error rate of this evaluation is {100 * found:.2g} % instead of "
+            f"{times} evaluated on the same documents, so the error rate of this evaluation is {100 * allowed:.2g} % instead of "
             f"{100 * ERROR:g} %; pass other documents with --text for {100 * ERROR:g} %"
         )
-    return found
+    return allowed
 
 
 def _digest(data: bytes) -> str:

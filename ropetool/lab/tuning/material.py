@@ -1,7 +1,4 @@
-"""The text of a search and that of its judgement: documents split before a row is made, and the rows of each.
-
-Knows tokens; nothing of what is tried.
-"""
+"""The text of a search and of its evaluation: the documents are split first, then rows are built from each part."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ropetool.errors import ConfigError
-from ropetool.lab.tuning.figures import Documents, Figures
+from ropetool.lab.tuning.figures import Documents, PointLosses
 from ropetool.rope.tables import Array
 from ropetool.verification.measures.fillers import passage_length, passages
 from ropetool.verification.measures.loss import LastSegment, prepare_last_segment, row
@@ -21,13 +18,18 @@ from ropetool.verification.measures.retrieval import Context, prepare_retrieval
 from ropetool.verification.measures.segments import MIN_DOCUMENTS
 from ropetool.verification.scoring import Corpus, Done, Runner
 
-FEWEST_SEARCHED = 2  # documents: what stands in front of a passage comes from another one
-MARGIN = 0.0  # of the loss measurement, whose verdicts are not asked for
+FEWEST_SEARCHED = 2  # documents, because the text before a passage is from a different document
+MARGIN = 0.0  # of the loss measurement, whose verdicts are not used
 
 
 @dataclass(frozen=True)
 class Amounts:
-    """How much is measured on a part of the text: segments, passages that are copied, trials at each of five depths."""
+    """The amount of text in a part.
+
+    segments: scored segments at each length.
+    passages: passages that are repeated.
+    trials: trials at each of five depths.
+    """
 
     segments: int
     passages: int
@@ -38,10 +40,16 @@ SEARCHED, UNSEEN = Amounts(24, 12, 4), Amounts(32, 24, 8)
 
 
 @dataclass(frozen=True)
-class Material:
-    """The rows that points are measured on, those that a stage reads before the others.
+class TuningRows:
+    """The rows that points are measured on, in the order in which stages read them.
 
-    copies: each a passage, text of others, and the passage again, with the document of each. contexts: with what they ask.
+    corpus: the documents.
+    last: the segments of text at each length.
+    lengths: the lengths beyond the trained one, in tokens.
+    copies: rows with a passage, text of other documents, and the passage again.
+    copied: the number of the document of each passage.
+    scored_copies: the scored tokens of each repeated passage.
+    contexts: rows with a question.
     """
 
     corpus: Corpus
@@ -54,29 +62,29 @@ class Material:
 
     @property
     def segments(self) -> int:
-        """How many segments every length has."""
+        """Return the number of segments that every length has."""
         return min(len(self.last.chosen[length]) for length in (self.last.trained_length, *self.lengths))
 
     def rows(self, share: float = 1.0) -> Counter[int]:
-        """Return how many rows of each length a point takes."""
+        """Return the number of rows of each length that a point needs."""
         segments = _part(self.segments, share)
-        found = Counter(dict.fromkeys((self.last.trained_length, *self.lengths), segments))
+        counts = Counter(dict.fromkeys((self.last.trained_length, *self.lengths), segments))
         for rows in (self.copies, [context.row for context in self.contexts]):
-            found.update(map(len, rows[: _part(len(rows), share)]))
-        return found
+            counts.update(map(len, rows[: _part(len(rows), share)]))
+        return counts
 
-    def figures(self, runner: Runner, share: float, done: Done) -> Figures:
-        """Return the losses of what a runner computes, on a share of the rows."""
+    def figures(self, runner: Runner, share: float, done: Done) -> PointLosses:
+        """Return the losses of a runner on a share of the rows."""
         copies = self.copies[: _part(len(self.copies), share)]
         contexts = self.contexts[: _part(len(self.contexts), share)]
-        losses, found = np.zeros(0), np.zeros(0, dtype=np.bool_)
+        losses, correct = np.zeros(0), np.zeros(0, dtype=np.bool_)
         if contexts:
-            made = runner.predict([c.row for c in contexts], [c.candidates for c in contexts], done).log_probs
+            log_probs = runner.predict([c.row for c in contexts], [c.candidates for c in contexts], done).log_probs
             answers = np.array([c.answer for c in contexts])
-            losses, found = -made[np.arange(len(contexts)), answers], made.argmax(axis=1) == answers
-        return Figures(
+            losses, correct = -log_probs[np.arange(len(contexts)), answers], log_probs.argmax(axis=1) == answers
+        return PointLosses(
             self.within(runner, share, done), {length: self._text(runner, length, share, done) for length in self.lengths},
-            runner.score(copies, self.scored_copies, done).losses if copies else np.zeros((0, 1)), losses, found,
+            runner.score(copies, self.scored_copies, done).losses if copies else np.zeros((0, 1)), losses, correct,
         )  # fmt: skip
 
     def within(self, runner: Runner, share: float, done: Done) -> Array:
@@ -85,10 +93,10 @@ class Material:
 
     @property
     def documents(self) -> Documents:
-        """The documents of all rows."""
+        """Return the documents of all rows."""
         segments = [segment.document for segment in self.last.chosen[max(self.lengths)]][: self.segments]
         within = [segment.document for segment in self.last.chosen[self.last.trained_length]][: self.segments]
-        # Documents are as long as the target, so an answer's filler is of the one it begins in, but for what keys left out.
+        # Documents are as long as the target, so the filler around an answer is nearly all from one document.
         answers = [-1 if context.document is None else context.document for context in self.contexts]
         return Documents(segments, within, self.copied, answers)
 
@@ -103,18 +111,19 @@ def _part(count: int, share: float) -> int:
 
 
 def lengths_between(trained: int, target: int) -> tuple[int, ...]:
-    """Return the lengths beyond the trained one that are measured: doubling, and the target."""
-    found, length = [], 2 * trained
+    """Return the measured lengths beyond the trained one: its doublings below the target, and the target."""
+    doublings, length = [], 2 * trained
     while length < target:
-        found.append(length)
+        doublings.append(length)
         length *= 2
-    return (*found, target)
+    return (*doublings, target)
 
 
 def split(corpus: Corpus, longest: int, seed: int) -> tuple[Corpus, Corpus]:
-    """Return the documents to search on, and those to judge on, none in both; shorter ones than the target in neither.
+    """Return the documents for the search, and the documents for the evaluation.
 
-    Kinds of text are shared out evenly. Raises: ConfigError for fewer than 6 documents of that length.
+    Documents below the target are in neither.
+    The types of text are spread evenly over both. Raises: ConfigError for fewer than 6 documents of that length.
     """
     needed = longest - len(corpus.prefix)
     fitting = [index for index, tokens in enumerate(corpus.tokens) if len(tokens) >= needed]
@@ -149,11 +158,12 @@ def prepare(
     target: int,
     amounts: Amounts,
     seed: int,
-    asked: int,
-) -> Material:
-    """Return the rows on some documents. asked: the seed of keys and values, which come from a list and not from documents.
+    question_seed: int,
+) -> TuningRows:
+    """Return the rows on some documents.
 
-    Raises: ConfigError if they are too short for the target.
+    question_seed: the seed of keys and values. They are from a list, so both parts of the text need different seeds.
+    Raises: ConfigError if the documents are too short for the target.
     """
     lengths = lengths_between(trained, target)
     last = prepare_last_segment(
@@ -162,14 +172,16 @@ def prepare(
     room = target - len(corpus.prefix)
     size = passage_length(trained, room)
     chosen = passages(corpus, size, room - 2 * size, amounts.passages, seed)
-    retrieval = prepare_retrieval("keys", corpus, tokenize, [target], trained, trials=amounts.trials, seed=asked)
-    return Material(
+    retrieval = prepare_retrieval(
+        "keys", corpus, tokenize, [target], trained, trials=amounts.trials, seed=question_seed
+    )
+    return TuningRows(
         corpus, last, lengths, tuple((*corpus.prefix, *p.tokens, *p.filler, *p.tokens) for p in chosen),
         tuple(p.document for p in chosen), size // 2, _by_trial(retrieval.contexts, target, amounts.trials),
     )  # fmt: skip
 
 
 def _by_trial(contexts: Mapping[int, Sequence[Context]], length: int, trials: int) -> tuple[Context, ...]:
-    """Return the contexts of a length, all depths of one trial before the next; none where it does not hold them."""
-    found = contexts.get(length, ())
-    return tuple(found[at] for trial in range(trials) for at in range(trial, len(found), trials))
+    """Return the contexts of a length, sorted by trial and then by depth. Empty if the length has no contexts."""
+    of_length = contexts.get(length, ())
+    return tuple(of_length[index] for trial in range(trials) for index in range(trial, len(of_length), trials))

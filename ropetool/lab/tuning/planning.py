@@ -1,7 +1,4 @@
-"""Points as plans: what `apply` would write for each, for the runtimes asked for, and what a loaded model makes of it.
-
-Chooses nothing; knows no text.
-"""
+"""Turn points into plans for the requested runtimes, and run the loaded model with a plan."""
 
 from __future__ import annotations
 
@@ -29,14 +26,18 @@ from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import Runner
 
 DEFAULT = "yarn"
-PROBES = 4  # points of a space that are planned before it is said that no file holds it
+PROBES = 4  # random points that are planned before a space is refused
 
 
 @dataclass(frozen=True, eq=False)
 class Planner:
-    """What makes plans of points, for one source and one target.
+    """Makes plans of points for one source and one target.
 
-    own: what the source computes by itself. reading: of a source that is scaled, as `extend --from` takes it.
+    checkpoint: the source.
+    own: the tables of the source.
+    target_length: tokens.
+    reading: the interpretation of a source with a scaling, as in `extend --from`.
+    runtimes: the runtimes that must read the output.
     """
 
     checkpoint: Checkpoint
@@ -44,15 +45,18 @@ class Planner:
     target_length: int
     reading: str | None = None
     runtimes: tuple[str, ...] = ()
-    _made: dict[tuple[str, bytes], Plan | RopetoolError] = field(default_factory=dict)
+    _plans: dict[tuple[str, bytes], Plan | RopetoolError] = field(default_factory=dict)
 
     @cached_property
     def default(self) -> Plan:
-        """The plan of what `extend --method yarn` writes. Raises: as `make_plan`."""
+        """Return the plan of `extend --method yarn`. Raises: as `make_plan`."""
         return self._plan(Point("yarn, unchanged"))
 
     def ground(self, space: Space) -> Ground:
-        """Return what a space starts from. Raises: LossyExport where it is of heads that weights have no place for."""
+        """Return the start of a space.
+
+        Raises: LossyExport if the space needs gains of heads and the weights cannot store them.
+        """
         one = self._plan(Point("", "longrope", {"long_factor": (1.0,) * self._pairs}, 1.0), ())
         trained = self._entry(one.target).table
         default = self._entry(self.default.target)
@@ -75,44 +79,44 @@ class Planner:
         return rope.entries[names.FULL_ATTENTION]
 
     def plan(self, space: Space, ground: Ground, vector: Vector) -> Plan:
-        """Return the plan of a point that is possible; None is the default."""
+        """Return the plan of a possible point. None is the default."""
         if vector is None:
             return self.default
-        made = self._tried(space, ground, vector)
-        if isinstance(made, RopetoolError):
-            raise made
-        return made
+        attempt = self._tried(space, ground, vector)
+        if isinstance(attempt, RopetoolError):
+            raise attempt
+        return attempt
 
     def possible(self, space: Space, ground: Ground, vector: Array) -> bool:
-        """Return whether the runtimes asked for would all read the point from one file."""
+        """Return whether all requested runtimes would read the point from one file."""
         return isinstance(self._tried(space, ground, vector), Plan)
 
     def _tried(self, space: Space, ground: Ground, vector: Array) -> Plan | RopetoolError:
         key = space.name, vector.tobytes()
-        if key not in self._made:
+        if key not in self._plans:
             try:
-                self._made[key] = self._point(space, ground, vector)
+                self._plans[key] = self._point(space, ground, vector)
             except RopetoolError as error:
-                self._made[key] = error
-        return self._made[key]
+                self._plans[key] = error
+        return self._plans[key]
 
     def opened(self, space: Space) -> Ground:
-        """Return what a space starts from, if it has points that one file holds for the runtimes asked for.
+        """Return the start of a space, if a file can store a point of it for the requested runtimes.
 
-        Raises: LossyExport if not, with the spaces that have.
+        Raises: LossyExport if not. The message names the spaces that are possible.
         """
-        begin, why = self._held(space)
+        begin, why = self._start(space)
         if begin is not None:
             return begin
-        known = [each.name for each in SPACES.values() if each is not space and self._held(each)[0] is not None]
+        known = [each.name for each in SPACES.values() if each is not space and self._start(each)[0] is not None]
         whom = f" for {', '.join(self.runtimes)}" if self.runtimes else ""
         raise LossyExport(
             f"no file can store a point of space {space.name}{whom}: {why}", where="--space",
             try_=f"--space {known[0]}; possible are {', '.join(known)}" if known else "another --for",
         )  # fmt: skip
 
-    def _held(self, space: Space) -> tuple[Ground | None, str]:
-        """Return what a space starts from; None and why, where no file holds any of its points."""
+    def _start(self, space: Space) -> tuple[Ground | None, str]:
+        """Return the start of a space. None and the reason, if no file can store any of the probed points."""
         try:
             begin = self.ground(space)
         except RopetoolError as error:
@@ -120,14 +124,16 @@ class Planner:
         rng, size = np.random.default_rng(0), space.size(begin)
         probes: list[Array] = [*space.starts(begin), *(rng.random(size) for _ in range(PROBES))]
         refused = [
-            made for made in (self._tried(space, begin, probe) for probe in probes) if not isinstance(made, Plan)
+            attempt
+            for attempt in (self._tried(space, begin, probe) for probe in probes)
+            if not isinstance(attempt, Plan)
         ]
         return (begin, "") if len(refused) < len(probes) else (None, refused[0].message)
 
     def _point(self, space: Space, ground: Ground, vector: Array) -> Plan:
         plan = self._plan(space.point(ground, vector))
         if not math.isclose(plan.softmax_multiplier, self.default.softmax_multiplier, rel_tol=1e-6):
-            # What is varied is the table, and a point without the default's scale would be worse for that alone.
+            # The search varies the table. Without the default's softmax scale, a point would be worse for that reason.
             raise LossyExport(
                 f"YaRN multiplies the softmax scale of this model by {self.default.softmax_multiplier:.4g}, and lists cannot "
                 "store that", where="--space",
@@ -143,14 +149,14 @@ class Planner:
         return with_gains(plan, self.checkpoint, point.pair_gains, point.head_gains) if point.gains else plan
 
     def view(self, runner: TorchRunner, plan: Plan, nested: bool) -> Runner:
-        """Return the loaded source as it will be with the plan: its table, and its rows scaled as they will be written."""
+        """Return the loaded source with the plan's table, and with its rows scaled as in the output."""
         assert plan.target is not None
-        turned = RotatedRunner(runner, plan.target, own=self.own, nested=nested)
-        return ScaledRunner(turned, runner, plan.tensors) if plan.tensors else turned
+        rotated = RotatedRunner(runner, plan.target, own=self.own, nested=nested)
+        return ScaledRunner(rotated, runner, plan.tensors) if plan.tensors else rotated
 
 
 def identity(plan: Plan) -> str:
-    """Return a digest of what a plan computes: two plans of one source that compute the same have the same."""
+    """Return a digest of the results of a plan. Plans of the same source with the same results have the same digest."""
     if plan.target is None:
         raise ConfigError("the plan does not contain its tables", where="plan")
     data = [plan.tables, plan.softmax_multiplier, [edit.to_json() for edit in plan.tensors]]

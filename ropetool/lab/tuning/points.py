@@ -1,7 +1,4 @@
-"""What a search starts from and what it tries, as plain data.
-
-Knows numbers of tables and gains; neither files nor models.
-"""
+"""The start of a search and its points, as plain data."""
 
 from __future__ import annotations
 
@@ -16,11 +13,14 @@ from ropetool.rope.tables import Array
 
 @dataclass(frozen=True, eq=False)
 class Ground:
-    """The table that a model was trained with, and what `extend` would make of it.
+    """The trained table of a model, and the default table of `extend`.
 
-    inv_freq: in radians per token. length: tokens that it was trained on. factor: the target over that. divisors: of the
-    default. attention_factor: the default's. heads: of queries, layer by layer, empty where weights cannot take gains.
-    Shapes: inv_freq, divisors (rotary_dim // 2,).
+    inv_freq: the trained table, in radians per token. Shapes: (rotary_dim // 2,).
+    length: the trained length in tokens.
+    factor: the target length divided by the trained length.
+    divisors: the frequency factors of the default table. Shapes: (rotary_dim // 2,).
+    attention_factor: the attention factor of the default.
+    heads: the number of query heads in each layer. Empty if the weights cannot store gains of heads.
     """
 
     inv_freq: Array
@@ -32,16 +32,18 @@ class Ground:
 
     @property
     def pairs(self) -> int:
-        """How many rotary pairs there are."""
+        """Return the number of rotary pairs."""
         return self.inv_freq.size
 
 
 @dataclass(frozen=True)
 class Point:
-    """One thing to try: a method with its parameters, and gains that go into the weights.
+    """One try: a method with its parameters, and gains for the weights.
 
-    words: what it is, for people. pair_gains: one for each rotary pair. head_gains: layer by layer and head by head, one for
-    each band of pairs, or one for the whole head.
+    words: a description for users.
+    method, params, attention_factor: as in `make_plan`.
+    pair_gains: a gain for each rotary pair.
+    head_gains: by layer and head, a gain for each band of pairs, or a single one for the whole head.
     """
 
     words: str
@@ -53,11 +55,11 @@ class Point:
 
     @property
     def gains(self) -> bool:
-        """Whether the weights take a part of it."""
+        """Return whether the weights store a part of it."""
         return bool(self.pair_gains or self.head_gains)
 
 
 def of_lists(ground: Ground, divisors: Array, words: str) -> Point:
-    """Return a table as a divisor for each pair, with the default's attention factor. Shapes: (pairs,)."""
+    """Return a table as a divisor per pair, with the default's attention factor. Shapes: (pairs,)."""
     values = tuple(float(f"{value:.6g}") for value in np.maximum(divisors, 1e-3))
     return Point(words, "longrope", {"long_factor": values}, ground.attention_factor)

@@ -25,56 +25,56 @@ from ropetool.verification.results import Estimate
 SCHEMA = 1
 
 
-def tune_text(found: TuneResult, source: str, plan: Path, width: int | None = None) -> str:
-    """Return what `ropetool tune` prints. plan: where the recommended one was written."""
-    text = f"{escaped(found.source)}: {found.target_length} tokens, {_times(found)} times the trained {found.trained_length}\n"
-    text += columns(_searched(found), width=width)
-    if found.judgement is not None:
-        unseen, segments = len(found.unseen), found.segments[1]
+def tune_text(result: TuneResult, source: str, plan: Path, width: int | None = None) -> str:
+    """Return the output of `ropetool tune`. plan: the path of the written plan."""
+    text = f"{escaped(result.source)}: {result.target_length} tokens, {_times(result)} times the trained {result.trained_length}\n"
+    text += columns(_searched(result), width=width)
+    if result.judgement is not None:
+        unseen, segments = len(result.unseen), result.segments[1]
         text += f"\nevaluated once, on {segments} segments of {unseen} documents that the search did not use\n"
         head = ("nats per token", "default", "tuned", "difference", "95 % interval", "")
-        lines = [head, *_rows(found.judgement)]
+        lines = [head, *_rows(result.judgement)]
         text += columns([_aligned(lines, line) for line in lines])
-        text += columns(_bounds(found, found.judgement), width=width)
-    text += f"\n{found.verdict}\n" if width is None else "\n" + wrapped(found.verdict, width, indent=0)
+        text += columns(_bounds(result, result.judgement), width=width)
+    text += f"\n{result.verdict}\n" if width is None else "\n" + wrapped(result.verdict, width, indent=0)
     return text + columns([(command("ropetool", "apply", source, plan),)])
 
 
-def _times(found: TuneResult) -> str:
-    return f"{found.target_length / found.trained_length:g}"
+def _times(result: TuneResult) -> str:
+    return f"{result.target_length / result.trained_length:g}"
 
 
-def _searched(found: TuneResult) -> list[tuple[str, str]]:
-    gain = found.steps[-1].gain if found.steps else 0.0
-    lengths = ", ".join(map(str, found.lengths))
+def _searched(result: TuneResult) -> list[tuple[str, str]]:
+    gain = result.steps[-1].gain if result.steps else 0.0
+    lengths = ", ".join(map(str, result.lengths))
     best = (
-        f"{found.winner}; {gain:.4f} nats below the default in the search"
-        if found.winner
+        f"{result.winner}; {gain:.4f} nats below the default in the search"
+        if result.winner
         else "none better than the default"
     )
     return [
-        ("space", f"{found.space}: {spaces.get(found.space).summary}"),
+        ("space", f"{result.space}: {spaces.get(result.space).summary}"),
         (
             "searched",
-            f"{found.points} points in {counted(len(found.steps), 'generation')}, on {found.segments[0]} segments of "
-            f"{len(found.searched)} documents, at {lengths} tokens",
+            f"{result.points} points in {counted(len(result.steps), 'generation')}, on {result.segments[0]} segments of "
+            f"{len(result.searched)} documents, at {lengths} tokens",
         ),
         ("best", best),
     ]
 
 
 def _rows(judgement: Judgement) -> list[tuple[str, str, str, str, str, str]]:
-    """Return a line for each part that is judged, those of single lengths below text."""
-    found = []
+    """Return a line for each part, and below the text a line for each of its lengths."""
+    rows = []
     for part in judgement.parts:
-        said = "better" if part.better else "worse" if part.worse else "not significant"
-        found.append((part.name, *_figures(part.default, part.tuned, part.difference), said))
+        verdict = "better" if part.better else "worse" if part.worse else "not significant"
+        rows.append((part.name, *_figures(part.default, part.tuned, part.difference), verdict))
         if part.name == "text" and len(judgement.lengths) > 1:
-            found += [
+            rows += [
                 (f"  at {each.length}", *_figures(each.default, each.tuned, each.difference), "")
                 for each in judgement.lengths
             ]
-    return found
+    return rows
 
 
 def _figures(default: float, tuned: float, difference: Estimate) -> tuple[str, str, str, str]:
@@ -83,16 +83,16 @@ def _figures(default: float, tuned: float, difference: Estimate) -> tuple[str, s
 
 
 def _aligned(lines: Sequence[Sequence[str]], line: Sequence[str]) -> tuple[str, ...]:
-    """Return the line with its figures to the right of their columns."""
+    """Return the line with its figures aligned to the right."""
     widths = [max(len(each[i]) for each in lines) for i in range(len(line))]
     return (line[0], *(cell.rjust(widths[i]) for i, cell in enumerate(line[1:4], start=1)), *line[4:])
 
 
-def _bounds(found: TuneResult, judgement: Judgement) -> list[tuple[str, str]]:
+def _bounds(result: TuneResult, judgement: Judgement) -> list[tuple[str, str]]:
     low, high = ratio(judgement.regression.low), ratio(judgement.regression.high)
     lines = [
         (
-            f"within {found.trained_length} tokens",
+            f"within {result.trained_length} tokens",
             f"{ratio(judgement.regression.mean):.3f} times the source's perplexity ({low:.3f} to {high:.3f}); the default has "
             f"{ratio(judgement.default_regression.mean):.3f}, the limit is {ratio(judgement.limit):.3f}",
         )
@@ -103,20 +103,20 @@ def _bounds(found: TuneResult, judgement: Judgement) -> list[tuple[str, str]]:
     return lines
 
 
-def tune_json(found: TuneResult, plan: Path) -> dict[str, Any]:
+def tune_json(result: TuneResult, plan: Path) -> dict[str, Any]:
     """Return the result as `tune --json` prints it."""
-    judgement = found.judgement
+    judgement = result.judgement
     return {
-        "schema": SCHEMA, "source": found.source, "space": found.space, "trained_length": found.trained_length,
-        "target_length": found.target_length, "lengths": list(found.lengths), "runtimes": list(found.runtimes),
-        "seed": found.seed, "minutes": found.minutes, "points": found.points,
-        "generations": [{"points": step.points, "gain": step.gain} for step in found.steps],
-        "searched": list(found.searched), "unseen": list(found.unseen),
-        "segments": {"searched": found.segments[0], "unseen": found.segments[1]}, "winner": found.winner or None,
-        "max_regression": found.max_regression, "judgement": None if judgement is None else _judgement_json(judgement),
-        "recommended": "tuned" if found.is_better else "default", "plan": str(plan), "text_fingerprint": found.text_fingerprint,
-        "runtime": found.runtime,
-        "notes": list(found.notes),
+        "schema": SCHEMA, "source": result.source, "space": result.space, "trained_length": result.trained_length,
+        "target_length": result.target_length, "lengths": list(result.lengths), "runtimes": list(result.runtimes),
+        "seed": result.seed, "minutes": result.minutes, "points": result.points,
+        "generations": [{"points": step.points, "gain": step.gain} for step in result.steps],
+        "searched": list(result.searched), "unseen": list(result.unseen),
+        "segments": {"searched": result.segments[0], "unseen": result.segments[1]}, "winner": result.winner or None,
+        "max_regression": result.max_regression, "judgement": None if judgement is None else _judgement_json(judgement),
+        "recommended": "tuned" if result.is_better else "default", "plan": str(plan), "text_fingerprint": result.text_fingerprint,
+        "runtime": result.runtime,
+        "notes": list(result.notes),
     }  # fmt: skip
 
 
@@ -140,20 +140,20 @@ def _judgement_json(judgement: Judgement) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write_report(found: TuneResult, folder: Path, plan: Path, *, force: bool = False, command: str = "") -> list[Path]:
-    """Write the page into a new folder, whole or not at all. Raises: MissingDependency, OutputError."""
-    return write_page(rendered(_page(found, plan, command)), folder, force=force)
+def write_report(result: TuneResult, folder: Path, plan: Path, *, force: bool = False, command: str = "") -> list[Path]:
+    """Write the HTML page into a new folder, complete or not at all. Raises: MissingDependency, OutputError."""
+    return write_page(rendered(_page(result, plan, command)), folder, force=force)
 
 
-def _page(found: TuneResult, plan: Path, line: str) -> Page:
-    judgement = found.judgement
-    facts = [*_searched(found), ("plan", str(plan)), ("command", line), ("runtime", found.runtime)]
+def _page(result: TuneResult, plan: Path, line: str) -> Page:
+    judgement = result.judgement
+    facts = [*_searched(result), ("plan", str(plan)), ("command", line), ("runtime", result.runtime)]
     return Page(
-        "tune", f"{found.source}, {found.target_length} tokens", "better" if found.is_better else "no gain",
-        GOOD if found.is_better else WARN, found.verdict.partition(": ")[2] or found.verdict,
-        f"On {len(found.unseen)} documents that the search did not use, with the arithmetic of this run.", facts,
-        [*([] if judgement is None else [_judged(judgement), _bounded(found, judgement)]), _search(found)],
-        charts=_charts(found), notes=found.notes, documents=found.unseen, fingerprint=found.text_fingerprint,
+        "tune", f"{result.source}, {result.target_length} tokens", "better" if result.is_better else "no gain",
+        GOOD if result.is_better else WARN, result.verdict.partition(": ")[2] or result.verdict,
+        f"On {len(result.unseen)} documents that the search did not use, with the arithmetic of this run.", facts,
+        [*([] if judgement is None else [_judged(judgement), _bounded(result, judgement)]), _search(result)],
+        charts=_charts(result), notes=result.notes, documents=result.unseen, fingerprint=result.text_fingerprint,
     )  # fmt: skip
 
 
@@ -172,12 +172,12 @@ def _judged(judgement: Judgement) -> Section:
     return Section("judgement", "Evaluated once on unseen text", Table(head, rows, words=(0, 5)), legend=legend)
 
 
-def _bounded(found: TuneResult, judgement: Judgement) -> Section:
+def _bounded(result: TuneResult, judgement: Judgement) -> Section:
     costs = (judgement.default_regression.mean, judgement.regression.mean, judgement.limit)
-    rows = [row(f"perplexity within {found.trained_length} tokens", *(f"{ratio(cost):.3f}" for cost in costs))]
-    for at in judgement.lengths:
-        ratios = (f"{ratio(loss - at.cut):.3f}" for loss in (at.default, at.tuned))
-        rows.append(row(f"perplexity at {at.length} tokens", *ratios, ""))
+    rows = [row(f"perplexity within {result.trained_length} tokens", *(f"{ratio(cost):.3f}" for cost in costs))]
+    for at_length in judgement.lengths:
+        ratios = (f"{ratio(loss - at_length.cut):.3f}" for loss in (at_length.default, at_length.tuned))
+        rows.append(row(f"perplexity at {at_length.length} tokens", *ratios, ""))
     if judgement.retrieved is not None:
         rows.append(row("right answers", *(f"{share:.2f}" for share in judgement.retrieved), ""))
     same = "perplexity / perplexity of the source on the same tokens; the source reads at most its trained length"
@@ -190,8 +190,8 @@ def _bounded(found: TuneResult, judgement: Judgement) -> Section:
     )
 
 
-def _search(found: TuneResult) -> Section:
-    rows = tuple(row(str(i), str(step.points), f"{step.gain:.4f}") for i, step in enumerate(found.steps, start=1))
+def _search(result: TuneResult) -> Section:
+    rows = tuple(row(str(i), str(step.points), f"{step.gain:.4f}") for i, step in enumerate(result.steps, start=1))
     legend = (
         (
             "below the default",
@@ -201,20 +201,20 @@ def _search(found: TuneResult) -> Section:
     return Section("search", "Search", Table(("generation", "points so far", "below the default"), rows), legend=legend)
 
 
-def _charts(found: TuneResult) -> Iterator[Chart]:
-    """Yield the divisors of default and winner, where their tables differ. To be used within `drawing.style()`."""
+def _charts(result: TuneResult) -> Iterator[Chart]:
+    """Yield the divisors of default and winner, if their tables differ. Needs `drawing.style()` around it."""
     tables = {}
-    for name, plan in ("default", found.default), ("tuned", found.tuned):
+    for name, plan in ("default", result.default), ("tuned", result.tuned):
         entry = plan.target.entries[names.FULL_ATTENTION] if plan is not None and plan.target is not None else None
         if entry is not None and entry.table is not None:
-            tables[name] = entry.table.at(found.target_length).inv_freq
+            tables[name] = entry.table.at(result.target_length).inv_freq
     if len(tables) < 2 or np.allclose(tables["default"], tables["tuned"], rtol=TABLE_TOLERANCE):
         return
     figure = drawing.figure()
     axes = figure.subplots()
     for (name, table), look in zip(tables.items(), (drawing.BASELINE, drawing.TARGET), strict=True):
-        turning = np.flatnonzero((found.inv_freq > 0) & (table > 0))
-        axes.plot(turning, found.inv_freq[turning] / table[turning], **{**look, "label": name, "markersize": 4})
+        rotating = np.flatnonzero((result.inv_freq > 0) & (table > 0))
+        axes.plot(rotating, result.inv_freq[rotating] / table[rotating], **{**look, "label": name, "markersize": 4})
     axes.set_xlabel("rotary pair, fastest first")
     axes.set_ylabel("divided by")
     drawing.key(figure)

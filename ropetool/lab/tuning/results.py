@@ -1,4 +1,4 @@
-"""What a tuning found, as plain data. Knows nothing of how it is shown."""
+"""The result of a tuning as plain data."""
 
 from __future__ import annotations
 
@@ -6,19 +6,34 @@ from dataclasses import dataclass
 
 from ropetool.escaping import Shown
 from ropetool.lab.tuning.judging import GAIN, Judgement
-from ropetool.lab.tuning.searching import Step
+from ropetool.lab.tuning.searching import Generation
 from ropetool.plans.plan import Plan
 from ropetool.rope.tables import Array
 
 
 @dataclass(frozen=True, eq=False)
 class TuneResult(Shown):
-    """The search and its judgement.
+    """The search and its evaluation.
 
-    winner: the best point in words, empty where the search found nothing before the default. judgement: None then.
-    lengths: beyond the trained one, in tokens. searched, unseen: the documents of each, by name. segments: of both. points:
-    how many were tried. default, tuned: their plans. inv_freq: what the model was trained with, in radians per token. minutes:
-    what was asked for.
+    source: the source's path or Hub id.
+    space: the name of the search space.
+    trained_length, target_length: tokens.
+    lengths: the measured lengths beyond the trained one, in tokens.
+    runtimes: the runtimes that read the plans' outputs.
+    seed: the random seed.
+    minutes: the requested minutes.
+    points: the number of points that were tried.
+    steps: the generations of the search.
+    searched, unseen: the names of the documents of the search and of the evaluation.
+    segments: the number of segments in each.
+    winner: the best point in words. Empty if the search found nothing better than the default.
+    judgement: the evaluation of the winner. None without a winner.
+    default, tuned: the plans of the default and of the winner.
+    inv_freq: the trained table, in radians per token.
+    max_regression: the limit that the user set, as a ratio of perplexities, or None.
+    text_fingerprint: a digest of the documents.
+    runtime: the program that ran the model.
+    notes: messages for the user.
     """
 
     source: str
@@ -30,7 +45,7 @@ class TuneResult(Shown):
     seed: int
     minutes: float
     points: int
-    steps: tuple[Step, ...]
+    steps: tuple[Generation, ...]
     searched: tuple[str, ...]
     unseen: tuple[str, ...]
     segments: tuple[int, int]
@@ -46,12 +61,12 @@ class TuneResult(Shown):
 
     @property
     def is_better(self) -> bool:
-        """Whether the winner is surely better on text that the search never saw."""
+        """Return whether the winner is significantly better on text that the search did not use."""
         return self.judgement is not None and self.judgement.verdict == GAIN
 
     @property
     def verdict(self) -> str:
-        """The judgement in a sentence."""
+        """Return the verdict and its reason as a sentence."""
         if self.judgement is None:
             return "no gain: the search found nothing better than the default; use the default"
         if self.is_better:
@@ -61,5 +76,5 @@ class TuneResult(Shown):
 
     @property
     def plan(self) -> Plan:
-        """The plan that is recommended: the winner's where that is better, else the default's."""
+        """Return the recommended plan: the tuned one if it is better, else the default."""
         return self.tuned if self.is_better and self.tuned is not None else self.default

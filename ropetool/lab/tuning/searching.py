@@ -1,6 +1,6 @@
-"""The search: generations of points around the best one so far, each thinned out on ever more text.
+"""The search: generations of points around the best point so far. Each stage reads more text and keeps fewer points.
 
-Knows vectors and scores; neither tables nor models, so that noise can be put in place of both.
+It knows only vectors and scores, so tests can replace the model by noise.
 """
 
 from __future__ import annotations
@@ -12,52 +12,71 @@ import numpy as np
 
 from ropetool.rope.tables import Array
 
-DRAWS = 12  # points of a generation
-KEPT = 3  # of so many points one goes on to the next stage
+DRAWS = 12  # points per generation
+KEPT = 3  # one of this many points goes on to the next stage
 STAGES = (1 / 6, 1 / 2, 1.0)  # the share of the text that each stage reads
-STEP, SHRINK = 0.25, 0.75  # how far a generation reaches at first, and each later one of that
-TRIES = 20  # of a draw that no file can hold
+STEP, SHRINK = (
+    0.25,
+    0.75,
+)  # the standard deviation of a move in the first generation, and the ratio from one to the next
+TRIES = 20  # draws before giving up, if no file can store the points
 SOME = 0.4  # chance of a coordinate to move
 
 
 @dataclass(frozen=True)
 class Score:
-    """How a point did. objective: nats a token, less is better. excess: by how much it breaks a bound, 0 within all."""
+    """The result of a point.
+
+    objective: nats per token; less is better.
+    excess: how much it exceeds the bounds. 0 within all bounds.
+    """
 
     objective: float
     excess: float = 0.0
 
     @property
     def key(self) -> tuple[float, float]:
-        """What points are ordered by: none that breaks a bound comes before one that does not."""
+        """Return the sort key: any point within the bounds is before any point that exceeds them."""
         return self.excess, self.objective
 
 
 Vector = Array | None
-"""A point of the space; None is the default, which is always in the field."""
+"""A point of the space. None is the default, which takes part in every generation."""
 Evaluate = Callable[[Sequence[Vector], int], list[Score]]
 """Returns the scores of some points at a stage, all on the same text."""
 
 
 @dataclass(frozen=True)
-class Step:
-    """A generation: how far below the default's the objective of the best one is, on all the text of the search."""
+class Generation:
+    """The state after a generation.
+
+    points: the number of points so far.
+    gain: the default's objective minus the objective of the best point, on all text of the search.
+    """
 
     points: int
     gain: float
 
 
 @dataclass(frozen=True)
-class Searched:
-    """best: the winner, None for the default itself. points: how many were tried, the default aside."""
+class SearchState:
+    """The result of a search so far.
+
+    best: the best point. None for the default.
+    points: the number of points that were tried, without the default.
+    steps: the generations.
+    """
 
     best: Vector
     points: int
-    steps: tuple[Step, ...]
+    steps: tuple[Generation, ...]
 
 
 def work(draws: int = DRAWS) -> float:
-    """Return what a generation costs, as so many evaluations on all the text; what is kept from before costs nothing."""
+    """Return the cost of a generation, as a number of evaluations on all text.
+
+    Text is not read twice for the same point.
+    """
     total, left, read = 0.0, draws, 0.0
     for share in STAGES:
         total += left * (share - read)
@@ -73,9 +92,19 @@ def search(
     generations: int,
     seed: int,
     possible: Callable[[Array], bool] = lambda vector: True,
-    told: Callable[[int, Searched], None] = lambda generation, found: None,
-) -> Searched:
-    """Return the best point that was found. possible: whether a point can be written for those who are to read it."""
+    progress: Callable[[int, SearchState], None] = lambda generation, state: None,
+) -> SearchState:
+    """Return the best point.
+
+    size: the number of coordinates.
+    starts: the first points.
+    smooth: whether neighbouring coordinates move together.
+    evaluate: returns the scores of points at a stage.
+    generations: the number of generations.
+    seed: the random seed.
+    possible: whether a file can store a point.
+    progress: called after each generation with its number and the state.
+    """
     best: Vector = None
     points, steps = 0, []
     for generation in range(generations):
@@ -87,14 +116,14 @@ def search(
         left = list(range(len(field)))
         for stage in range(len(STAGES)):
             scores = dict(zip(left, evaluate([field[i] for i in left], stage), strict=True))
-            ranked = sorted(left, key=lambda i: scores[i].key)  # of equal ones the default comes first
+            ranked = sorted(left, key=lambda i: scores[i].key)  # the sort is stable: the default wins a tie
             if stage < len(STAGES) - 1:
                 going_on = [i for i in ranked if i >= always][: max(1, (len(left) - always) // KEPT)]
                 left = [*range(always), *going_on]
         best = field[ranked[0]]
-        steps.append(Step(points, scores[0].objective - scores[ranked[0]].objective))
-        told(generation, Searched(best, points, tuple(steps)))
-    return Searched(best, points, tuple(steps))
+        steps.append(Generation(points, scores[0].objective - scores[ranked[0]].objective))
+        progress(generation, SearchState(best, points, tuple(steps)))
+    return SearchState(best, points, tuple(steps))
 
 
 def _drawn(
@@ -106,23 +135,23 @@ def _drawn(
     generation: int,
     possible: Callable[[Array], bool],
 ) -> list[Array]:
-    """Return the points of a generation: the starts and points around them at first, then some around the best."""
+    """Return the points of a generation: first the starts and points around them, later mostly points near the best."""
     step = STEP * SHRINK**generation
-    found = [start for start in starts if possible(start)][:DRAWS] if not generation else []
+    points = [start for start in starts if possible(start)][:DRAWS] if not generation else []
     centres = [*starts] if best is None else [best, best, best, *starts[:1]]
-    while len(found) < DRAWS:
+    while len(points) < DRAWS:
         for _ in range(TRIES):
             one = moved(rng, centres[int(rng.integers(len(centres)))], step, smooth)
             if possible(one):
-                found.append(one)
+                points.append(one)
                 break
         else:
             break
-    return found
+    return points
 
 
 def moved(rng: np.random.Generator, centre: Array, step: float, smooth: bool) -> Array:
-    """Return a point near another one; of a smooth space a stretch of coordinates moves together. Shapes: (size,)."""
+    """Return a point near another one. In a smooth space, neighbouring coordinates move together. Shapes: (size,)."""
     places = np.arange(centre.size)
     if smooth:
         middle, width = rng.uniform(0, centre.size - 1), _width(rng, centre.size)

@@ -1,6 +1,6 @@
-"""The spaces that a search goes through: what the numbers from 0 to 1 of a vector mean as a table or as gains.
+"""The search spaces: how a vector of numbers from 0 to 1 becomes a table or gains.
 
-A new space is one entry of `SPACES`. Knows nothing of models or of how the search goes.
+To add a space, add an entry to `SPACES`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,25 @@ from ropetool.rope.formulas import Source, blend, kept_share_by_dims, kept_share
 from ropetool.rope.tables import Array
 
 BETA_FAST, BETA_SLOW = 32.0, 1.0  # yarn's own
-# Ramps that are known to serve small models: yarn's, with twice the original length, and with a later start.
+# Ramps that work for small models: YaRN's, YaRN's with twice the original length, and one with a later start.
 RAMPS = ((BETA_FAST, BETA_SLOW), (BETA_FAST / 2, BETA_SLOW / 2), (8.0, BETA_SLOW))
 KNOTS = 8  # of a curve over the pairs
-BANDS = 3  # of pairs, where a head has a gain for each: near, middle, far
-ASIDE = 0.1  # of a coordinate, beside its middle: the factor of the target itself, which native keys can say
+BANDS = 3  # of pairs, if a head has a gain for each: near, middle, far
+ASIDE = (
+    0.1  # within this distance of its middle, a coordinate means the target's factor, which the native keys can store
+)
 
 
 @dataclass(frozen=True)
 class Space:
-    """What may be varied. size: of a vector, by the ground. smooth: neighbouring coordinates move together.
+    """A search space. Every coordinate of a vector is from 0 to 1.
 
-    starts: vectors to begin with. point: what a vector is. Every coordinate is from 0 to 1.
+    name: its name.
+    summary: its description.
+    size: returns the number of coordinates for a ground.
+    starts: returns the vectors to begin with.
+    point: returns the point of a vector.
+    smooth: whether neighbouring coordinates move together.
     """
 
     name: str
@@ -40,7 +47,7 @@ class Space:
 
 
 def get(name: str) -> Space:
-    """Return the space of this name. Raises: UnknownName with the known ones."""
+    """Return the space with this name. Raises: UnknownName, with the known names."""
     if name not in SPACES:
         raise UnknownName(
             f"unknown search space {name!r}{did_you_mean(name, SPACES)}; known are {', '.join(SPACES)}", where="--space"
@@ -49,17 +56,17 @@ def get(name: str) -> Space:
 
 
 def _between(low: float, high: float, unit: float) -> float:
-    """Return the number that far from the lower to the higher one, in equal ratios."""
+    """Return the number at a share of the way from `low` to `high`, on a logarithmic scale."""
     return float(low * (high / low) ** unit)
 
 
 def _unit(low: float, high: float, value: float) -> float:
-    """Return how far a number is from the lower to the higher one, in equal ratios."""
+    """Return the share of the way from `low` to `high` at which a number is, on a logarithmic scale, from 0 to 1."""
     return float(np.clip(np.log(value / low) / np.log(high / low), 0, 1))
 
 
 def _ratio(unit: float, less: float, more: float) -> float:
-    """Return a ratio from `less` to `more`, which is 1 for a stretch in the middle of the coordinate."""
+    """Return a ratio from `less` to `more` for a coordinate. It is 1 near the middle of the coordinate."""
     low, high = 0.5 - ASIDE, 0.5 + ASIDE
     if unit < low:
         return _between(1.0, less, (low - unit) / low)
@@ -72,15 +79,15 @@ def _ratio(unit: float, less: float, more: float) -> float:
 def _yarn(ground: Ground, vector: Array) -> Point:
     ratio, original = _ratio(vector[0], 0.75, 3.0), _between(0.5, 4.0, vector[1])
     fast, ramp = _between(2.0, 64.0, vector[2]), "dims" if vector[3] < 0.5 else "turns"
-    # An original length k times as long counts k times the turns: the same ramp as both betas divided by k.
+    # With k times the original length, each pair has k times the turns. Dividing both betas by k gives the same ramp.
     beta_fast, beta_slow = float(f"{fast / original:.4g}"), float(f"{BETA_SLOW / original:.4g}")
     factor = max(1.0, float(f"{ground.factor * ratio:.5g}"))
     ends = f"beta_fast {beta_fast:g}, beta_slow {beta_slow:g}, ramp {ramp}"
     if ratio == 1.0:
         params = {"beta_fast": beta_fast, "beta_slow": beta_slow, "truncate": False, "ramp": ramp}
         return Point(f"yarn, factor {factor:g}, {ends}", params=params)
-    # Native keys would state factor times the trained length as the context, which nobody asked for. The attention factor
-    # stays that of the target's factor.
+    # The native keys would set the factor times the trained length as the context, which differs from the target. So
+    # the table is a list, with the attention factor of the target's factor.
     source = Source(ground.inv_freq, ground.length)
     kept = (
         kept_share_by_dims(source, beta_fast, beta_slow, False)
@@ -113,12 +120,12 @@ def _ramp(ground: Ground, vector: Array) -> Point:
 
 
 def _ramp_starts(ground: Ground) -> list[Array]:
-    last, found = ground.pairs - 1, []
+    last, vectors = ground.pairs - 1, []
     for betas in RAMPS:
         ends = [arithmetic.index_at_turns(ground.inv_freq, ground.length, turns) for turns in betas]
         low, high = np.clip(ends, 0, last)
-        found.append(np.array([low / last, (high - low) / max(last - low, 1e-9), 0.5]))
-    return found
+        vectors.append(np.array([low / last, (high - low) / max(last - low, 1e-9), 0.5]))
+    return vectors
 
 
 # --- pairs: one divisor each, none below the one before
@@ -131,7 +138,7 @@ def _pairs(ground: Ground, vector: Array) -> Point:
 
 
 def _pairs_starts(ground: Ground) -> list[Array]:
-    """Return the default, other ramps, ntk, and interpolation, as LongRoPE's search begins."""
+    """Return the default, other ramps, NTK and interpolation. LongRoPE's search starts from the same tables."""
     source = Source(ground.inv_freq, ground.length)
     ramps = [
         1 / blend(np.ones(ground.pairs), kept_share_by_dims(source, *betas, False), ground.factor)
@@ -146,9 +153,9 @@ def _pairs_starts(ground: Ground) -> list[Array]:
 
 
 def _gain(unit: Array) -> Array:
-    """Return gains from 1/2 to 2, 1 in the middle."""
-    found: Array = np.round(2.0 ** (2 * unit - 1), 5)
-    return found
+    """Return gains from 1/2 to 2. 0.5 becomes 1."""
+    gains: Array = np.round(2.0 ** (2 * unit - 1), 5)
+    return gains
 
 
 def _pair_gain(ground: Ground, vector: Array) -> Point:
@@ -161,14 +168,14 @@ def _pair_gain(ground: Ground, vector: Array) -> Point:
 def _head_gains(ground: Ground, vector: Array, bands: int) -> Point:
     if not ground.heads:
         raise ConfigError("the weights of this model cannot store gains of heads", where="--space")
-    gains, found, at = _gain(0.25 + vector / 2), [], 0
+    gains, by_layer, start = _gain(0.25 + vector / 2), [], 0
     for heads in ground.heads:
-        layer = gains[at : at + heads * bands].reshape(heads, bands)
-        found.append(tuple(tuple(head) for head in layer.tolist()))
-        at += heads * bands
+        layer = gains[start : start + heads * bands].reshape(heads, bands)
+        by_layer.append(tuple(tuple(head) for head in layer.tolist()))
+        start += heads * bands
     each = f" in {bands} bands" if bands > 1 else ""
     words = f"yarn, gains of heads from {gains.min():g} to {gains.max():g}{each} in the queries"
-    return Point(words, head_gains=tuple(found))
+    return Point(words, head_gains=tuple(by_layer))
 
 
 def _middle(count: int) -> list[Array]:

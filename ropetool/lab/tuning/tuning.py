@@ -1,7 +1,4 @@
-"""Runs a tuning: source, space, texts, search and judgement.
-
-Does not know command line options, or how results are shown.
-"""
+"""Run a tuning: source, space, texts, search and evaluation."""
 
 from __future__ import annotations
 
@@ -26,15 +23,15 @@ from ropetool.escaping import read_length
 from ropetool.files import hub
 from ropetool.files.counting import nobody
 from ropetool.lab.tuning import spaces
-from ropetool.lab.tuning.figures import Bounds, Figures
+from ropetool.lab.tuning.figures import AllowedLoss, PointLosses
 from ropetool.lab.tuning.judging import Judgement, judge
 from ropetool.lab.tuning.looks import error_of
-from ropetool.lab.tuning.material import Material, prepare, split
+from ropetool.lab.tuning.material import TuningRows, prepare, split
 from ropetool.lab.tuning.options import TuneArguments, TuneOptions
 from ropetool.lab.tuning.planning import Planner, identity
 from ropetool.lab.tuning.points import Ground
 from ropetool.lab.tuning.results import TuneResult
-from ropetool.lab.tuning.searching import DRAWS, STAGES, Score, Searched, Vector, search, work
+from ropetool.lab.tuning.searching import DRAWS, STAGES, Score, SearchState, Vector, search, work
 from ropetool.lab.tuning.spaces import Space
 from ropetool.plans.plan import Plan
 from ropetool.plans.search import listed
@@ -51,8 +48,8 @@ from ropetool.verification.texts import Document, fingerprint
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-MOST_GENERATIONS = 40  # later ones hardly move
-SPARE = 2.0  # times what a budget has to be, where one is named: the next probe may find the machine half as fast
+MOST_GENERATIONS = 40  # later generations hardly change the best point
+SPARE = 2.0  # a proposed budget is this multiple of the needed one, because the machine may be slower on the next try
 SCHEDULE = hashlib.sha256(b"the generations of this search").digest()  # its key in the journal
 
 
@@ -72,7 +69,8 @@ def tune(
     say: receives sentences about the work ahead.
 
     Raises: ConfigError for a target within the trained length, texts that are too short or too few, a budget too small;
-    LossyExport if no file contains a point of the space for these runtimes; UnknownName, CheckpointError, and as `make_plan`.
+    LossyExport if no file contains a point of the space for these runtimes; UnknownName, CheckpointError, and as
+    `make_plan`.
     """
     length = read_length(target_length, "target_length")
     return tune_source(source, length, TuneOptions(**options), progress=progress, say=say)
@@ -87,7 +85,7 @@ def tune_source(
     say: Callable[[str], None] | None = None,
 ) -> TuneResult:
     """Search and evaluate as `tune` does. Raises: as `tune`."""
-    task, tell = _Task.of(source, target_length, options), progress or nobody
+    task, tell = _Tuning.of(source, target_length, options), progress or nobody
     with closing(task.source.load(options.device, options.dtype, task.notes.append)) as runner:
         tell("reading the texts", 0, 0)
         searched, unseen = task.read(runner)
@@ -103,7 +101,7 @@ def tune_source(
 
 
 @dataclass(frozen=True, eq=False)
-class _Task:
+class _Tuning:
     """A tuning before the model is loaded.
 
     target_length, trained: lengths in tokens.
@@ -122,7 +120,7 @@ class _Task:
     notes: list[str]
 
     @classmethod
-    def of(cls, source: str | Path | Checkpoint, target_length: int, options: TuneOptions) -> _Task:
+    def of(cls, source: str | Path | Checkpoint, target_length: int, options: TuneOptions) -> _Tuning:
         """Open the source and the space, and read the documents. Raises: as `tune`."""
         space = spaces.get(options.space)
         model = SourceModel.of(source, "tune")
@@ -136,18 +134,21 @@ class _Task:
         return cls(model, target_length, trained, options, space, planner, ground, documents, notes)
 
     @property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> AllowedLoss:
         """The limits of a point within the trained length."""
         limit, grade = self.options.max_regression, GRADES[USABLE]
-        return Bounds(math.log(grade.max_ratio if limit is None else limit), limit is not None, grade.max_lost)
+        return AllowedLoss(math.log(grade.max_ratio if limit is None else limit), limit is not None, grade.max_lost)
 
     @cached_property
     def fingerprint(self) -> str:
         """The fingerprint of the source."""
         return fingerprints.of(self.source.checkpoint)
 
-    def read(self, runner: TorchRunner) -> tuple[Material, Material]:
-        """Return the rows of the search and the rows of the judgement. Raises: ConfigError if the texts are too short."""
+    def read(self, runner: TorchRunner) -> tuple[TuningRows, TuningRows]:
+        """Return the rows of the search and the rows of the judgement.
+
+        Raises: ConfigError if the texts are too short.
+        """
         seed, length = self.options.seed, self.target_length
         whole = read_corpus(self.documents, {TARGET: runner}, {TARGET: self.source.checkpoint.path})
         searched, unseen = (
@@ -171,17 +172,17 @@ class _Task:
         with kept_journal(key, decides, options.resume, self.notes) as journal:
             yield journal
 
-    def plan(self, winner: Searched) -> Plan | None:
+    def plan(self, winner: SearchState) -> Plan | None:
         """Return the plan of the best point, or None if the search did not improve on the default."""
         return None if winner.best is None else self.planner.plan(self.space, self.ground, winner.best)
 
-    def error(self, unseen: Material, tuned: Plan) -> float:
+    def error(self, unseen: TuningRows, tuned: Plan) -> float:
         """Return the error that the judgement of a plan may have, and record the judgement."""
         judged = f"{identity(tuned)} {self.target_length} {self.options.seed} {self.options.amounts[1]}"
         return error_of(self.fingerprint, [tokens.tobytes() for tokens in unseen.corpus.tokens], judged, self.notes)
 
     def result(
-        self, searched: Material, unseen: Material, winner: Searched, tuned: Plan | None, judgement: Judgement | None,
+        self, searched: TuningRows, unseen: TuningRows, winner: SearchState, tuned: Plan | None, judgement: Judgement | None,
         runtime: str,
     ) -> TuneResult:  # fmt: skip
         """Return the result. tuned: the plan of the winner. runtime: the description of the runner."""
@@ -205,13 +206,13 @@ class _Task:
 class _Run:
     """A tuning in the loaded model. generations: the number of generations of the search."""
 
-    task: _Task
+    task: _Tuning
     runner: TorchRunner
     journal: Journal
     tell: Progress
     generations: int
 
-    def search(self, material: Material, seed: int) -> Searched:
+    def search(self, material: TuningRows, seed: int) -> SearchState:
         """Return the best point and the steps of the search on its part of the text."""
         space, ground, planner, bounds = self.task.space, self.task.ground, self.task.planner, self.task.bounds
         total = int(self.generations * work() * estimate.tokens(material.rows()))
@@ -222,7 +223,7 @@ class _Run:
             finished += tokens
             self.tell(f"generation {generation + 1} of {self.generations}", min(finished, total), total)
 
-        def told(number: int, _: Searched) -> None:
+        def progress(number: int, _: SearchState) -> None:
             nonlocal generation
             generation = number + 1
 
@@ -235,10 +236,10 @@ class _Run:
 
         return search(
             space.size(ground), space.starts(ground), space.smooth, evaluate, self.generations, seed,
-            partial(planner.possible, space, ground), told,
+            partial(planner.possible, space, ground), progress,
         )  # fmt: skip
 
-    def judged(self, material: Material, tuned: Plan, error: float) -> Judgement:
+    def judged(self, material: TuningRows, tuned: Plan, error: float) -> Judgement:
         """Judge a plan on text that the search did not use. error: the chance to report a gain that does not exist."""
         total = 2 * estimate.tokens(material.rows()) + material.segments * material.last.trained_length
         finished = 0
@@ -252,7 +253,7 @@ class _Run:
         default, best = (self._figures(material, plan, 1.0, done) for plan in (self.task.planner.default, tuned))
         return judge(default, best, source, material.documents, self.task.bounds, error)
 
-    def _figures(self, material: Material, plan: Plan, share: float, done: Done) -> Figures:
+    def _figures(self, material: TuningRows, plan: Plan, share: float, done: Done) -> PointLosses:
         view = self.task.planner.view(self.runner, plan, self.task.source.checkpoint.family.nested)
         return material.figures(self._journaled(view, identity(plan)), share, done)
 
@@ -260,14 +261,16 @@ class _Run:
         return JournaledRunner(runner, self.journal, role)
 
 
-def _generations(journal: Journal, runner: TorchRunner, search_on: Material, judge_on: Material, minutes: float) -> int:
-    """Return how many generations the budget pays for, beside the judgement; those of before where a run goes on.
+def _generations(
+    journal: Journal, runner: TorchRunner, search_on: TuningRows, judge_on: TuningRows, minutes: float
+) -> int:
+    """Return how many generations fit into the budget, besides the evaluation. A resumed run keeps its number.
 
-    Raises: ConfigError for a budget that pays for none, with one that does.
+    Raises: ConfigError for a budget without any generation. The message proposes a budget.
     """
-    kept = journal.get(SCHEDULE)
-    if kept is not None:
-        return int(kept[0])
+    recorded = journal.get(SCHEDULE)
+    if recorded is not None:
+        return int(recorded[0])
     whole, unseen = search_on.rows(), judge_on.rows()
     pace = estimate.pace(runner, search_on.corpus, [*whole, *unseen])
     within = Counter({search_on.last.trained_length: search_on.segments + judge_on.segments})

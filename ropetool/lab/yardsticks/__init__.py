@@ -1,1 +1,1 @@
-"""Yardsticks: attention that no file can hold, put into a loaded model while it is scored, to judge tables against."""
+"""Reference attention variants: attention that no file can store, for comparison. They run in a loaded model."""

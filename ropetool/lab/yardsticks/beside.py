@@ -20,9 +20,9 @@ from ropetool.verification.scoring import Runner
 
 
 def yardsticks_beside(specs: str, checkpoint: Checkpoint, rope: RopeSet | None, trained: int, longest: int) -> Beside:
-    """Return the yardsticks of a list of names, to be put on a checkpoint. longest: to be measured. Units: tokens.
+    """Return the variants of a list of names, to be run in a checkpoint. trained, longest: lengths in tokens.
 
-    Raises: ConfigError for what is none, and for a checkpoint that transformers does not run or that has no layer for them.
+    Raises: ConfigError for an unknown name, and if transformers does not run the checkpoint or no layer fits.
     """
     yardsticks = yardsticks_named(specs, trained, longest)
     if not isinstance(checkpoint, HfCheckpoint):
@@ -38,21 +38,21 @@ def yardsticks_beside(specs: str, checkpoint: Checkpoint, rope: RopeSet | None, 
     nested = checkpoint.family.nested
 
     def make(runner: Runner) -> Mapping[str, Runner]:
-        assert isinstance(runner, TorchRunner)  # what opens directories, unless another program was asked for
+        assert isinstance(runner, TorchRunner)  # the runner of directories, unless the user requests another program
         return {each.name: yardstick_runner(each, runner, rope, trained=trained, nested=nested) for each in yardsticks}
 
     return Beside(hub.name_of(checkpoint.path), {each.name: each.served for each in yardsticks}, make)
 
 
 def yardstick_trials(
-    runner: TorchRunner, yardsticks: Sequence[Yardstick], source: HfCheckpoint, meant: RopeSet, reach: int,
+    runner: TorchRunner, yardsticks: Sequence[Yardstick], source: HfCheckpoint, source_rope: RopeSet, reach: int,
     trained_length: int,
 ) -> tuple[list[Trial], list[Refused]]:  # fmt: skip
     """Load the model, and return a trial of each variant that fits it, and a refusal of each other variant."""
 
-    def beside(each: Yardstick) -> Trial:
-        made = yardstick_runner(each, runner, meant, trained=trained_length, nested=source.family.nested)
-        return Trial(each.name, made, reach, kept_as(each.name, trained_length))
+    def trial(each: Yardstick) -> Trial:
+        view = yardstick_runner(each, runner, source_rope, trained=trained_length, nested=source.family.nested)
+        return Trial(each.name, view, reach, kept_as(each.name, trained_length))
 
-    found, refused, _ = sorted_out(yardsticks, beside)
-    return found, refused
+    trials, refused, _ = sorted_out(yardsticks, trial)
+    return trials, refused

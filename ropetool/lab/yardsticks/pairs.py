@@ -1,6 +1,6 @@
-"""Which distance a query and a key are turned apart by, and which keys are seen: plain data, a function a method.
+"""The distances and visible keys of each variant as plain data, with a function per variant.
 
-Positions count from 0, m is a query's and n a key's, m >= n; L is the trained length. Knows nothing of models.
+Positions count from 0. A query is at position m and a key at position n, with m >= n. L is the trained length.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import numpy as np
 from ropetool.rope.tables import Array
 
 Positions = Callable[[Array], Array]
-"""Maps the places of tokens to the positions that they are rotated by, which may be fractions."""
+"""Maps the places of tokens to the positions that they are rotated to, which may be fractions."""
 
 
 @dataclass(frozen=True, eq=False)
 class Band:
-    """The pairs that are `first` tokens apart or more, up to the next band.
+    """The pairs of query and key with a distance of at least `first`, up to the next band.
 
-    query, key: what a query and a key are rotated by. seen: how many of a text's first keys are attended to; None for all.
+    first: the smallest distance in tokens.
+    query, key: the positions that queries and keys are rotated to.
+    seen: the number of a text's first keys that are visible. None for all.
     """
 
     first: int
@@ -30,8 +32,8 @@ class Band:
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
-    """Bands in order of distance, the first from 0 on."""
+class Bands:
+    """The bands in order of distance. The first starts at 0."""
 
     bands: tuple[Band, ...]
 
@@ -45,43 +47,44 @@ def _always(position: float) -> Positions:
 
 
 NEAR = Band(0, _same, _same)
-PLAIN = Pairs((NEAR,))
+PLAIN = Bands((NEAR,))
 
 
-def rerope(window: int) -> Pairs:
+def rerope(window: int) -> Bands:
     """Cap the distance: min(m - n, window).
 
     Source: Su 2023, kexue.fm/archives/9708; rerope_patch.py of github.com/bojone/rerope at 2cbd019.
     """
-    return Pairs((NEAR, Band(window, _always(window), _always(0))))
+    return Bands((NEAR, Band(window, _always(window), _always(0))))
 
 
-def leaky_rerope(window: int, factor: float) -> Pairs:
+def leaky_rerope(window: int, factor: float) -> Bands:
     """Let the distance grow more slowly beyond the window: window + (m - n - window) / factor.
 
     Source: Su 2023, kexue.fm/archives/9708; leaky_rerope_patch.py of github.com/bojone/rerope at 2cbd019.
     """
     shift = window - window / factor
-    return Pairs((NEAR, Band(window, lambda places: places / factor + shift, lambda places: places / factor)))
+    return Bands((NEAR, Band(window, lambda places: places / factor + shift, lambda places: places / factor)))
 
 
-def self_extend(group: int, window: int) -> Pairs:
+def self_extend(group: int, window: int) -> Bands:
     """Round positions down to groups from the window on: m // group - n // group + window - window // group.
 
     Source: Jin et al. 2024, arXiv 2401.01325; self_extend_patch/Llama.py of github.com/datamllab/LongLM at 18950b5.
     """
     shift = window - window // group
-    return Pairs((NEAR, Band(window, lambda places: places // group + shift, lambda places: places // group)))
+    return Bands((NEAR, Band(window, lambda places: places // group + shift, lambda places: places // group)))
 
 
-def sliding_window(window: int) -> Pairs:
-    """See no key that is `window` tokens away or more."""
-    return Pairs((NEAR, Band(window, _same, _same, seen=0)))
+def sliding_window(window: int) -> Bands:
+    """Hide keys that are at least `window` tokens away."""
+    return Bands((NEAR, Band(window, _same, _same, seen=0)))
 
 
-def lambda_mask(window: int, sinks: int) -> Pairs:
-    """See the keys of the window and the first ones of the text, those as if `window` tokens away.
+def lambda_mask(window: int, sinks: int) -> Bands:
+    """Show the keys within the window and the first keys of the text, the latter at a distance of `window` tokens.
 
-    Source: Han et al. 2023, arXiv 2308.16137; models/lambda_attention.py of github.com/Glaciohound/LM-Infinite at 5f35e5d.
+    Source: Han et al. 2023, arXiv 2308.16137; models/lambda_attention.py of github.com/Glaciohound/LM-Infinite at
+      5f35e5d.
     """
-    return Pairs((NEAR, Band(window, _always(window), _always(0), seen=sinks)))
+    return Bands((NEAR, Band(window, _always(window), _always(0), seen=sinks)))

@@ -29,9 +29,9 @@ from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import Done, Generated, Logits, Predictions, Runner, Scores, Wrapped, ignore
 
 Found = TypeVar("Found")
-PROBE = 24  # tokens, of which a model has to compute the same by the blocks as by itself
-APART = {"float64": 1e-4, "float32": 1e-3}  # of the largest logit; tables are float32 in either
-APART_ROUNDED = 0.1  # where states are bfloat16 or float16
+PROBE = 24  # tokens for which the blocked attention must give the model's own results
+APART = {"float64": 1e-4, "float32": 1e-3}  # relative to the largest logit; the tables are float32 in both
+APART_ROUNDED = 0.1  # if states are bfloat16 or float16
 FITS = (
     "reference attention variants work with models that rotate whole heads or their first channels just before the scores, "
     "and that see the whole text, such as Llama, Qwen, Gemma, Phi, GLM and OLMo"
@@ -68,7 +68,7 @@ def layers_of(rope: RopeSet, where: str) -> frozenset[int]:
 
 
 class YardstickRunner(Wrapped):
-    """A loaded checkpoint with a different attention during each call; the checkpoint's owner closes it."""
+    """A loaded checkpoint with a different attention during each call. The checkpoint's owner closes it."""
 
     def __init__(self, yardstick: Yardstick, runner: TorchRunner, layers: frozenset[int], trained: int) -> None:
         super().__init__(runner)
@@ -76,54 +76,54 @@ class YardstickRunner(Wrapped):
         self._attend = attention(yardstick, trained)
 
     def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
-        """Return what the last tokens of every row cost."""
+        """Return the losses of the last tokens of each row."""
         return self._attending(lambda: self._torch_runner.score(rows, scored, done))
 
     def predict(
         self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
     ) -> Predictions:
-        """Return what comes after every row."""
+        """Return the log probabilities of the candidates after each row."""
         return self._attending(lambda: self._torch_runner.predict(rows, candidates, done))
 
     def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
-        """Yield the logits of a row; nothing else may ask the model until the last one is taken."""
-        with self._otherwise():
+        """Yield the logits of a row. No other call may use the model until the last piece is read."""
+        with self._with_variant():
             yield from self._torch_runner.logits(ids)
 
     def generated(self, ids: Sequence[int], count: int, done: Done = ignore) -> Generated:
-        """Raise ConfigError: a yardstick reads whole rows."""
+        """Raise ConfigError, because a variant reads whole rows and has no cache."""
         raise ConfigError("a reference attention variant reads whole texts, without a cache", where=OPTION)
 
     def close(self) -> None:
-        """Leave the model to its owner."""
+        """Do nothing. The owner of the model closes it."""
 
     def _attending(self, compute: Callable[[], Found]) -> Found:
-        with self._otherwise():
+        with self._with_variant():
             return compute()
 
     @contextmanager
-    def _otherwise(self) -> Iterator[None]:
+    def _with_variant(self) -> Iterator[None]:
         try:
             with self._torch_runner.model.attending(self._layers, self._attend):
                 yield
-        except Unfit as error:  # after a trial that went well; all the same, a sentence
+        except Unfit as error:  # unlikely after a successful check, but the user should still get a message
             raise _unfit(str(error), str(self._torch_runner.path)) from None
 
 
 def _check_fit(runner: TorchRunner, layers: frozenset[int], trained: int) -> None:
-    """Raise ConfigError unless the model computes the same by the blocks of plain attention as by itself."""
+    """Raise ConfigError unless blocked attention gives the same logits as the model's own attention."""
     ids = [*runner.prefix, *range(3, 3 + PROBE)]
     plain = Yardstick("plain", pairs.PLAIN)
     try:
         own = np.concatenate([piece.copy() for _, piece in runner.logits(ids)])
         with runner.model.attending(layers, attention(plain, trained)) as reached:
-            found = np.concatenate([piece.copy() for _, piece in runner.logits(ids)])
+            replaced = np.concatenate([piece.copy() for _, piece in runner.logits(ids)])
         if missing := layers - reached:
             raise Unfit(f"layer {min(missing)} computes its scores in code that ropetool cannot replace")
-        apart = float(np.abs(found - own).max() / np.abs(own).max())
-        if not apart <= APART.get(runner.model.dtype, APART_ROUNDED):
+        difference = float(np.abs(replaced - own).max() / np.abs(own).max())
+        if not difference <= APART.get(runner.model.dtype, APART_ROUNDED):
             raise Unfit(
-                f"with plain attention its logits change by {apart:.2g} of the largest logit, but must stay equal"
+                f"with plain attention its logits change by {difference:.2g} of the largest logit, but must stay equal"
             )
     except Unfit as error:
         raise _unfit(str(error), str(runner.path)) from None

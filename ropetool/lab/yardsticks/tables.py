@@ -1,4 +1,7 @@
-"""Tables that follow the length of a text, as yardsticks: what a file cannot hold for every runtime, and a cache not at all."""
+"""Variants whose table depends on the length of a text. Not every runtime can read them from a file.
+
+A KV cache makes them impossible, because its keys keep the table of an earlier length.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,15 @@ BETA_FAST, BETA_SLOW = 32.0, 1.0  # YaRN's own
 
 
 def following(rope: RopeSet, table: str, trained: int, layers: frozenset[int]) -> RopeSet:
-    """Return the rotation with `ntk` or `yarn` of factor max(1, n / trained) for a text of n tokens, in these layers.
+    """Return the tables with `ntk` or `yarn` of factor max(1, n / trained) for a text of n tokens, in these layers.
 
     Source: emozilla 2023, reddit.com/r/LocalLLaMA/comments/14mrgpr; Peng et al. 2023, arXiv 2309.00071, 3.3.
     """
     entries = {
-        kind: replace(entry, table=_following(entry, table, trained)) if layers.issuperset(entry.layers) else entry
-        for kind, entry in rope.entries.items()
+        layer_type: replace(entry, table=_following(entry, table, trained))
+        if layers.issuperset(entry.layers)
+        else entry
+        for layer_type, entry in rope.entries.items()
     }
     return replace(rope, entries=entries)
 
