@@ -84,9 +84,9 @@ def attend(
     return attended.flatten(1, 2)
 
 
-def stretches(bands_: Bands, first: int, last: int) -> Iterator[Stretch]:
+def stretches(bands: Bands, first: int, last: int) -> Iterator[Stretch]:
     """Yield the keys that at least one of the queries from `first` up to `last` sees, the nearest ones first."""
-    all_bands = bands_.bands
+    all_bands = bands.bands
     edges = {0, first, last}
     for band in all_bands[1:]:
         # Below the one edge, a key is in this band or beyond for the first query. Below the other, for the last query.
@@ -94,8 +94,8 @@ def stretches(bands_: Bands, first: int, last: int) -> Iterator[Stretch]:
     edges |= {band.seen for band in all_bands if band.seen}
     known = sorted(edge for edge in edges if 0 <= edge <= last)
     for start, end in reversed([*pairwise(known)]):
-        nearest = _band(bands_, first - (end - 1))
-        farthest = _band(bands_, last - 1 - start)
+        nearest = _band(bands, first - (end - 1))
+        farthest = _band(bands, last - 1 - start)
         if all_bands[nearest].seen is not None and start >= (all_bands[nearest].seen or 0):
             continue  # no query sees any key farther away, either
         unseen = any(
@@ -103,8 +103,8 @@ def stretches(bands_: Bands, first: int, last: int) -> Iterator[Stretch]:
             for index in range(nearest, farthest + 1)
         )
         masked = end - 1 > first or unseen
-        for index in range(start, end, KEYS):
-            yield Stretch(index, min(index + KEYS, end), range(nearest, farthest + 1), masked)
+        for begin in range(start, end, KEYS):
+            yield Stretch(begin, min(begin + KEYS, end), range(nearest, farthest + 1), masked)
 
 
 def _band(bands: Bands, distance: int) -> int:
