@@ -31,8 +31,7 @@ def choose(comparison: Comparison, max_regression: float | None = None) -> Choic
 
     This is the candidate with the lowest loss at that length. Candidates whose worst ratio within the trained length
     exceeds `max_regression` are left out, unless all exceed it. If YaRN is not significantly worse by Holm's rule over
-    all
-    pairs, it is YaRN.
+    all pairs, it is YaRN.
     max_regression: a ratio of perplexities. None uses the limit of the comparison's grade.
     Raises: ConfigError if there is no ranking.
     """

@@ -409,13 +409,13 @@ def _check_reach(
     source: Checkpoint, factor: float | None, target_length: int | None, reading: str | None, options: dict[str, Any]
 ) -> None:
     """Refuse to measure methods for a context that has to be forced. Raises: TooFar."""
-    from ropetool.plans.advice import CLOSED_FORMS, asked_context
+    from ropetool.plans.advice import CLOSED_FORMS, requested_context
     from ropetool.plans.proposals import extent_of
     from ropetool.runtimes.inspection import inspect
 
     found = inspect(source)
     if found.rope is not None:
-        target = asked_context(found, factor, target_length, reading, options["original_length"])
+        target = requested_context(found, factor, target_length, reading, options["original_length"])
         extent_of(found, CLOSED_FORMS[0], target).check(options["force_factor"])
 
 

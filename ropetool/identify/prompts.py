@@ -125,8 +125,7 @@ def _gain(apart: Array, distinguishing: Array, more: Array) -> float:
     """Return how much a prompt helps to distinguish all pairs.
 
     Pairs that too few prompts distinguish come first, because for most prompts both may have the same table. Then the
-    pairs
-    with small distances follow.
+    pairs with small distances follow.
     """
     off = ~np.eye(len(apart), dtype=bool)
     needed = off & (distinguishing < ENOUGH)

@@ -56,8 +56,7 @@ class HarnessScore:
     lower, upper: bounds of the true difference, with 95 % confidence each.
     kind: pairs of right and wrong answers, pairs of numbers, or unpaired.
     verdict: `worse` if the loss exceeds the limit of the grade with confidence over all scores together, `no worse` if
-      the
-      lower bound is within the limit, else `undecided`. `not judged` if the samples are too few.
+      the lower bound is within the limit, else `undecided`. `not judged` if the samples are too few.
     """
 
     task: str
@@ -145,8 +144,7 @@ def command_lines(target: Path, baseline: Path, folder: Path, trained_length: in
     """Return the commands that write the logs: short tasks, RULER at the trained length, and RULER beyond it.
 
     Only the target runs RULER beyond the trained length. RULER draws its samples one after the other, so a run with
-    more
-    lengths has different samples. So the longer lengths get a separate run.
+    more lengths has different samples. So the longer lengths get a separate run.
     """
     longer = [trained_length]
     while longer[-1] < context_length:

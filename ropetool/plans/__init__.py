@@ -1,1 +1,1 @@
-"""Plans: which table, the search for a file that every runtime reads as it, and carrying that out."""
+"""Plans: choose a table, search for keys that every runtime decodes to it, and write the output."""

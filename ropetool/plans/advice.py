@@ -1,4 +1,4 @@
-"""Which method leads to a context, worked out from the tables and the files; no model is run."""
+"""Advise a method for a longer context, from the tables and the files. Does not run a model."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ropetool.rope.reach import attention_holds, critical_dimension, least_base,
 from ropetool.rope.tables import Array, LayerRope
 from ropetool.runtimes.inspection import Inspection, inspect
 
-# In the order in which they are tried. Methods that need a number from the user are left out, and so is `linear`: at 2x it
-# costs 2.2 to 2.5 times the perplexity of SmolLM2 135M, in short texts too.
+# In the order in which they are tried. Methods that need a number from the user are left out, and so is `linear`: at 2x
+# it multiplies the perplexity of SmolLM2 135M by 2.2 to 2.5, also in short texts.
 CLOSED_FORMS = ("yarn", "llama3", "ntk-by-parts", "mixed-ntk", "ntk")
 SEEN_ALL = (
     "every rotating pair turned at least once within the trained length, so only the configured context limits it"
 )
-BASE = "abf"  # a new base, which files without a key for any other table can hold
-LONGEST_BASE = 32768  # tokens up to which the least base is looked for, in seconds; beyond it takes minutes
+BASE = "abf"  # a new base, which also works in files without keys for any other table
+LONGEST_BASE = 32768  # tokens; up to here the search for the least base takes seconds, beyond it minutes
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class Way:
 
     @property
     def serves(self) -> bool:
-        """Whether there is a command, and its table reaches the target."""
+        """Return whether there is a command, and its table reaches the target."""
         whole = self.reach in (None, self.proposal.step.reach)
         return bool(self.proposal.line) and not self.proposal.refusal and whole
 
     @property
     def name(self) -> str:
-        """The method, with the table that it starts from where there are two."""
+        """Return the method, with the table that it starts from if there are two."""
         reading = self.proposal.step.reading
         return f"{self.method} --from {reading}" if reading else self.method
 
@@ -91,19 +91,19 @@ class Advice(Shown):
 
     @property
     def command(self) -> str:
-        """The advised command line; empty without a choice."""
+        """Return the advised command line, or an empty string without a choice."""
         return self.chosen.proposal.line if self.chosen else ""
 
     @property
     def reason(self) -> str:
-        """The reason for the choice or for its absence, with the longest context that a method reaches."""
+        """Return the reason for the choice or for its absence, with the longest context that a method reaches."""
         if self.shorter is None:
             return self.why
         return f"{self.why}{LONGEST}{self.shorter.step.reach} tokens"
 
     @property
     def extent(self) -> Extent | None:
-        """The ratio of the target to the trained length, with its notes; None without a choice."""
+        """Return the ratio of the target to the trained length, with its notes. None without a choice."""
         return extent_of(self.found, self.chosen.method, self.target_length) if self.chosen else None
 
 
@@ -121,34 +121,36 @@ def advise(
     Raises: ConfigError if the checkpoint's rotation is unknown, UnknownRuntime for an unknown name.
     """
     target_length = read_length(target_length, "target_length")
-    found = source if isinstance(source, Inspection) else inspect(source)
+    inspected = source if isinstance(source, Inspection) else inspect(source)
     for_runtimes = listed(for_runtimes)
     for name in for_runtimes:
-        _ = runtimes.all_of(name) if found.checkpoint is None else runtime_names(name, found.checkpoint)
-    if found.rope is None:
-        raise _undecoded(found)
-    entry = found.rope.entries.get(names.FULL_ATTENTION)
-    context = found.rope.max_position_embeddings
+        _ = runtimes.all_of(name) if inspected.checkpoint is None else runtime_names(name, inspected.checkpoint)
+    if inspected.rope is None:
+        raise _undecoded(inspected)
+    entry = inspected.rope.entries.get(names.FULL_ATTENTION)
+    context = inspected.rope.max_position_embeddings
     if target_length <= context:
-        return Advice(found, target_length, (), None, f"its context length is already {context} tokens")
-    if found.learned_positions:
-        return Advice(found, target_length, (), None, f"it has learned positions for only {context} tokens")
+        return Advice(inspected, target_length, (), None, f"its context length is already {context} tokens")
+    if inspected.learned_positions:
+        return Advice(inspected, target_length, (), None, f"it has learned positions for only {context} tokens")
     if entry is None:
-        return Advice(found, target_length, (), None, "it has no full-attention layers, so there is no table to extend")
-    trained = _trained_table(found)
+        return Advice(
+            inspected, target_length, (), None, "it has no full-attention layers, so there is no table to extend"
+        )
+    trained = _trained_table(inspected)
     ways = []
-    seen_all = _has_seen_all(entry, trained, found.trained_length)
+    seen_all = _has_seen_all(entry, trained, inspected.trained_length)
     for method in (LENGTH,) if seen_all else CLOSED_FORMS:
-        tried = [
+        allowed = [
             way
-            for way in proposals(found, target_length, method, for_runtimes)
+            for way in proposals(inspected, target_length, method, for_runtimes)
             if reading is None or way.step.reading in ("", reading)
         ]
-        ways += [Way(way.method, way, _reach(way, trained, found.trained_length)) for way in tried]
+        ways += [Way(way.method, way, _reach(way, trained, inspected.trained_length)) for way in allowed]
     ways = list({(way.method, way.proposal.step.reading): way for way in ways}.values())
     chosen = next((way for way in ways if way.serves), None)
     why = SEEN_ALL if chosen and seen_all else _why(chosen, ways)
-    advice = Advice(found, target_length, tuple(ways), chosen, why)
+    advice = Advice(inspected, target_length, tuple(ways), chosen, why)
     if chosen is None:
         return replace(advice, shorter=_shorter(advice, trained, for_runtimes))
     return _in_scope(advice, force_factor)
@@ -162,21 +164,22 @@ def _in_scope(advice: Advice, forced: bool) -> Advice:
     return replace(advice, chosen=None, why=f"{extent.refusal}, or pass {FORCE} to `extend`")
 
 
-def with_bounds(said: Advice) -> Advice:
+def with_bounds(advice: Advice) -> Advice:
     """Return the advice with its readers and the theoretical bounds on the base. Takes seconds; keeps the choice."""
-    found, trained = said.found, None if not said.ways else _trained_table(said.found)
-    if trained is None or found.rope is None or found.trained_length is None:
-        return said
-    entry = found.rope.entries[names.FULL_ATTENTION]
+    inspected, trained = advice.found, None if not advice.ways else _trained_table(advice.found)
+    if trained is None or inspected.rope is None or inspected.trained_length is None:
+        return advice
+    entry = inspected.rope.entries[names.FULL_ATTENTION]
     if entry.table is None:
-        return said
-    readers, others = _readers(found, said.chosen)
+        return advice
+    readers, others = _readers(inspected, advice.chosen)
     base = entry.rope_theta if entry.unscaled else None
-    present = entry.table.at(found.rope.max_position_embeddings).inv_freq
+    present = entry.table.at(inspected.rope.max_position_embeddings).inv_freq
     return replace(
-        said, readers=readers, others=others, base=base,
-        least_base=None if base is None else _least_base(2 * trained.size, said.target_length),
-        holds=attention_holds(present, said.target_length), critical=(critical_dimension(trained, found.trained_length), 2 * trained.size),
+        advice, readers=readers, others=others, base=base,
+        least_base=None if base is None else _least_base(2 * trained.size, advice.target_length),
+        holds=attention_holds(present, advice.target_length),
+        critical=(critical_dimension(trained, inspected.trained_length), 2 * trained.size),
     )  # fmt: skip
 
 
@@ -191,50 +194,56 @@ def advised_method(
     target, and the errors of `inspect`.
     """
     Goal.make(1, factor, target_length)
-    found = inspect(source, as_type)
-    if found.rope is None:
-        raise _undecoded(found)
+    inspected = inspect(source, as_type)
+    if inspected.rope is None:
+        raise _undecoded(inspected)
     target, context = (
-        asked_context(found, factor, target_length, reading, original_length),
-        found.rope.max_position_embeddings,
+        requested_context(inspected, factor, target_length, reading, original_length),
+        inspected.rope.max_position_embeddings,
     )
-    if target <= context:  # what is within the file's own length is for the plan to refuse, or to do
+    if target <= context:  # the plan refuses a target within the file's own length, or handles it
         return CLOSED_FORMS[0], "auto", f"{target} tokens are within its context length of {context}"
-    advice = advise(found, target, for_runtimes, reading, force_factor=True)
+    advice = advise(inspected, target, for_runtimes, reading, force_factor=True)
     if advice.extent is not None:
         advice.extent.check(force_factor)
     if advice.chosen is None:
-        shown = command("ropetool", "advise", found.source, "--target-length", str(target))
-        raise ConfigError(advice.reason, where=str(found.source), try_=advice.shorter.line if advice.shorter else shown)
+        shown = command("ropetool", "advise", inspected.source, "--target-length", str(target))
+        raise ConfigError(
+            advice.reason, where=str(inspected.source), try_=advice.shorter.line if advice.shorter else shown
+        )
     return advice.chosen.method, advice.chosen.proposal.attention_factor, advice.why
 
 
-def _undecoded(found: Inspection) -> ConfigError:
+def _undecoded(inspected: Inspection) -> ConfigError:
     return ConfigError(
         "its RoPE settings cannot be decoded",
-        where=str(found.source),
-        try_=command("ropetool", "inspect", found.source),
+        where=str(inspected.source),
+        try_=command("ropetool", "inspect", inspected.source),
     )
 
 
-def asked_context(
-    found: Inspection, factor: float | None, target_length: int | None, reading: str | None, original_length: int | None
+def requested_context(
+    inspected: Inspection,
+    factor: float | None,
+    target_length: int | None,
+    reading: str | None,
+    original_length: int | None,
 ) -> int:
     """Return the requested context in tokens, from a factor or a target length."""
-    assert found.rope is not None
-    context = found.rope.max_position_embeddings
-    start = context if reading == CURRENT else original_length or found.trained_length or context
+    assert inspected.rope is not None
+    context = inspected.rope.max_position_embeddings
+    start = context if reading == CURRENT else original_length or inspected.trained_length or context
     return target_length or round(start * (factor or 1))
 
 
-def _trained_table(found: Inspection) -> Array | None:
+def _trained_table(inspected: Inspection) -> Array | None:
     """Return the table from before any scaling, whose angles the model saw in training."""
-    assert found.rope is not None
-    entry = found.rope.entries[names.FULL_ATTENTION]
-    if entry.table is None or found.trained_length is None:
+    assert inspected.rope is not None
+    entry = inspected.rope.entries[names.FULL_ATTENTION]
+    if entry.table is None or inspected.trained_length is None:
         return None
     if entry.rope_theta is None:
-        return entry.table.at(found.trained_length).inv_freq
+        return entry.table.at(inspected.trained_length).inv_freq
     return arithmetic.base_inv_freq(entry.rope_theta, entry.rotary_dim)
 
 
@@ -247,18 +256,18 @@ def _has_seen_all(entry: LayerRope, trained: Array | None, trained_length: int |
 
 def _shorter(advice: Advice, trained: Array | None, for_runtimes: Sequence[str]) -> Proposal | None:
     """Return a plan with a new base, up to its reach, for a file without a table that reaches the target."""
-    found = advice.found
+    inspected = advice.found
     way = next((way for way in advice.ways if way.proposal.step.reading != CURRENT), None)
-    if way is None or trained is None or found.rope is None or found.trained_length is None:
+    if way is None or trained is None or inspected.rope is None or inspected.trained_length is None:
         return None
-    entry, context = found.rope.entries[names.FULL_ATTENTION], found.rope.max_position_embeddings
+    entry, context = inspected.rope.entries[names.FULL_ATTENTION], inspected.rope.max_position_embeddings
     if entry.rope_theta is None or entry.chunked or trained.size < 2:
         return None
-    base, reached = reach_of_new_base(trained, entry.rope_theta, found.trained_length, advice.target_length)
+    base, reached = reach_of_new_base(trained, entry.rope_theta, inspected.trained_length, advice.target_length)
     if reached <= context:
         return None
-    request = Request(BASE, None, reached, way.proposal.step.reading or None, None, found.as_type)
-    return proposed(found, request, {names.ROPE_THETA: base}, for_runtimes)
+    request = Request(BASE, None, reached, way.proposal.step.reading or None, None, inspected.as_type)
+    return proposed(inspected, request, {names.ROPE_THETA: base}, for_runtimes)
 
 
 def _reach(way: Proposal, trained: Array | None, trained_length: int | None) -> int | None:
@@ -266,13 +275,13 @@ def _reach(way: Proposal, trained: Array | None, trained_length: int | None) -> 
         return None
     entry = way.plan.target.entries[names.FULL_ATTENTION]
     table, goal = entry.table, way.step.reach or way.plan.target.max_position_embeddings
-    if table is None or (entry.chunked and entry.sliding_window):  # no distance that it turns is longer than a chunk
+    if table is None or (entry.chunked and entry.sliding_window):  # it never rotates by more than a chunk
         return goal
     inv_freq = table.at(goal).inv_freq
     if inv_freq.shape != trained.shape:
         return None
-    found, _ = reach(trained, inv_freq, trained_length)
-    return goal if found >= goal * (1 - 1e-6) else math.floor(found)
+    exact_reach, _ = reach(trained, inv_freq, trained_length)
+    return goal if exact_reach >= goal * (1 - 1e-6) else math.floor(exact_reach)
 
 
 def _why(chosen: Way | None, ways: Sequence[Way]) -> str:
@@ -301,16 +310,16 @@ def _why(chosen: Way | None, ways: Sequence[Way]) -> str:
     return f"{reason}{less}"
 
 
-def _readers(found: Inspection, chosen: Way | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the runtimes that the chosen method can be written for, one at a time, and the others."""
-    if chosen is None or chosen.proposal.plan is None or found.checkpoint is None:
+def _readers(inspected: Inspection, chosen: Way | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the runtimes for which the chosen method works, tried one at a time, and the others."""
+    if chosen is None or chosen.proposal.plan is None or inspected.checkpoint is None:
         return (), ()
     serving, others = [], []
-    for runtime in runtimes.for_format(found.format):
+    for runtime in runtimes.for_format(inspected.format):
         try:
             make_plan(
-                found.checkpoint, chosen.method, target_length=chosen.proposal.step.reach,
-                reading=chosen.proposal.step.reading or None, as_type=found.as_type, for_runtimes=(runtime.name,),
+                inspected.checkpoint, chosen.method, target_length=chosen.proposal.step.reach,
+                reading=chosen.proposal.step.reading or None, as_type=inspected.as_type, for_runtimes=(runtime.name,),
                 attention_factor=chosen.proposal.attention_factor,
             )  # fmt: skip
         except RopetoolError:

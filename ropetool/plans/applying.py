@@ -1,6 +1,6 @@
-"""Carrying out a Plan: a staged copy of the source with the planned edits, put in place whole.
+"""Apply a plan: stage a copy of the source with the planned edits, and rename it to its place when it is complete.
 
-The source is only read; an old value that is no longer there stops everything before anything is written.
+The source is only read. If it lacks an old value of the plan, ropetool refuses before it writes.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Applied(Shown):
 
 
 def check_target(plan: Plan, source: Path, target: Path, *, force: bool) -> None:
-    """Return if `apply` may write to `target`, before it or anything beside it is written. Raises: as `apply`."""
+    """Return if `apply` may write to `target`. Call it before anything is written. Raises: as `apply`."""
     if plan.format == "gguf":
         check_gguf([target], source, force=force)
         return
@@ -92,12 +92,14 @@ def apply(
     sidecars: bool = True,
     progress: Progress | None = None,
 ) -> Applied:
-    """Write the planned checkpoint to `target`, whole or not at all.
+    """Write the planned checkpoint to `target`, complete or not at all.
 
-    command: the command line that asked for it, for the model card. sidecars: tell what was done in the model card, and
-    write a Modelfile beside a GGUF file; without them the source's card is carried as it is. progress: told the file,
-    the bytes done, and those of the whole output; 0 of these while the system brings the last of them to the disk.
-    Raises: PlanMismatch if the source is not what the plan was made for; OutputError if the target cannot be written.
+    command: the user's command line, for the model card.
+    sidecars: add the step to the model card, and write a Modelfile next to a GGUF file. Without sidecars, the source's
+      card is copied unchanged.
+    progress: called with the file, the finished bytes and the bytes of the whole output. The bytes are 0 while the
+      system flushes to the disk.
+    Raises: PlanMismatch if the source differs from the plan's source; OutputError if the target cannot be written.
     """
     path = hub.local(source)
     if plan.format == "gguf":
@@ -112,16 +114,16 @@ def apply(
     carried, left = _sorted_out(checkpoint.directory)
     placed: dict[str, str] = {}
     target = Path(target)
-    anew = {*edited, *([model_card.CARD] if card is not None else [])}
-    unchanged = [path for path in carried if str(path) not in anew]
+    rewritten = {*edited, *([model_card.CARD] if card is not None else [])}
+    unchanged = [path for path in carried if str(path) not in rewritten]
     steps = _Steps(progress or nobody, checkpoint.path, unchanged)
     with (
         transaction(
             target, checkpoint.path, force=force, directory=True, may_replace=listings.directory_rule(target)
-        ) as made,
+        ) as staging,
         counted(steps.moved),
     ):
-        stage = made.stage(target)
+        stage = staging.stage(target)
         stage.mkdir()
         shards = [stage / file.path.name for file in weights]
         done = write_weights(plan.tensors, weights, shards, bake_dtype=plan.bake_dtype, progress=steps.begin)
@@ -135,23 +137,23 @@ def apply(
             (stage / name).write_bytes(text.encode("utf-8"))
         more = [names.PROVENANCE_JSON, *([model_card.CARD] if card is not None else [])]
         record = _record(plan, checkpoint, listings.of_directory(stage, more, placed))
-        provenance.write(record, stage / names.PROVENANCE_JSON)  # as seen from there, for a look at the output
-        found = inspection.inspect(stage)
+        provenance.write(record, stage / names.PROVENANCE_JSON)  # with paths from the stage, for the inspection below
+        inspected = inspection.inspect(stage)
         provenance.write(record, stage / names.PROVENANCE_JSON, target / names.PROVENANCE_JSON)
         if card is not None:
-            text = _card(plan, checkpoint.path, card, command, serving_lines(found, target.name))
+            text = _card(plan, checkpoint.path, card, command, serving_lines(inspected, target.name))
             model_card.write_card(stage / model_card.CARD, text)
         steps.end()
-    lines = serving_lines(found, str(target))
-    beside, notes = () if card is None else (target / model_card.CARD,), tuple(made.notes)
+    lines = serving_lines(inspected, str(target))
+    sidecar_paths, notes = () if card is None else (target / model_card.CARD,), tuple(staging.notes)
     return Applied(
-        target, Counter(placed.values()), tuple(sorted(written)), left, done.tensors, tuple(lines), beside, notes,
-        following=following(plan, target, found.kv_bytes),
+        target, Counter(placed.values()), tuple(sorted(written)), left, done.tensors, tuple(lines), sidecar_paths, notes,
+        following=following(plan, target, inspected.kv_bytes),
     )  # fmt: skip
 
 
 class _Steps:
-    """How far an output is, in the bytes of its files: a link is done at once, a copy as it is written."""
+    """The progress of an output in bytes. A link counts at once, a copy while it is written."""
 
     def __init__(self, tell: Progress, source: Path, files: Sequence[Path]) -> None:
         self._tell = tell
@@ -160,23 +162,26 @@ class _Steps:
         self._name, self._before, self._now = "", 0, 0
 
     def begin(self, name: str) -> None:
-        """Go on to this file; the one before is done."""
+        """Start this file. The previous one is finished."""
         self._before += self._sizes.get(self._name, 0)
         self._name, self._now = name, 0
         self.moved(0)
 
     def moved(self, nbytes: int) -> None:
-        """Count bytes of the file at hand; those of a file that is written twice count once."""
+        """Count bytes of the current file. If a file is written twice, its bytes count once."""
         self._now = min(self._now + nbytes, self._sizes.get(self._name, 0))
         self._tell(self._name, self._before + self._now, self._total)
 
     def end(self) -> None:
-        """Say that all is written, and is being brought to the disk."""
+        """Report that all files are written and are being flushed to the disk."""
         self._tell("flushing to disk", 0, 0)
 
 
 def _checked_weights(plan: Plan, checkpoint: HfCheckpoint) -> Sequence[WeightFile]:
-    """Return the weight files, if the plan bakes; the source must have what it bakes into."""
+    """Return the weight files if the plan bakes, else nothing.
+
+    Raises: LossyExport, PlanMismatch if the weights do not fit.
+    """
     if not plan.bakes:
         return []
     if not plan.tensors:
@@ -205,7 +210,7 @@ def _record(plan: Plan, source: Checkpoint, files: Sequence[Mapping[str, Any]] =
 
 
 def _card(plan: Plan, source: Path, card: str, command: str, serving: list[str]) -> str:
-    """Return the model card of the output, from that of the source."""
+    """Return the model card of the output, from the source's card."""
     base = hub.origin(source)
     return model_card.with_step(
         card, model_card.planned_step(plan), command, commands(serving), base_model=base.repo if base else "",
@@ -216,13 +221,13 @@ def _card(plan: Plan, source: Path, card: str, command: str, serving: list[str])
 def _apply_gguf(
     plan: Plan, source: GgufCheckpoint, target: Path, *, force: bool, copy: bool, command: str, sidecars: bool, tell: Progress
 ) -> Applied:  # fmt: skip
-    """Write the model's files, the unchanged ones linked."""
+    """Write the model's files. Unchanged files are linked."""
     headers = source.files
     files = checked_gguf(plan, source)
     placed, edited = dict[Path, str](), list[str]()
     steps = _Steps(tell, headers[0].path.parent, [Path(header.path.name) for header in headers])
-    with gguf_output(target, headers[0].path, force=force) as made, counted(steps.moved):
-        stages = made.stage(len(headers))
+    with gguf_output(target, headers[0].path, force=force) as output, counted(steps.moved):
+        stages = output.stage(len(headers))
         done = write_weights(plan.tensors, files, stages, bake_dtype=plan.bake_dtype, progress=steps.begin)
         for header, stage in zip(headers, stages, strict=True):
             if stage not in done.files:
@@ -233,18 +238,21 @@ def _apply_gguf(
             if stage not in done.files:
                 write_patched(header, Patch(), stage)
             edited.append(stage.name)
-        beside = _texts_beside(plan, headers[0].path, made.files, command) if sidecars else {}
+        texts = _texts_beside(plan, headers[0].path, output.files, command) if sidecars else {}
         steps.end()
-        made.finish(_record(plan, source), beside, placed)
-    lines = gguf_lines(str(made.files[0]), plan.max_position_embeddings, made.modelfile)
+        output.finish(_record(plan, source), texts, placed)
+    lines = gguf_lines(str(output.files[0]), plan.max_position_embeddings, output.modelfile)
     return Applied(
-        made.files[0], Counter(placed.values()), tuple(edited), (), done.tensors, tuple(lines), tuple(made.sidecars),
-        made.notes, following=following_gguf(plan, source, made.files[0]),
+        output.files[0], Counter(placed.values()), tuple(edited), (), done.tensors, tuple(lines), tuple(output.sidecars),
+        output.notes, following=following_gguf(plan, source, output.files[0]),
     )  # fmt: skip
 
 
 def checked_texts(plan: Plan, source: HfCheckpoint) -> dict[str, str]:
-    """Return the new text of every file that the plan edits, if the source is what it was made for. Raises: PlanMismatch."""
+    """Return the new text of each file that the plan edits.
+
+    Raises: PlanMismatch if the source differs from the planned one.
+    """
     _check_family(plan, source)
     edited = _edited_texts(plan, source)
     _check_outcome(plan, source)
@@ -253,7 +261,10 @@ def checked_texts(plan: Plan, source: HfCheckpoint) -> dict[str, str]:
 
 
 def checked_gguf(plan: Plan, source: GgufCheckpoint) -> Sequence[WeightFile]:
-    """Return the files of a model with the plan's edits, if it is what the plan was made for. Raises: PlanMismatch."""
+    """Return the files of a model with the plan's edits.
+
+    Raises: PlanMismatch if the model differs from the plan's source.
+    """
     source.check_old_values(plan.edits)
     files = weight_files(source, plan.edits)
     _check_marks(plan, marks(plan.tensors, files), source.path.parent)
@@ -263,7 +274,7 @@ def checked_gguf(plan: Plan, source: GgufCheckpoint) -> Sequence[WeightFile]:
 
 
 def _texts_beside(plan: Plan, source: Path, targets: list[Path], command: str) -> dict[Path, str]:
-    """Return the card and the Modelfile of a GGUF output, by place."""
+    """Return the text of the card and of the Modelfile of a GGUF output, by path."""
     context = plan.max_position_embeddings
     lines = gguf_lines(targets[0].name, context, model_card.modelfile_place([Path(path.name) for path in targets]))
     return model_card.texts_beside(targets, _card(plan, source, _card_beside(source), command, lines), context)
@@ -276,18 +287,18 @@ def _card_beside(file: Path) -> str:
 
 
 def _check_family(plan: Plan, checkpoint: HfCheckpoint) -> None:
-    found = checkpoint.config.get(names.MODEL_TYPE)
+    model_type = checkpoint.config.get(names.MODEL_TYPE)
     renamed = any(edit.new == plan.family and edit.path == (names.MODEL_TYPE,) for edit in plan.edits)
-    if found != plan.family and not renamed:
+    if model_type != plan.family and not renamed:
         raise PlanMismatch(
-            f"the plan is for {plan.family}, but the source is {shown(found)}",
+            f"the plan is for {plan.family}, but the source is {shown(model_type)}",
             where=str(checkpoint.path),
             try_=PLAN_AGAIN,
         )
 
 
 def _edited_texts(plan: Plan, checkpoint: HfCheckpoint) -> dict[str, str]:
-    """Return the new text of every file that the plan names."""
+    """Return the new text of each file that the plan edits."""
     texts = {}
     for name in dict.fromkeys(edit.file for edit in plan.edits):
         path = checkpoint.path / name
@@ -303,7 +314,7 @@ def _edited_texts(plan: Plan, checkpoint: HfCheckpoint) -> dict[str, str]:
 
 
 def _check_outcome(plan: Plan, source: Checkpoint) -> None:
-    """Refuse where a key that no edit names has changed: every runtime must still read what the plan says."""
+    """Raise PlanMismatch if a runtime would decode a different table, because keys outside the plan have changed."""
     edited = source.edited(plan.edits)
     if isinstance(edited, HfCheckpoint):
         style.read(edited.config, edited.family, edited.where)
@@ -328,9 +339,10 @@ def _check_identity(plan: Plan, now: Identity, where: Path) -> None:
 
 
 def _sorted_out(checkpoint: Directory) -> tuple[list[Path], tuple[str, ...]]:
-    """Return the files of the source that belong in the output, and the names of what does not.
+    """Return the files of the source that belong in the output, and the names of the others.
 
-    Pickles stay behind with their index, folders of tools, links that lead to a directory or nowhere, pipes and devices.
+    Left out are pickles and their index, folders of tools, pipes, devices, and links that lead to a directory or
+    nowhere.
     Raises: CheckpointError for a link that leads out of the checkpoint.
     """
     carried, left = [], []

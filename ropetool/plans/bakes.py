@@ -1,7 +1,4 @@
-"""From a checkpoint and a bake's name to a Plan that leaves the context as it is: what goes into weights, and why.
-
-Chooses nothing by itself: where a change belongs in the weights is for baking to know, writing for applying.
-"""
+"""Make the plan of a bake, which keeps the context length: the changes in keys and weights, and the reasons."""
 
 from __future__ import annotations
 
@@ -40,11 +37,16 @@ FORMATS = {"hf": "Hugging Face checkpoints", "gguf": "GGUF files"}
 
 @dataclass(frozen=True)
 class BakeOptions:
-    """What a bake is asked for; each reads what concerns it.
+    """The options of a bake. Each bake reads only some of them.
 
-    side: where a factor goes (k, q, both; norm for MLA's query latent), empty for the bake's own choice. gains: one for
-    each rotary pair. multiplier: of the whole score. to: a channel order. pairs, mode: what drop-pairs drops, and how.
-    layer_type: the kind of layer that gains and multiplier concern.
+    side: the tensors that get a factor: k, q, both, or norm for MLA's query latent. Empty for the bake's default.
+    gains: a gain for each rotary pair.
+    multiplier: the factor on the whole score.
+    to: a channel order or an architecture.
+    pairs: the rotary pairs for drop-pairs.
+    mode: the way in which drop-pairs drops them.
+    layer_type: the layer type for gains and multiplier.
+    config_only: remove the factor from the config, but do not change the weights.
     """
 
     side: str = ""
@@ -56,23 +58,28 @@ class BakeOptions:
     layer_type: str = names.FULL_ATTENTION
     config_only: bool = False
 
-    def stated(self) -> dict[str, Any]:
-        """Return what differs from the defaults, as plain data."""
+    def non_defaults(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults, as plain data."""
         changed = {name: value for name, value in vars(self).items() if value != getattr(BakeOptions, name)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in changed.items()}
 
     def words(self) -> list[str]:
-        """Return the words of a command line that states the same, but for switches."""
-        values = {**self.stated(), "pairs": ",".join(map(str, self.pairs))}
+        """Return the words of a command line with these options. Switches are not included."""
+        values = {**self.non_defaults(), "pairs": ",".join(map(str, self.pairs))}
         texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
         return [word for name, text in texts.items() if text for word in (_option(name), text)]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A bake as the command line offers it: what it does, the options that it reads, and those it cannot do without.
+    """A bake as the command line offers it.
 
-    formats: of which checkpoints.
+    name: its name.
+    summary: its effect.
+    make: returns the bake.
+    options: the options that it reads.
+    needed: the options that it requires.
+    formats: the checkpoint formats that it works on.
     """
 
     name: str
@@ -139,12 +146,13 @@ def _number(options: BakeOptions) -> float:
 def make_bake(
     source: str | Path | Checkpoint, what: str, *, bake_dtype: str = "", presume: bool = False, **options: Any
 ) -> Plan:
-    """Return the plan of a bake; `apply` carries it out.
+    """Return the plan of a bake, for `apply`.
 
-    options: the fields of BakeOptions. presume: of a config without weights, say in words what would change in the
-    tensors that it asks for; such a plan names no edits of tensors, and is only to be read.
-    Raises: UnknownName for another bake; ConfigError for a wrong option, a bake that is done already, or nothing to
-    bake; LossyExport where the weights cannot hold it exactly; CheckpointError.
+    options: the fields of BakeOptions.
+    presume: if there is only a config, describe the changes in the tensors that the config implies. Such a plan has no
+      edits of tensors, so it is only for reading.
+    Raises: UnknownName for an unknown bake. ConfigError for a wrong option, and if the bake is done already or changes
+    nothing. LossyExport if the weights cannot store it exactly. CheckpointError.
     """
     recipe, chosen = _recipe(what), BakeOptions(**options)
     _check_options(recipe, chosen)
@@ -153,10 +161,10 @@ def make_bake(
     checkpoint, dtype = open_source(source), DTYPES[bake_dtype]
     path = checkpoint.path
     if checkpoint.format not in recipe.formats:
-        kinds = " and ".join(FORMATS[name] for name in recipe.formats)
-        raise LossyExport(f"{recipe.name} works only on {kinds}", where=str(path))
+        formats = " and ".join(FORMATS[name] for name in recipe.formats)
+        raise LossyExport(f"{recipe.name} works only on {formats}", where=str(path))
     form: Format = HfFormat.of(checkpoint, None) if isinstance(checkpoint, HfCheckpoint) else GgufFormat(checkpoint)
-    _ = checkpoint.name  # what is not a model is told as what it is
+    _ = checkpoint.name  # raises an error that names a projector or an adapter as such
     bare = not checkpoint.stored and not chosen.config_only
     if bare and not presume:
         line = command("ropetool", "bake", path, recipe.name, *chosen.words(), "--dry-run")
@@ -169,27 +177,27 @@ def make_bake(
     if bare:
         target = replace(target, targets=presumed(target.targets))
     _check_layer_type(target.targets, chosen)
-    made = recipe.make(target, chosen)
-    if not made.tensors and not made.edits:
+    bake = recipe.make(target, chosen)
+    if not bake.tensors and not bake.edits:
         raise ConfigError(f"{recipe.name} with these options changes nothing", where=str(path))
-    edits = (*made.edits, *target.other_edits(made.tensors))
+    edits = (*bake.edits, *target.other_edits(bake.tensors))
     read = form.read(checkpoint.runtime, edits).understood(checkpoint.where, checkpoint.stated_in)
-    said = (
-        *(remarks(target.targets) if bare else form.notes()), *made.notes, *adapter_notes(path),
+    plan_notes = (
+        *(remarks(target.targets) if bare else form.notes()), *bake.notes, *adapter_notes(path),
         *notes.of_readers_of_bake(form, edits, read),
     )  # fmt: skip
-    words, tensors = (with_rows(made.tensors), ()) if bare else (_words(made.tensors), made.tensors)
+    words, tensors = (with_rows(bake.tensors), ()) if bare else (_words(bake.tensors), bake.tensors)
     softmax = read.entries[names.FULL_ATTENTION].softmax_multiplier if names.FULL_ATTENTION in read.entries else 1.0
     trained = inspection.inspect_checkpoint(checkpoint).trained_length or read.max_position_embeddings
     return Plan(
-        checkpoint.format, checkpoint.name, BAKE, 1.0, {"bake": recipe.name, **chosen.stated()}, CURRENT, trained,
+        checkpoint.format, checkpoint.name, BAKE, 1.0, {"bake": recipe.name, **chosen.non_defaults()}, CURRENT, trained,
         read.max_position_embeddings, (checkpoint.runtime,), form.style, tables_of(read), softmax, edits, (),
-        said, "baked", words, tensors, marks(tensors, weight_files(checkpoint)), dtype, read, checkpoint.identity,
+        plan_notes, "baked", words, tensors, marks(tensors, weight_files(checkpoint)), dtype, read, checkpoint.identity,
     )  # fmt: skip
 
 
 def _words(edits: Sequence[TensorEdit]) -> tuple[str, ...]:
-    """Return the reasons in words; a tensor that holds queries and keys, which an edit each touches, counts once."""
+    """Return the reasons in words. If two edits touch queries and keys in the same tensor, the tensor counts once."""
     return described(list({(edit.reason, edit.tensor): edit for edit in edits}.values()))
 
 
@@ -203,11 +211,11 @@ def _recipe(what: str) -> Recipe:
 
 
 def _check_options(recipe: Recipe, options: BakeOptions) -> None:
-    stated = options.stated()
-    missing = next((name for name in recipe.needed if name not in stated), None)
+    passed = options.non_defaults()
+    missing = next((name for name in recipe.needed if name not in passed), None)
     if missing is not None:
         raise ConfigError(f"{recipe.name} needs {_option(missing)}", where="ropetool bake", try_="ropetool bake --help")
-    foreign = next((name for name in stated if name not in recipe.options), None)
+    foreign = next((name for name in passed if name not in recipe.options), None)
     if foreign is not None:
         known = ", ".join(map(_option, recipe.options))
         raise ConfigError(f"{recipe.name} does not accept this option; it accepts {known}", where=_option(foreign))
@@ -235,13 +243,13 @@ def _option(name: str) -> str:
 
 
 def _check_not_done(path: Path, what: str, options: BakeOptions) -> None:
-    """Raise ConfigError if the same bake is among the last ones that this checkpoint has had."""
-    asked = {"bake": what, **options.stated()}
-    for made in provenance.lineage(path):
-        if made.plan.get("method") != BAKE:
+    """Raise ConfigError if the same bake is among the last bakes of this checkpoint."""
+    requested = {"bake": what, **options.non_defaults()}
+    for step in provenance.lineage(path):
+        if step.plan.get("method") != BAKE:
             return
-        if made.plan.get("params") == asked:
+        if step.plan.get("params") == requested:
             raise ConfigError(
-                f"{what} is baked in already: its {names.PROVENANCE_JSON} lists this bake of {made.source}",
-                where=str(path), try_=f"{command('ropetool', 'diff', Path(made.source), path)}, which shows the differences",
+                f"{what} is baked in already: its {names.PROVENANCE_JSON} lists this bake of {step.source}",
+                where=str(path), try_=f"{command('ropetool', 'diff', Path(step.source), path)}, which shows the differences",
             )  # fmt: skip

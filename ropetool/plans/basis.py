@@ -1,4 +1,4 @@
-"""Which table and which length a method starts from, and the refusal where a file leaves two readings open."""
+"""Find the table and the length that a method starts from. Refuse a file with two possible starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,15 @@ ORIGINAL, CURRENT, UNSCALED = "original", "current", "unscaled"
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for, as far as the start depends on it; exactly one of factor and target_length is given."""
+    """The part of a user's request that determines the start. Exactly one of factor and target_length is set.
+
+    method: the method's name.
+    factor: multiple of the start length.
+    target_length: tokens.
+    reading: `original` or `current`, the interpretation of a scaled source. None if the user did not choose.
+    original_length: the trained length in tokens. None uses the length in the file.
+    as_type: the model type to read the source as. None uses its own.
+    """
 
     method: str
     factor: float | None
@@ -42,11 +50,11 @@ class Request:
             raise InvalidRope(not_a_length(self.original_length), where="--original-length")
 
     def reach(self, length: int) -> int:
-        """Return the context that the request means, counted from this length."""
+        """Return the requested context in tokens, if the start is this length."""
         return round(length * self.factor) if self.factor is not None else self.target_length or length
 
     def command(self, source: str | Path, *more: str) -> str:
-        """Return the command line of this request on that source."""
+        """Return the command line of this request on a source."""
         how = (
             ("--factor", number(self.factor))
             if self.factor is not None
@@ -58,9 +66,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Step:
-    """A way to a longer context: what --from names (empty for an unscaled source), its lengths, and its command line.
+    """A way to a longer context.
 
-    start: the length that it counts from, None where the file does not store it. reach: the context that it leads to.
+    reading: the value of --from. Empty for an unscaled source.
+    start: the length that it starts from, in tokens. None if the file does not store it.
+    reach: the context that it leads to, in tokens. None if unknown.
+    command: its command line.
     """
 
     reading: str
@@ -70,29 +81,31 @@ class Step:
 
 
 def steps(
-    source: str | Path, decoded: RopeSet, made: Provenance | None, trained: int | None, request: Request
+    source: str | Path, decoded: RopeSet, record: Provenance | None, trained: int | None, request: Request
 ) -> list[Step]:
-    """Return the ways that lead to what is wished for: one for an unscaled source, up to two for one that is scaled.
+    """Return the ways to the requested context: one for an unscaled source, up to two for a scaled one.
 
-    trained: the length before any scaling. A way that cannot lead there, or that this source does not have, is left out.
+    record: the record of the source, or None.
+    trained: the length before any scaling, in tokens, or None.
+    Ways that cannot reach the context or that this source does not support are left out.
     """
     entry, context = decoded.entries[names.FULL_ATTENTION], decoded.max_position_embeddings
     assert entry.table is not None
-    if entry.unscaled and made is None:
-        found = [Step("", trained, request.reach(trained or context), request.command(source))]
+    if entry.unscaled and record is None:
+        ways = [Step("", trained, request.reach(trained or context), request.command(source))]
     else:
         original = request.original_length or trained
-        found = [] if not _has_original(made, entry) else [_from_original(source, entry, original, context, request)]
+        ways = [] if not _has_original(record, entry) else [_from_original(source, entry, original, context, request)]
         if entry.table.rule is None:
-            found.append(Step(CURRENT, context, request.reach(context), request.command(source, "--from", CURRENT)))
-    return [step for step in found if step.start is None or step.reach is None or step.start < step.reach <= MAX_LENGTH]
+            ways.append(Step(CURRENT, context, request.reach(context), request.command(source, "--from", CURRENT)))
+    return [step for step in ways if step.start is None or step.reach is None or step.start < step.reach <= MAX_LENGTH]
 
 
-def _has_original(made: Provenance | None, entry: LayerRope) -> bool:
-    """Return whether the original table is in the file: not in one whose base or weights were changed."""
-    if made is None:
+def _has_original(record: Provenance | None, entry: LayerRope) -> bool:
+    """Return whether the original table follows from the file. It does not if the base or the weights were changed."""
+    if record is None:
         return True
-    return not (entry.unscaled or made.plan.get("reading") == CURRENT or made.plan.get("bakes"))
+    return not (entry.unscaled or record.plan.get("reading") == CURRENT or record.plan.get("bakes"))
 
 
 def _from_original(source: str | Path, entry: LayerRope, original: int | None, context: int, request: Request) -> Step:
@@ -105,7 +118,13 @@ def _from_original(source: str | Path, entry: LayerRope, original: int | None, c
 
 @dataclass(frozen=True)
 class Start:
-    """The table to start from, and the length that the model was trained on before any scaling."""
+    """The start of a method.
+
+    source: the table and its length.
+    trained_length: the length that the model was trained on before any scaling, in tokens.
+    reading: `original`, `current` or `unscaled`.
+    notes: messages for the user.
+    """
 
     source: Source
     trained_length: int
@@ -116,15 +135,15 @@ class Start:
 def find_start(form: Format, decoded: RopeSet, request: Request) -> Start:
     """Return the table and length to start from.
 
-    Raises: AmbiguousRope where a scaled source leaves two readings open; InvalidRope where the reading that was
-    chosen is not in the file.
+    Raises: AmbiguousRope if a scaled source allows two interpretations, and the user did not choose. InvalidRope if the
+    chosen interpretation is not possible.
     """
     entry = decoded.entries[names.FULL_ATTENTION]
     context = decoded.max_position_embeddings
-    made = form.checkpoint.record
-    if entry.unscaled and made is None:
+    record = form.checkpoint.record
+    if entry.unscaled and record is None:
         return _unscaled(form, entry, context, request)
-    original = request.original_length or (made.trained_length if made else entry.original_max_position_embeddings)
+    original = request.original_length or (record.trained_length if record else entry.original_max_position_embeddings)
     scaled = _Scaled(form, entry, original, context, request)
     if request.reading is None:
         raise scaled.refusal()
@@ -138,8 +157,12 @@ def _unscaled(form: Format, entry: LayerRope, context: int, request: Request) ->
         trained = request.original_length
     elif shipped is not None:
         trained = shipped.trained
-        meant, other = request.reach(trained), request.reach(context)
-        reach = "" if meant == other else f": factor {request.factor:g} gives {meant}, not {other}"
+        reach_of_trained, reach_of_shipped = request.reach(trained), request.reach(context)
+        reach = (
+            ""
+            if reach_of_trained == reach_of_shipped
+            else f": factor {request.factor:g} gives {reach_of_trained}, not {reach_of_shipped}"
+        )
         notes = [
             f"{shipped.reason}; lengths count from {trained} tokens{reach}. "
             f"--original-length {context} counts from the shipped value instead"
@@ -151,14 +174,14 @@ def _on_base(form: Format, entry: LayerRope, length: int) -> Source:
     assert entry.rope_theta is not None
     assert entry.table is not None
     base, last = base_inv_freq(entry.rope_theta, entry.rotary_dim), entry.table.regimes[-1].inv_freq
-    if not last.all():  # pairs that stand still belong to the table that was trained
+    if not last.all():  # pairs with frequency 0 are part of the trained table
         return Source(np.where(last > 0, base, 0.0), length, None, entry.rope_theta, mscale=form.mscale(entry))
     return Source(base, length, entry.rope_theta, mscale=form.mscale(entry))
 
 
 @dataclass(frozen=True)
 class _Scaled:
-    """A source that carries scaling, and what was asked of it; `original` is its length before the scaling."""
+    """A scaled source, and the request. original: its length before the scaling, in tokens, or None."""
 
     form: Format
     entry: LayerRope
@@ -167,13 +190,13 @@ class _Scaled:
     request: Request
 
     @property
-    def made(self) -> Provenance | None:
+    def record(self) -> Provenance | None:
         return self.form.checkpoint.record
 
     def refusal(self) -> AmbiguousRope:
-        """Return the error that spells out both readings."""
+        """Return the error that explains both interpretations."""
         entry, request = self.entry, self.request
-        kind = f"{self.made.plan.get('method')} by ropetool" if self.made else entry.rope_type
+        scaling = f"{self.record.plan.get('method')} by ropetool" if self.record else entry.rope_type
         factor = f", factor {entry.factor:g}" if entry.factor else ""
         what = (
             f"factor {request.factor:g}" if request.factor is not None else f"--target-length {request.target_length}"
@@ -191,19 +214,20 @@ class _Scaled:
         if request.reach(self.context) < self.context:
             second = f"no extension (--from {CURRENT} starts at {self.context})"
         return AmbiguousRope(
-            f"already scaled ({kind}{factor}, original {self.original or 'not stored'}, context {self.context}); "
+            f"already scaled ({scaling}{factor}, original {self.original or 'not stored'}, context {self.context}); "
             f"{what} could mean {first}: in place of the present scaling) or {second}",
             where=self.form.checkpoint.where, try_=self._likely(),
         )  # fmt: skip
 
     def _likely(self) -> str:
-        """Return the command that works where the other does not.
+        """Return the command for the only interpretation that works, or else for the likelier one.
 
-        For a target inside the context, a table by a rule, and where keys say what to do with one base alone.
+        The current table does not work for a target within the context, if it depends on the length, or if the file's
+        keys can store only tables of a single base.
         """
         assert self.entry.table is not None
         extends = self.original is not None and self.request.reach(self.original) > self.context
-        replaced = extends and _has_original(self.made, self.entry)  # `advise` names it first too
+        replaced = extends and _has_original(self.record, self.entry)  # `advise` also puts it first
         target = self.request.target_length
         onward = (target is None or target >= self.context) and self.entry.table.rule is None
         if self.form.builds_on_tables and onward and not replaced:
@@ -214,23 +238,23 @@ class _Scaled:
         return _from_original(self.form.checkpoint.path, self.entry, self.original, self.context, request).command
 
     def from_original(self) -> Start:
-        made, entry = self.made, self.entry
+        record, entry = self.record, self.entry
         path = self.form.checkpoint.path
-        replaced = made is not None and (entry.unscaled or made.plan.get("reading") == CURRENT)
-        if made is not None and replaced and provenance.is_of_itself(path, made):
+        replaced = record is not None and (entry.unscaled or record.plan.get("reading") == CURRENT)
+        if record is not None and replaced and provenance.is_of_itself(path, record):
             raise AmbiguousRope(
-                f"its original table is gone: {made.plan.get('method')} replaced it in place",
+                f"its original table is gone: {record.plan.get('method')} replaced it in place",
                 where=self.form.checkpoint.where, try_=command("ropetool", "restore", path),
             )  # fmt: skip
-        if made is not None and replaced:
+        if record is not None and replaced:
             raise AmbiguousRope(
-                f"its original table is not in this file, which ropetool made from {made.source} with {made.plan.get('method')}",
-                where=self.form.checkpoint.where, try_=self.request.command(made.source),
+                f"its original table is not in this file, which ropetool made from {record.source} with {record.plan.get('method')}",
+                where=self.form.checkpoint.where, try_=self.request.command(record.source),
             )  # fmt: skip
-        if made is not None and made.plan.get("bakes"):
+        if record is not None and record.plan.get("bakes"):
             raise AmbiguousRope(
-                f"its weights contain baked factors, which cannot be removed: extend its source {made.source} instead",
-                where=self.form.checkpoint.where, try_=self.request.command(made.source),
+                f"its weights contain baked factors, which cannot be removed: extend its source {record.source} instead",
+                where=self.form.checkpoint.where, try_=self.request.command(record.source),
             )  # fmt: skip
         if self.original is None:
             guess = self.context // max(1, round(entry.factor or 1))

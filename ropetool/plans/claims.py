@@ -1,7 +1,7 @@
-"""What extension of a source a checkpoint without a record is, read from its own keys, and that extension made again.
+"""Find the extension that a checkpoint's keys imply, if it has no record, and plan it again from the source.
 
-Reads two checkpoints, of one format or a GGUF file and the directory that it was converted from, and asks the search for a
-plan; compares decoded tables, no bytes.
+Both have the same format, or one is a GGUF file and the other the directory it was converted from. Only decoded tables
+are compared.
 """
 
 from __future__ import annotations
@@ -34,25 +34,29 @@ from ropetool.rope.methods import Goal
 from ropetool.rope.tables import TABLE_TOLERANCE, LayerRope, RopeSet
 from ropetool.runtimes.decoded import decoded
 
-AS_IS = "as-is"  # of a stated key: whatever the target says
+AS_IS = "as-is"  # accepts the target's value of a key
 LONGROPE, ABF, LENGTH, DYNAMIC = "longrope", "abf", "length", "dynamic"
 _NAMED = ("yarn", "linear", DYNAMIC, "llama3")  # rope types that are a method
 LISTS = (names.LONG_FACTOR, names.SHORT_FACTOR)
-# Of the pairs of a table in lists, this part must be a method's for the others to be called wrong. Lists that were searched
-# for share hardly a number with any formula.
+# If a method gives this share of the pairs in lists, the other pairs count as errors. Lists from a search have hardly a
+# number in common with any formula.
 NEARLY = 0.75
-# Published configs state llama3's factor apart from the context: Llama 3.1 has 8 and sixteen times its original length, Llama
-# 3.2 has 32 and sixteen times, EXAONE 3.5 has 8 and four times.
+# In published configs, llama3's factor does not determine the context. Llama 3.1 has factor 8 and 16 times its original
+# length, Llama 3.2 has 32 and 16 times, EXAONE 3.5 has 8 and 4 times.
 LLAMA3_REACH = 2
 
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """An extension of a source as a target states it, made again.
+    """The extension of a source that a target's keys imply, planned again.
 
-    words: what it is, as in "yarn x4". expected: the source after it; the source itself where nothing was extended.
-    edits: what makes the one of the other. contexts: the lengths that may be stated: the extension's, and the source's,
-    which published recipes leave in place. taken: parameters that were taken from the target, for no formula gives them.
+    words: a description, for example "yarn x4".
+    expected: the source after the extension. The source itself if there is no extension.
+    edits: the edits that lead from the source to `expected`.
+    plan: the plan. None without an extension.
+    contexts: the allowed context lengths of the target. The source's length is one of them, because published recipes
+      keep it.
+    taken: the parameters that were copied from the target, because no formula gives them.
     """
 
     words: str
@@ -70,26 +74,25 @@ def claim_of(
     stated: Mapping[str, str] | None = None,
     trained_length: int | None = None,
 ) -> Claim:
-    """Return what the target says it is made of the source by, that made again with our planner.
+    """Return the extension that the target's keys imply, planned again.
 
-    Only the method's own parameters count: others that the target states are not followed, and so show as
-    differences, unless `stated` names the key, with its value in JSON or "as-is". trained_length: of the source, where
-    its files do not say it.
-
-    Raises: ConfigError for a stated key that the target does not have or has another value for; RopetoolError where
-    either is not read, or no plan makes what is claimed.
+    Only the method's own parameters follow the target. Other keys of the target show as differences.
+    stated: the values of --stated: keys that may differ, each with its value in JSON or "as-is".
+    trained_length: the source's trained length in tokens, if its files do not contain it.
+    Raises: ConfigError for a key of `stated` that the target lacks or that has a different value. RopetoolError if
+      either checkpoint cannot be decoded, or no plan gives the target's tables.
     """
     ours, theirs = (decoded(target.runtime, each).understood(each.where, each.stated_in) for each in (target, source))
     if target.format != source.format:
         ours = _named_alike(ours, theirs)
-    found = _unchanged(ours, theirs, source) or _extended(target, ours, theirs, source, trained_length)
-    edits = (*found.edits, *_overlay(target, found.expected, stated or {}))
-    taken = tuple(key for key in found.taken if key not in (stated or {}))
-    return replace(found, expected=source.edited(edits), edits=edits, taken=taken)
+    claim = _unchanged(ours, theirs, source) or _extended(target, ours, theirs, source, trained_length)
+    edits = (*claim.edits, *_overlay(target, claim.expected, stated or {}))
+    taken = tuple(key for key in claim.taken if key not in (stated or {}))
+    return replace(claim, expected=source.edited(edits), edits=edits, taken=taken)
 
 
 def _named_alike(ours: RopeSet, theirs: RopeSet) -> RopeSet:
-    """Return a reading under the other's names of its kinds of layers and its order of channels, as far as layers agree."""
+    """Return the tables with the other's names of layer types and its layouts, as far as the layers agree."""
     named = ours.named_as(theirs)
     for name in named.entries.keys() & theirs.entries.keys():
         named = named.with_entry(name, replace(named.entries[name], layout=theirs.entries[name].layout))
@@ -97,14 +100,17 @@ def _named_alike(ours: RopeSet, theirs: RopeSet) -> RopeSet:
 
 
 def _unchanged(ours: RopeSet, theirs: RopeSet, source: Checkpoint) -> Claim | None:
-    """Return the claim of a target with the source's tables: nothing, or only another stated context."""
+    """Return the claim for a target with the source's tables: no extension, or only a different context length.
+
+    Else None.
+    """
     kept = replace(theirs, max_position_embeddings=ours.max_position_embeddings)
     if kept.differences(ours):
         return None
     context = ours.max_position_embeddings
     if context == theirs.max_position_embeddings:
         return Claim("no extension", source, (), None, (context,))
-    if context < theirs.max_position_embeddings:  # no plan shortens
+    if context < theirs.max_position_embeddings:  # a plan cannot shorten the context
         return Claim("no extension", source, (), None, (theirs.max_position_embeddings,))
     plan = _planned(source, Alternative(Request(LENGTH, None, context, None, None), {}))
     return Claim(
@@ -119,19 +125,19 @@ def _unchanged(ours: RopeSet, theirs: RopeSet, source: Checkpoint) -> Claim | No
 def _extended(
     target: Checkpoint, ours: RopeSet, theirs: RopeSet, source: Checkpoint, trained_length: int | None
 ) -> Claim:
-    """Return the first claim that gives the target's table, or else the one that its rope type names."""
+    """Return the first claim that gives the target's table, or else the claim that its rope type names."""
     crossed = target.format != source.format
     config_style = "" if crossed else _style(target)
     form = format_of(source, config_style or None)
-    wanted = ours.entries[names.FULL_ATTENTION]
+    entry = ours.entries[names.FULL_ATTENTION]
     tries = [
         replace(each, runtimes=(target.runtime,) if crossed else (), style=config_style)
-        for each in _alternatives(wanted, ours, theirs, trained_length)
+        for each in _alternatives(entry, ours, theirs, trained_length)
     ]
-    shares = [_share(form, theirs, each, wanted) for each in tries]
-    # Lists that are taken from the target always fit, so that they come last.
-    order = sorted(range(len(tries)), key=lambda at: (tries[at].request.method == LONGROPE, -shares[at]))
-    fitting = [tries[at] for at in order if shares[at] >= NEARLY]
+    shares = [_share(form, theirs, each, entry) for each in tries]
+    # Lists that are copied from the target always fit, so they are tried last.
+    order = sorted(range(len(tries)), key=lambda index: (tries[index].request.method == LONGROPE, -shares[index]))
+    fitting = [tries[index] for index in order if shares[index] >= NEARLY]
     errors: list[RopetoolError] = []
     for each in [*fitting, *tries]:
         try:
@@ -139,8 +145,8 @@ def _extended(
         except RopetoolError as error:
             errors.append(error)
             continue
-        if wanted.rope_type == DYNAMIC and wanted.factor is not None:
-            plan = _growing(source, plan, wanted.factor)
+        if entry.rope_type == DYNAMIC and entry.factor is not None:
+            plan = _growing(source, plan, entry.factor)
         contexts: tuple[int, ...] = (plan.max_position_embeddings, theirs.max_position_embeddings)
         if (
             each.request.method == "llama3"
@@ -157,83 +163,84 @@ def _extended(
 
 
 def _style(target: Checkpoint) -> str:
-    """Return the config style of a target, empty for a GGUF file."""
+    """Return the config style of a target, or an empty string for a GGUF file."""
     if isinstance(target, GgufCheckpoint):
         return ""
     return style.read(target.config, target.family, target.where).style
 
 
 def _alternatives(
-    wanted: LayerRope, ours: RopeSet, theirs: RopeSet, trained_length: int | None
+    entry: LayerRope, ours: RopeSet, theirs: RopeSet, trained_length: int | None
 ) -> Iterator[Alternative]:
-    """Yield what may have been asked for: the method that the rope type names, or any where it names none.
+    """Yield possible requests: the method that the rope type names, or every method if it does not name one.
 
-    Lists, vectors and a larger base name no method: a table that a formula gives may stand in them.
+    Lists, vectors and a larger base do not name a method, because a formula may have produced them.
     """
     context = ours.max_position_embeddings
     before = trained_length or theirs.original_max_position_embeddings or theirs.max_position_embeddings
-    factors = [f for f in dict.fromkeys([wanted.factor, context / before]) if f is not None and f > 1]
+    factors = [f for f in dict.fromkeys([entry.factor, context / before]) if f is not None and f > 1]
 
     def each(method: str, factor: float | None = None, **params: Any) -> Iterator[Alternative]:
         length = context if factor is None else None
         for reading in _readings(theirs):
             yield Alternative(Request(method, factor, length, reading, trained_length), params)
 
-    if wanted.rope_type in _NAMED:
+    if entry.rope_type in _NAMED:
         for factor in factors:
-            yield from each(wanted.rope_type, factor)
+            yield from each(entry.rope_type, factor)
         return
-    if wanted.rope_type == "default" and wanted.rope_theta is not None and context > before:
+    if entry.rope_type == "default" and entry.rope_theta is not None and context > before:
         yield from each("ntk")
-        yield from each(ABF, rope_theta=wanted.rope_theta)
+        yield from each(ABF, rope_theta=entry.rope_theta)
     for factor in factors:
         for method in sorted(set(methods.names()) - {ABF, LENGTH, LONGROPE}):
             yield from each(method, factor)
-    if wanted.rope_type == LONGROPE and all(key in wanted.params for key in LISTS):
-        yield from each(LONGROPE, **{key: wanted.params[key] for key in LISTS})
+    if entry.rope_type == LONGROPE and all(key in entry.params for key in LISTS):
+        yield from each(LONGROPE, **{key: entry.params[key] for key in LISTS})
 
 
 def _readings(theirs: RopeSet) -> tuple[str | None, ...]:
     return (None,) if theirs.entries[names.FULL_ATTENTION].unscaled else (ORIGINAL, CURRENT)
 
 
-def _share(form: Format, theirs: RopeSet, asked: Alternative, wanted: LayerRope) -> float:
-    """Return which part of the pairs of the target's table the method gives: 1 for all; nothing is searched for.
+def _share(form: Format, theirs: RopeSet, attempt: Alternative, entry: LayerRope) -> float:
+    """Return the share of pairs of the target's table that the method gives, from 0 to 1.
 
-    A table that one rope type states by a formula is that formula's or it is not; in lists single pairs may be wrong.
+    For types with a formula, the share is 0 or 1. In lists, single pairs may be wrong.
     """
-    request, method = asked.request, methods.get(asked.request.method)
+    request, method = attempt.request, methods.get(attempt.request.method)
     try:
         start = find_start(form, theirs, request)
         goal = Goal.make(start.source.length, request.factor, request.target_length)
-        derived = method.derive(start.source, goal, method.params(dict(asked.params)))
+        derived = method.derive(start.source, goal, method.params(dict(attempt.params)))
     except RopetoolError:
         return 0.0
-    if wanted.table is None:
+    if entry.table is None:
         return 0.0
-    if derived.table.agrees(wanted.table):
+    if derived.table.agrees(entry.table):
         return 1.0
-    if wanted.rope_type != LONGROPE or derived.table.rule is not None:
+    if entry.rope_type != LONGROPE or derived.table.rule is not None:
         return 0.0
-    pairs = [
-        (derived.table.at(length).inv_freq, wanted.table.at(length).inv_freq) for length in (1, goal.target_length)
-    ]
+    pairs = [(derived.table.at(length).inv_freq, entry.table.at(length).inv_freq) for length in (1, goal.target_length)]
     if any(ours.shape != theirs.shape for ours, theirs in pairs):
         return 0.0
     return min(float(np.isclose(ours, theirs, rtol=TABLE_TOLERANCE, atol=0).mean()) for ours, theirs in pairs)
 
 
-def _planned(source: Checkpoint, asked: Alternative) -> Plan:
-    request = asked.request
+def _planned(source: Checkpoint, attempt: Alternative) -> Plan:
+    request = attempt.request
     return make_plan(
         source, request.method, factor=request.factor, target_length=request.target_length, reading=request.reading,
-        params=asked.params, original_length=request.original_length, config_style=asked.style or None,
-        for_runtimes=asked.runtimes,
+        params=attempt.params, original_length=request.original_length, config_style=attempt.style or None,
+        for_runtimes=attempt.runtimes,
     )  # fmt: skip
 
 
 def _growing(source: Checkpoint, plan: Plan, factor: float) -> Plan:
-    """Return a plan of `dynamic` with a factor of transformers, which stretches faster. The method itself writes 1."""
+    """Return a plan of `dynamic` with the target's factor, which transformers reads.
+
+    The method itself writes factor 1.
+    """
     edits = tuple(
         replace(edit, new=factor if edit.path[-1] == names.FACTOR else _with_factor(edit.new, factor))
         for edit in plan.edits
@@ -249,19 +256,19 @@ def _with_factor(new: Any, factor: float) -> Any:
     return {**kept, names.FACTOR: factor} if new.get(names.ROPE_TYPE) == DYNAMIC else kept
 
 
-def _words(plan: Plan, asked: Alternative) -> str:
-    if asked.request.method == ABF:
-        return f"abf with rope_theta {number(asked.params[names.ROPE_THETA])}"
+def _words(plan: Plan, attempt: Alternative) -> str:
+    if attempt.request.method == ABF:
+        return f"abf with rope_theta {number(attempt.params[names.ROPE_THETA])}"
     return f"{plan.method} x{number(plan.factor)} of {plan.trained_length} tokens"
 
 
-# --- keys that are said to be meant
+# --- keys that may differ
 
 
 def _overlay(target: Checkpoint, expected: Checkpoint, stated: Mapping[str, str]) -> list[FileEdit]:
-    """Return the edits that give the expected checkpoint the target's value of each key that is said to be meant.
+    """Return the edits that give the expected checkpoint the target's value of each key that may differ.
 
-    Raises: ConfigError unless the target has the key, and with that value.
+    Raises: ConfigError unless the target has the key with the expected value.
     """
     if stated and target.format != expected.format:
         raise ConfigError(
@@ -287,7 +294,10 @@ def _overlay(target: Checkpoint, expected: Checkpoint, stated: Mapping[str, str]
 
 
 def _places(target: Checkpoint, key: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield where the target states a key, however deep, and its value; in a GGUF with or without its prefix."""
+    """Yield each path at which the target has a key, at any depth, and its value.
+
+    In a GGUF file, the prefix is optional.
+    """
     if isinstance(target, HfCheckpoint):
         yield from _within(target.config, key, ())
         return
@@ -297,8 +307,8 @@ def _places(target: Checkpoint, key: str) -> Iterator[tuple[tuple[str, ...], Any
             yield (name,), value.tolist() if hasattr(value, "tolist") else value
 
 
-def _within(found: Mapping[str, Any], key: str, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for name, value in found.items():
+def _within(part: Mapping[str, Any], key: str, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, value in part.items():
         if name == key:
             yield (*path, name), value
         if isinstance(value, Mapping):
@@ -315,20 +325,20 @@ def _edit(target: Checkpoint, expected: Checkpoint, path: tuple[str, ...]) -> Fi
 
 
 def _at(config: Mapping[str, Any], path: Sequence[str]) -> Any:
-    """Return the value at a path, ABSENT where there is none. Raises: ConfigError where no object would hold it."""
-    found: Any = config
+    """Return the value at a path, or ABSENT. Raises: ConfigError if an object on the path is missing."""
+    value: Any = config
     for depth, name in enumerate(path):
-        if not isinstance(found, Mapping) or (name not in found and depth < len(path) - 1):
+        if not isinstance(value, Mapping) or (name not in value and depth < len(path) - 1):
             raise ConfigError(
                 f"{'.'.join(path)} does not apply: the rebuilt extension does not contain {'.'.join(path[:depth + 1])}",
                 where="--stated", try_="pass only keys of the rebuilt extension",
             )  # fmt: skip
-        found = found.get(name, ABSENT)
-    return found
+        value = value.get(name, ABSENT)
+    return value
 
 
 def _parsed(text: str) -> Any:
-    """Return a value as JSON has it, or the text itself."""
+    """Return the value of a JSON text, or the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A model that drafts tokens for another one: it has to rotate by the same table, or its drafts are refused beyond the trained length."""
+"""Check that a draft model gets the same table as its model. With a different table, its drafts would be rejected."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ropetool.rope.tables import LayerRope
 
 
 def check_companion(plan: Plan, companion: Plan) -> None:
-    """Raise InvalidRope where a layer of the companion would rotate otherwise than any layer of the planned model."""
-    assert plan.target is not None  # both have just been made
+    """Raise InvalidRope if a layer of the draft model would rotate differently from all layers of the planned model."""
+    assert plan.target is not None  # new plans always have a target
     assert companion.target is not None
     rotating = [entry for entry in plan.target.entries.values() if entry.table is not None]
     for entry in companion.target.entries.values():

@@ -1,4 +1,4 @@
-"""What to know and to do after an extension: the memory that its context takes, and the command that measures it."""
+"""The next step after an extension: the memory of the new context, and the command that measures the result."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class Following:
     verify: str
 
 
-def following(plan: Plan, output: Path, kinds: Mapping[str, KvCache]) -> Following | None:
-    """Return the next step after a plan, or None for a bake. kinds: the cache by layer type."""
+def following(plan: Plan, output: Path, caches: Mapping[str, KvCache]) -> Following | None:
+    """Return the next step after a plan, or None for a bake. caches: the KV cache by layer type."""
     if plan.method == BAKE:
         return None
     context = plan.max_position_embeddings
     line = command("ropetool", "verify", output)
-    return Following(sum(kind.bytes_at(context) for kind in kinds.values()) if kinds else None, line)
+    return Following(sum(cache.bytes_at(context) for cache in caches.values()) if caches else None, line)
 
 
 def following_gguf(plan: Plan, source: GgufCheckpoint, output: Path) -> Following | None:
-    """Return the next step after a plan for a GGUF file, with the source's cache at the new context."""
+    """Return the next step after a plan for a GGUF file, with the source's KV cache at the new context."""
     try:
-        kinds = {} if plan.target is None else kv_cache.of_gguf(source, plan.target)
-    except RopetoolError:  # keys that llama.cpp does not load
-        kinds = {}
-    return following(plan, output, kinds)
+        caches = {} if plan.target is None else kv_cache.of_gguf(source, plan.target)
+    except RopetoolError:  # llama.cpp does not load the keys
+        caches = {}
+    return following(plan, output, caches)

@@ -1,8 +1,4 @@
-"""What a search needs to know of a checkpoint's format: how tables are said in it, and what else must change with them.
-
-What the files state, and what runtimes make of it, is the checkpoint's; which table to write, and from what, is not a
-format's to say.
-"""
+"""The two checkpoint formats as the search sees them: ways to write a table, and the other edits that it needs."""
 
 from __future__ import annotations
 
@@ -49,9 +45,11 @@ CONFIG_ONLY = "the source has no weights, so the output has none either"
 
 @dataclass(frozen=True)
 class Baking:
-    """What goes into weights: in words, as edits, and the identities of the files that they touch.
+    """The changes in weights.
 
-    There are no edits where the checkpoint has no weights.
+    words: the changes in words.
+    tensors: the changes as edits. Empty if the checkpoint has no weights.
+    weight_files: the identity of each file that they touch, by name.
     """
 
     words: tuple[str, ...] = ()
@@ -60,10 +58,12 @@ class Baking:
 
 
 class Format(Protocol):
-    """A checkpoint as something that tables are written into.
+    """A checkpoint that tables are written into.
 
-    style: how its rope keys are written. trained_length: the shipped lengths that are not those trained on.
-    builds_on_tables: whether its keys or tensors can say a table that comes on top of another.
+    checkpoint: the checkpoint.
+    style: the style of its rope keys.
+    trained_length: shipped context lengths that differ from the trained length.
+    builds_on_tables: whether its keys or tensors can store a scaling on top of a scaled table.
     """
 
     @property
@@ -76,13 +76,16 @@ class Format(Protocol):
     def builds_on_tables(self) -> bool: ...
 
     def read(self, runtime: str, edits: Sequence[FileEdit] = ()) -> Decoded:
-        """Return what the runtime makes of the checkpoint with these edits."""
+        """Return how the runtime decodes the checkpoint with these edits."""
 
     def mscale(self, entry: LayerRope) -> float | None:
-        """Return DeepSeek's multiplier, mscale_all_dim, 1 where none is stated; None where scores have no scale (no MLA)."""
+        """Return DeepSeek's mscale_all_dim, or 1 if it is not set.
+
+        None without MLA, because the scores then have no scale.
+        """
 
     def changed_layer_types(self, rope: RopeSet) -> list[str]:
-        """Return the layer types that get the new table: the full ones, and those that share theirs by design."""
+        """Return the layer types that get the new table: full attention, and types that share its table by design."""
 
     def candidates(
         self, entry: LayerRope, derived: Derived, target: RopeSet, trained_length: int, factor: float
@@ -90,26 +93,29 @@ class Format(Protocol):
         """Return the ways to write the target, in order of preference."""
 
     def length_candidates(self, target: RopeSet) -> list[Candidate]:
-        """Return the ways to state the context of the target and leave its tables, in order of preference."""
+        """Return the ways to set the context length and keep the tables, in order of preference."""
 
     def absent_context(self, length: int) -> list[FileEdit]:
-        """Return the edit that states this context in a file that states none and is not loaded without; else nothing."""
+        """Return the edit that sets this context length, if the file does not set one but needs it to load.
+
+        Else nothing.
+        """
 
     def bake(self, residuals: Mapping[str, Residual]) -> Baking:
-        """Return the edits of weights that carry what the keys leave to them.
+        """Return the edits of weights for the factors that the keys cannot store.
 
-        Raises: CheckpointError or LossyExport where the weights cannot hold it exactly.
+        Raises: CheckpointError, LossyExport if the weights cannot store them exactly.
         """
 
     def length_edits(self, length: int) -> list[FileEdit]:
-        """Return the edits besides the rope keys: those that let a reader use the new length, and what would be untrue."""
+        """Return other edits that a new length needs, and the removal of keys that would be wrong."""
 
     def notes(self) -> tuple[str, ...]:
-        """Return what a user should know of the source."""
+        """Return messages about the source."""
 
 
 def open_format(path: Path, config_style: str | None = None) -> Format:
-    """Return the checkpoint at this path as something to write tables into; config_style is that of its output.
+    """Return the checkpoint at a path as a format. config_style: the style of the output. None keeps the present one.
 
     Raises: CheckpointError, ConfigError, UnknownFamily.
     """
@@ -117,31 +123,28 @@ def open_format(path: Path, config_style: str | None = None) -> Format:
 
 
 def format_of(checkpoint: Checkpoint, config_style: str | None = None) -> Format:
-    """Return an opened checkpoint as something to write tables into.
-
-    Raises: as open_format.
-    """
+    """Return an open checkpoint as a format. Raises: as `open_format`."""
     if isinstance(checkpoint, HfCheckpoint):
         return HfFormat.of(checkpoint, config_style)
     form = GgufFormat(checkpoint)
-    _ = form.arch  # one that is not described is told before anything else
+    _ = form.arch  # raises UnknownFamily for an unknown architecture, before any other error
     return form
 
 
 def adapter_notes(path: Path) -> tuple[str, ...]:
-    """Say that a LoRA adapter beside the weights was made for other weights than those of a bake."""
-    found = sorted(path.rglob("adapter_config.json"))
-    if not found:
+    """Return a note if there is a LoRA adapter next to the weights. It does not fit the weights after a bake."""
+    adapters = sorted(path.rglob("adapter_config.json"))
+    if not adapters:
         return ()
     return (
-        f"the adapter in {found[0].parent} was trained on the old weights and does not fit the output: merge it before you bake",
+        f"the adapter in {adapters[0].parent} was trained on the old weights and does not fit the output: merge it before you bake",
     )
 
 
 def described(checkpoint: GgufCheckpoint) -> Architecture:
-    """Return what llama.cpp does with GGUF files of this architecture.
+    """Return llama.cpp's description of an architecture.
 
-    Raises: InvalidRope for one with learned positions, UnknownFamily for one that is not described.
+    Raises: InvalidRope for learned positions. UnknownFamily for an unknown architecture.
     """
     arch, where = checkpoint.name, f"{checkpoint.path}: {archs.ARCHITECTURE}"
     if learned_positions(checkpoint):
@@ -159,7 +162,7 @@ def described(checkpoint: GgufCheckpoint) -> Architecture:
 
 @dataclass(frozen=True, eq=False)
 class HfFormat:
-    """A Hugging Face directory; `style` is the config style that is written."""
+    """A Hugging Face directory. style: the config style of the output."""
 
     checkpoint: HfCheckpoint
     style: str
@@ -170,7 +173,7 @@ class HfFormat:
         files = checkpoint.directory
         if files.pickle_only:
             raise parts.pickled(str(files.path), files.pickles[0].name)
-        _ = checkpoint.headers  # broken weights are told before anything else
+        _ = checkpoint.headers  # raises an error for broken weights, before any other error
         present = style.read(checkpoint.config, checkpoint.family, checkpoint.where).style
         if not checkpoint.family.partial_rotary_key:
             check_whole_heads(checkpoint)
@@ -220,7 +223,7 @@ class HfFormat:
         return Baking(words, tensors, marks(tensors, weight_files(self.checkpoint)))
 
     def length_edits(self, length: int) -> list[FileEdit]:
-        """Raise the tokenizer's limit; a larger or absent one stays."""
+        """Return the edit that raises the tokenizer's limit. A larger or absent limit stays."""
         limit = (self.checkpoint.directory.tokenizer_config or {}).get(names.MODEL_MAX_LENGTH)
         if limit is None or not is_number(limit) or limit >= length:
             return []
@@ -238,13 +241,13 @@ class HfFormat:
 
 
 def check_whole_heads(checkpoint: HfCheckpoint) -> None:
-    """Raise InvalidRope if the file asks for partial rotation, which these families' code does not do.
+    """Raise InvalidRope if the file sets partial rotation, but the code of the family always rotates whole heads.
 
     transformers 5 ignores the key for unscaled tables and stops at the first token for scaled ones.
     """
     part = checkpoint.section
     objects = (part, part.get(names.ROPE_PARAMETERS), part.get(names.ROPE_SCALING))
-    for keys in (found for found in objects if isinstance(found, dict)):
+    for keys in (each for each in objects if isinstance(each, dict)):
         for key in (names.PARTIAL_ROTARY_FACTOR, names.ROTARY_PCT):
             if keys.get(key) not in (None, 1):
                 raise InvalidRope(
@@ -255,7 +258,7 @@ def check_whole_heads(checkpoint: HfCheckpoint) -> None:
 
 @dataclass(frozen=True, eq=False)
 class GgufFormat:
-    """A GGUF model in one file or several, and what llama.cpp does with its architecture."""
+    """A GGUF model in one or several files."""
 
     checkpoint: GgufCheckpoint
     style: str = "GGUF"
@@ -279,20 +282,20 @@ class GgufFormat:
         return decoding.log_multiplier(Model.of(self.checkpoint)) or 1.0 if self.arch.mla else None
 
     def changed_layer_types(self, rope: RopeSet) -> list[str]:
-        """Return the full layers, and the sliding ones where llama.cpp scales them along and one table served both."""
+        """Return the full layers, and sliding layers if llama.cpp scales them too and they have the same table."""
         full, rules = rope.entries[names.FULL_ATTENTION], self.arch.sliding
         if rules is None or not rules.scaled or rules.plain or rules.own_base:
             return [names.FULL_ATTENTION]
         assert full.table is not None
-        tables = {kind: entry.table for kind, entry in rope.entries.items() if entry.table is not None}
-        return [kind for kind, table in tables.items() if full.table.agrees(table)]
+        tables = {layer_type: entry.table for layer_type, entry in rope.entries.items() if entry.table is not None}
+        return [layer_type for layer_type, table in tables.items() if full.table.agrees(table)]
 
     def candidates(
         self, entry: LayerRope, derived: Derived, target: RopeSet, trained_length: int, factor: float
     ) -> list[Candidate]:
         assert entry.rope_theta is not None
-        found = gguf_encodings(_with_betas(target, derived), self.arch.name, entry.rope_theta, factor)
-        return [Candidate(each.name, edits_of(each, self.arch.name, self.checkpoint)) for each in found]
+        encodings_ = gguf_encodings(_with_betas(target, derived), self.arch.name, entry.rope_theta, factor)
+        return [Candidate(each.name, edits_of(each, self.arch.name, self.checkpoint)) for each in encodings_]
 
     def length_candidates(self, target: RopeSet) -> list[Candidate]:
         return gguf_length_encodings(self.checkpoint, self.arch.name, target)
@@ -307,16 +310,16 @@ class GgufFormat:
         raise LossyExport("extensions of GGUF files do not change the weights", where=self.checkpoint.where)
 
     def length_edits(self, length: int) -> list[FileEdit]:
-        return removal(self.checkpoint)  # context_length is part of every encoding
+        return removal(self.checkpoint)  # every encoding already sets context_length
 
     def notes(self) -> tuple[str, ...]:
         return ()
 
 
 def _with_betas(target: RopeSet, derived: Derived) -> RopeSet:
-    """Return the target with the ends of the ramp that the method's own keys state, for files that have keys for them."""
-    stated = next(iter(derived.native), {})
-    betas = {key: stated[key] for key in (names.BETA_FAST, names.BETA_SLOW) if key in stated}
+    """Return the target with the method's own beta_fast and beta_slow, for files that have keys for them."""
+    native_keys = next(iter(derived.native), {})
+    betas = {key: native_keys[key] for key in (names.BETA_FAST, names.BETA_SLOW) if key in native_keys}
     full = target.entries[names.FULL_ATTENTION]
     entries = {**target.entries, names.FULL_ATTENTION: replace(full, params={**full.params, **betas})}
     return replace(target, entries=entries) if betas else target

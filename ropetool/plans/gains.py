@@ -1,7 +1,4 @@
-"""An extension with gains in the weights beside it, as one plan: what a table cannot say, and a search may find.
-
-Chooses nothing: which gains is for a search or a user to say.
-"""
+"""Add gains of rotary pairs or heads to the plan of an extension. The weights store the gains."""
 
 from __future__ import annotations
 
@@ -29,8 +26,8 @@ def with_gains(
 ) -> Plan:
     """Return the plan with gains of rotary pairs in the keys, or of heads and their bands in the queries.
 
-    Those of full attention. Shapes: pair_gains (rotary_dim // 2,); head_gains (layers, heads, bands).
-    Raises: LossyExport, UnsupportedDtype where the weights cannot hold them; ConfigError for a wrong number of them.
+    The gains apply to full-attention layers. Shapes: pair_gains (rotary_dim // 2,); head_gains (layers, heads, bands).
+    Raises: LossyExport, UnsupportedDtype if the weights cannot store them. ConfigError for a wrong number of gains.
     """
     source = bakeable(checkpoint, plan.bake_dtype)
     edits: list[TensorEdit] = []
@@ -39,17 +36,17 @@ def with_gains(
     if head_gains:
         edits += source.placed(head_gain_edits(source.targets, names.FULL_ATTENTION, head_gains))
     tensors = (*plan.tensors, *edits)
-    each = {edit.tensor: edit for edit in edits}  # of heads there are several a tensor
+    by_tensor = {edit.tensor: edit for edit in edits}  # a tensor may have several edits, one for each head
     return replace(
-        plan, tensors=tensors, bakes=(*plan.bakes, *described(list(each.values()))), edits=(*plan.edits, *source.other_edits(edits)),
+        plan, tensors=tensors, bakes=(*plan.bakes, *described(list(by_tensor.values()))), edits=(*plan.edits, *source.other_edits(edits)),
         weight_files=marks(tensors, weight_files(checkpoint)),
     )  # fmt: skip
 
 
 def heads_of(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """Return how many query heads each layer of full attention has.
+    """Return the number of query heads in each full-attention layer.
 
-    Raises: LossyExport where no gain of a head can be folded into the weights.
+    Raises: LossyExport if the weights cannot store a gain for a head.
     """
     targets = bakeable(checkpoint).targets
     entry = targets.rope.entries[names.FULL_ATTENTION]

@@ -1,6 +1,6 @@
-"""A GGUF model as an output: its files, its record and what goes beside them, put in their places together.
+"""Write a GGUF model as an output: its files, its record and its sidecar files get their names together.
 
-Knows which names there are and what may be replaced; what is inside the files is for others to write.
+Callers write the content of the files. This module determines the names and the files that may be replaced.
 """
 
 from __future__ import annotations
@@ -27,56 +27,66 @@ from ropetool.runtimes import inspection
 
 @contextmanager
 def gguf_output(target: Path, source: Path, *, force: bool) -> Iterator[GgufOutput]:
-    """Yield what stages a GGUF model; nothing has its name before the body has ended without an error.
+    """Yield an output for the files of a GGUF model.
 
+    The files get their names when the body has ended without an error.
     Raises: OutputError.
     """
-    made = GgufOutput(target, source, force)
+    output = GgufOutput(target, source, force)
     with transaction(
-        target, source, force=force, may_replace=lambda path: rule(made.files)(path), hidden_name=_hidden_name(target)
-    ) as made.transaction:
-        yield made
+        target, source, force=force, may_replace=lambda path: rule(output.files)(path), hidden_name=_hidden_name(target)
+    ) as output.transaction:
+        yield output
 
 
 def settled(target: Path, source: Path) -> tuple[str, ...]:
-    """Settle what dead processes left of a model, and return notes of it; for a check before there is a transaction.
+    """Remove or finish the leftovers of dead processes for a model, and return notes.
 
-    Raises: OutputError if this is not a place for an output.
+    For a check before the transaction.
+    Raises: OutputError if the target is not a place for an output.
     """
     check_place(target, source)
     return tuple(settle(hidden_place(target)))
 
 
 def hidden_place(target: Path) -> Path:
-    """Return what the hidden folders of a model are named after."""
+    """Return the path that the names of a model's hidden folders are based on."""
     return target.with_name(_hidden_name(target))
 
 
 def _hidden_name(target: Path) -> str:
-    return f"{model_name(target)}.gguf"  # one for all names that a user may give to the files of a model
+    return f"{model_name(target)}.gguf"  # the same for every name that a user may pass for the files of a model
 
 
 def check(files: Sequence[Path], source: Path, *, force: bool) -> None:
-    """Return if a model may be written to these files, its record beside the first: before work of hours.
+    """Return if a model may be written to these files, with its record next to the first. Call it before hours of work.
 
-    What else would stand beside it is left alone where others wrote it.
+    Existing sidecar files of other programs are allowed, because they are not replaced.
     Raises: OutputError.
     """
     for path in files:
         check_output(path, source, force=force, may_replace=rule(files))
     record = provenance.beside(files[0])
-    # The record of a file that is gone is not an output: it may go without --force.
+    # The record of a file that no longer exists may be replaced without --force.
     check_output(record, source, force=force or not files[0].exists(), may_replace=rule(files))
 
 
 def rule(files: Sequence[Path]) -> Rule:
-    """Return the rule of what may be replaced, for the files of a model and what stands beside them."""
+    """Return the rule that decides which files may be replaced, for a model's files and the files next to them."""
     return listings.files_rule(files)
 
 
 @dataclass
 class GgufOutput:
-    """A model that is being written. files: their final paths, once they are staged. sidecars: what is written beside them."""
+    """A model that is being written.
+
+    target: the path that the user passed.
+    source: the source's path.
+    force: replace existing files.
+    files: the final paths, after `stage`.
+    staged: the paths to write to, after `stage`.
+    sidecars: the final paths of the card and the Modelfile, after `finish`.
+    """
 
     target: Path
     source: Path
@@ -89,36 +99,36 @@ class GgufOutput:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What became of files of others, and of those that dead processes left."""
+        """Return notes on files of other programs, and on leftovers of dead processes."""
         return (*self.transaction.notes, *self._notes)
 
     @property
     def modelfile(self) -> Path | None:
-        """Where a Modelfile is written for these files, if it is."""
+        """Return the path of the Modelfile, or None if it is not written."""
         place = model_card.modelfile_place(self.files)
         return place if place in self.sidecars else None
 
     def stage(self, count: int) -> list[Path]:
-        """Return where to write the files of the model, under their own names.
+        """Return the paths to write the files of the model to, under their own names.
 
-        Raises: OutputError if one may not be written.
+        Raises: OutputError if a file may not be written.
         """
         self.files = shard_paths(self.target, count)
         check(self.files, self.source, force=self.force)
         for path in (provenance.beside(self.files[0]), model_card.card_place(self.files[0])):
-            self._notes += settle(path)  # what a verification that was killed has left
+            self._notes += settle(path)  # the leftovers of a killed verification
         self.staged = [self.transaction.stage(path) for path in self.files]
         return self.staged
 
-    def finish(self, made: Provenance, beside: Mapping[Path, str], placed: Mapping[Path, str] | None = None) -> None:
-        """Write the record, which lists all, and these texts; what others wrote under such a name stays.
+    def finish(self, record: Provenance, texts: Mapping[Path, str], placed: Mapping[Path, str] | None = None) -> None:
+        """Write the record, which lists all files, and these texts by path. Files of other programs stay.
 
-        placed: by its staged path, how a file of the source was put there.
+        placed: the way each unchanged file got there, by its staged path.
         """
         self.transaction.flush()
         free = self.force or not self.files[0].exists()
         listed = list(self.staged)
-        for place, text in beside.items():
+        for place, text in texts.items():
             objection = self._objection(place)
             if objection:
                 self._notes.append(f"{place} is not replaced, because it {objection}")
@@ -127,33 +137,34 @@ class GgufOutput:
             model_card.write_card(stage, text)
             self.sidecars.append(place)
             listed.append(stage)
-        record = provenance.beside(self.files[0])
-        made = replace(made, files=listings.of_files(listed, [record.name], placed))
-        provenance.write(made, self.transaction.stage(record, force=free), record)
+        record_path = provenance.beside(self.files[0])
+        record = replace(record, files=listings.of_files(listed, [record_path.name], placed))
+        provenance.write(record, self.transaction.stage(record_path, force=free), record_path)
         if self.force:
-            for path in listings.leftovers(self.files[0], [record, *self.files, *beside]):
+            for path in listings.leftovers(self.files[0], [record_path, *self.files, *texts]):
                 self.transaction.withdraw(path)
 
     def _objection(self, place: Path) -> str:
-        """Return why a file in the place of a sidecar may not be replaced, empty if it may or if there is none."""
+        """Return why a sidecar may not replace an existing file, or an empty string if it may or there is no file."""
         if place.is_file() and not place.is_symlink():
             return rule(self.files)(place)
         return listings.NOT_LISTED if place.exists() or place.is_symlink() else ""
 
 
-def copied_record(source: GgufCheckpoint, stated: Mapping[str, Any], *, same_table: bool = True) -> Provenance:
-    """Return the record of the same model in other files: what it states of them, and the plan of the source, if any.
+def copied_record(source: GgufCheckpoint, export: Mapping[str, Any], *, same_table: bool = True) -> Provenance:
+    """Return the record of the same model in new files. It contains the source's plan, if there is one.
 
-    same_table: it rotates as the source does; otherwise the source's plan says nothing of it.
+    export: data about the new files.
+    same_table: whether the new files have the source's tables. If not, the source's plan does not apply.
     """
-    made = record_of(source)
-    plan = made.plan if made is not None and same_table else {}
-    trained = made.trained_length if made is not None else _trained_length(source)
-    return Provenance(str(hub.absolute(source.path)), provenance.fingerprint(source.path), trained, plan, export=stated)
+    record = record_of(source)
+    plan = record.plan if record is not None and same_table else {}
+    trained = record.trained_length if record is not None else _trained_length(source)
+    return Provenance(str(hub.absolute(source.path)), provenance.fingerprint(source.path), trained, plan, export=export)
 
 
 def record_of(source: GgufCheckpoint) -> Provenance | None:
-    """Return the record of the source; one that is of another file says nothing of this one."""
+    """Return the record of the source, or None. A record of a different file does not count."""
     try:
         return source.record
     except RopetoolError:
@@ -163,13 +174,13 @@ def record_of(source: GgufCheckpoint) -> Provenance | None:
 def _trained_length(source: GgufCheckpoint) -> int | None:
     try:
         return inspection.inspect_checkpoint(source).trained_length
-    except RopetoolError:  # of a file that is no language model, or one that llama.cpp refuses
+    except RopetoolError:  # it is not a language model, or llama.cpp refuses the file
         return None
 
 
 @contextmanager
 def counted_bytes(name: str, total: int, tell: Callable[[str, int, int], None] | None) -> Iterator[None]:
-    """Tell how many of the bytes of an output are written."""
+    """Report the written bytes of an output while the body runs."""
     done = 0
 
     def moved(nbytes: int) -> None:

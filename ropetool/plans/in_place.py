@@ -1,6 +1,6 @@
-"""Edits of GGUF models where they lie: by a plan, or by a patch of keys and vectors; with what is written beside them.
+"""Edit GGUF models in place: by a plan, or by a patch of keys and vectors. Update the log and the record next to them.
 
-How bytes get into the file is `files.gguf.in_place`'s concern.
+`files.gguf.in_place` writes the bytes.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _COPY = "pass -o instead of --in-place to write a copy"
 
 
 def apply_in_place(plan: Plan, source: str | Path, *, copy_if_needed: bool = False, command: str = "") -> Applied:
-    """Carry out a plan in the model itself; the log beside it keeps what stood there.
+    """Apply a plan to the model file itself. The log next to it keeps the old values.
 
-    command: the command line that asked for it, for the log. No card and no Modelfile are written.
-    Raises: PlanMismatch if the source is not what the plan was made for; LossyExport if the plan changes weights;
+    command: the user's command line, for the log. A card and a Modelfile are not written.
+    Raises: PlanMismatch if the source differs from the plan's source; LossyExport if the plan changes weights;
     ConfigError for a directory; OutputError if the file cannot be edited.
     """
     checkpoint = _checkpoint(plan, source)
-    made = Provenance(
+    record = Provenance(
         str(hub.absolute(checkpoint.path)), provenance.fingerprint(checkpoint.path), plan.trained_length, plan.to_json()
     )
     follows = following_gguf(plan, checkpoint, checkpoint.path)
     edited = edit_model(
-        checkpoint.files, patch_of(plan.edits), copy_if_needed=copy_if_needed, command=command, made=made
+        checkpoint.files, patch_of(plan.edits), copy_if_needed=copy_if_needed, command=command, record=record
     )
     lines = gguf_lines(str(checkpoint.path), plan.max_position_embeddings, None)
     changed = () if edited.way == "nothing" else (edited.path.name,)
@@ -55,7 +55,7 @@ def apply_in_place(plan: Plan, source: str | Path, *, copy_if_needed: bool = Fal
 
 
 def way_of(plan: Plan, source: str | Path, *, copy_if_needed: bool = False) -> Edited:
-    """Return how `apply_in_place` would change the file; nothing is written. Raises: what apply_in_place raises."""
+    """Return how `apply_in_place` would change the file, without writing. Raises: as `apply_in_place`."""
     checkpoint = _checkpoint(plan, source)
     patch = patch_of(plan.edits)
     _to_log(Path(os.path.realpath(checkpoint.path)), checkpoint.files, patch, "", with_record=True)
@@ -63,12 +63,12 @@ def way_of(plan: Plan, source: str | Path, *, copy_if_needed: bool = False) -> E
 
 
 def editable(path: str | Path) -> tuple[GgufHeader, ...]:
-    """Return the headers of all files of a model that is about to be edited where it lies.
+    """Return the headers of all files of a model, for an edit in place.
 
-    Raises: CheckpointError; OutputError for a file of the hub's cache.
+    Raises: CheckpointError. OutputError for a file in the Hub's cache.
     """
     path = Path(path)
-    blobs = path.resolve().parent  # where a link into the cache leads
+    blobs = path.resolve().parent  # the target of a link into the cache
     if hub.origin(path.absolute()) is not None or (blobs.name == "blobs" and blobs.parent.name.startswith("models--")):
         raise OutputError("is in the hub's local cache, which must not change", where=str(path), try_=_COPY)
     return read_shards(path, read_unmapped)
@@ -76,24 +76,25 @@ def editable(path: str | Path) -> tuple[GgufHeader, ...]:
 
 def edit_model(
     headers: Sequence[GgufHeader], patch: Patch, *, copy_if_needed: bool = False, command: str = "",
-    made: Provenance | None = None,
+    record: Provenance | None = None,
 ) -> Edited:  # fmt: skip
-    """Change keys and vectors of a model where it lies, and log what stood there.
+    """Change keys and vectors of a model in place, and log the old values.
 
-    headers: from `editable`. made: the record of how its positions come to be, None where the edit leaves them.
-    Raises: what edit_in_place raises; CorruptFile for a log or a record that is none, and where the new record would take
-    the place of another file's.
+    headers: from `editable`.
+    record: the new record of its positions. None if the edit does not change them.
+    Raises: as `edit_in_place`. CorruptFile if the log or the record is invalid, or if the new record would replace the
+    record of a different file.
     """
-    real = Path(os.path.realpath(headers[0].path))  # of a link, what stands beside the file itself
+    real = Path(os.path.realpath(headers[0].path))  # for a link, the log is next to the linked file
     part = edited_part(headers, patch)[0]
-    if made is not None:
+    if record is not None:
         provenance.read(real)
-    log, entry = _to_log(real, headers, patch, command, with_record=made is not None)
+    log, entry = _to_log(real, headers, patch, command, with_record=record is not None)
 
     def beside(way: str, size: int) -> Mapping[str, bytes]:
         return {
             edit_log.place(real).name: edit_log.text(log.and_then(replace(entry, way=way, size=size))),
-            **(_made_record(real, made, part, size) if made is not None else kept_record(real, part, size)),
+            **(_new_record(real, record, part, size) if record is not None else kept_record(real, part, size)),
         }
 
     return edit_in_place(headers, patch, copy_if_needed=copy_if_needed, beside=beside)
@@ -110,26 +111,28 @@ def _to_log(
 
 
 def _record_text(file: Path) -> str:
-    """Return the record beside a file as it stands there, empty where there is none."""
-    found = read_optional_object(provenance.beside(file))
-    return "" if found is None else found[0]
+    """Return the text of the record next to a file, or an empty string."""
+    content = read_optional_object(provenance.beside(file))
+    return "" if content is None else content[0]
 
 
-def _made_record(file: Path, made: Provenance, part: GgufHeader, size: int) -> Mapping[str, bytes]:
-    """Return a new record of the file, by the name that it gets."""
+def _new_record(file: Path, record: Provenance, part: GgufHeader, size: int) -> Mapping[str, bytes]:
+    """Return a new record of the file, by its file name."""
     name = Path(os.path.realpath(part.path)).name
-    data = {**made.to_json(), "source": file.name, "files": [{"name": name, "size": size}]}
+    data = {**record.to_json(), "source": file.name, "files": [{"name": name, "size": size}]}
     return {provenance.beside(file).name: f"{json.dumps(data, indent=2)}\n".encode("ascii")}
 
 
 def kept_record(file: Path, part: GgufHeader, size: int) -> Mapping[str, bytes]:
-    """Return the record beside the file, by its name, with the size that the changed part of the model gets; nothing without one.
+    """Return the record next to the file, by its file name, with the new size of the changed part.
 
-    That of another file of this name is left as it is: with the new size it would pass for this one's.
-    Raises: CorruptFile if it is not what ropetool writes.
+    Empty without a record.
+    A record of a different file with this name stays unchanged. With the new size it would look like this file's
+    record.
+    Raises: CorruptFile if ropetool did not write it.
     """
-    found = provenance.record(file)
-    if found is None or provenance.of_another(file, found):
+    record = provenance.record(file)
+    if record is None or provenance.of_another(file, record):
         return {}
     return {provenance.beside(file).name: resized(_record_text(file), file, part, size)}
 
@@ -138,7 +141,7 @@ def resized(record: str, file: Path, part: GgufHeader, size: int) -> bytes:
     """Return the text of a file's record with a new size for one part of the model.
 
     Drops the digest of that part, because reading the whole file would take longer than the edit.
-    Raises: CorruptFile if the text, which may come from a log, is not a record.
+    Raises: CorruptFile if the text is not a record. It may be from a log.
     """
     name = Path(os.path.realpath(part.path)).name
     try:
@@ -155,7 +158,7 @@ def resized(record: str, file: Path, part: GgufHeader, size: int) -> bytes:
 
 
 def _checkpoint(plan: Plan, source: str | Path) -> GgufCheckpoint:
-    """Return the model that a plan is for. Raises: what apply_in_place raises."""
+    """Return the model that a plan is for. Raises: as `apply_in_place`."""
     if plan.format != "gguf":
         raise ConfigError("is a directory; only GGUF files can be edited in place", where=str(source), try_=_COPY)
     checkpoint = GgufCheckpoint.of(editable(source))

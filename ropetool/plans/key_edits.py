@@ -1,7 +1,4 @@
-"""Keys of GGUF files set and removed by hand: of which type a value must be, what speaks against it, and what follows.
-
-Knows no key by its meaning: the rules are the runtime's. Where the result goes is key_output's concern.
-"""
+"""Set or remove a key of a GGUF file: find its type, check the result by llama.cpp's rules, and collect notes."""
 
 from __future__ import annotations
 
@@ -19,16 +16,19 @@ from ropetool.rope.tables import RopeSet
 from ropetool.runtimes.base import Refuses
 from ropetool.runtimes.llama_cpp import architectures, decoding, key_rules, key_types
 
-DESCRIPTIVE = frozenset({"general.name", "general.file_type"})  # loaded, and nothing is computed by them
+DESCRIPTIVE = frozenset({"general.name", "general.file_type"})  # llama.cpp loads them, but does not compute with them
 
 
 @dataclass(frozen=True)
 class KeyEdit:
-    """One key of a model set or removed, checked and not yet written.
+    """A checked edit of a key.
 
-    patch: what it asks of the model, all of it of the first file. before and after: the
-    value, None where there is none. tables: what llama.cpp rotates by before and after; None where that did not change, or
-    nothing is known of it. notes: what to know, the objections among them that `force` overrode.
+    source: the model.
+    key: the key.
+    before, after: the values. None if the key is absent.
+    patch: the changes in the first file.
+    tables: llama.cpp's tables before and after. None if they are equal or unknown.
+    notes: messages for the user, including objections that `force` overrode.
     """
 
     source: GgufCheckpoint
@@ -41,18 +41,19 @@ class KeyEdit:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the model is so already."""
+        """Return whether the model has the value already."""
         return self.before == self.after
 
 
 def set_key(files: tuple[GgufHeader, ...], key: str, text: str, label: str = "", *, force: bool = False) -> KeyEdit:
-    """Return the edit that sets a key of a model to the value that a text states.
+    """Return the edit that sets a key of a model to the value in a text.
 
-    files: the headers of all its files; unmapped ones where it will be edited in place. label: its type; empty for the one
-    that llama.cpp wants, or that the key has, or that converters give it. force: take what llama.cpp would not load, which
-    a note then says.
-    Raises: ConfigError if the text is no value of the type, nothing says which type, or llama.cpp would not load the
-    result; CheckpointError.
+    files: the headers of all its files. For an edit in place, they must be unmapped.
+    label: the type. Empty for the type that llama.cpp reads, or that the key has, or that converters write.
+    force: allow a value that prevents llama.cpp from loading the file, and add a note.
+    Raises: ConfigError if the text is not a value of the type, the type is unknown, or llama.cpp would not load the
+      result.
+    CheckpointError.
     """
     value = _typed(files[0], key, text, label)
     if value.type is ValueType.STR and not force:
@@ -63,16 +64,16 @@ def set_key(files: tuple[GgufHeader, ...], key: str, text: str, label: str = "",
 def unset_key(files: tuple[GgufHeader, ...], key: str, *, force: bool = False) -> KeyEdit:
     """Return the edit that removes a key.
 
-    Raises: ConfigError if there is none, or llama.cpp would not load the result; CheckpointError.
+    Raises: ConfigError if the key does not exist, or llama.cpp would not load the result. CheckpointError.
     """
     present(files[0], key)
     return _edit(files, key, None, force)
 
 
 def present(header: GgufHeader, key: str) -> Value:
-    """Return the value of a key that the file has.
+    """Return the value of a key in the file.
 
-    Raises: ConfigError if it has none of this name.
+    Raises: ConfigError if the file does not have the key.
     """
     if key not in header.values:
         raise ConfigError(
@@ -108,12 +109,12 @@ def _typed(header: GgufHeader, key: str, text: str, label: str) -> Value:
 
 
 def _types(header: GgufHeader, key: str) -> list[str]:
-    """Return the types that a value may have without being told: llama.cpp's, that of the file, or the converters'."""
+    """Return the possible types of a value: those in llama.cpp, else the present type, else the type in converters."""
     present_label = header.values[key].label if key in header.values else ""
     architecture = _architecture(header)
-    wanted = key_types.loaded(key, architecture)
-    if wanted:
-        return sorted(wanted, key=lambda each: each != present_label)
+    loaded = key_types.loaded(key, architecture)
+    if loaded:
+        return sorted(loaded, key=lambda each: each != present_label)
     written = key_types.written(key, architecture)
     return [each for each in (present_label, written) if each][:1]
 
@@ -143,25 +144,25 @@ def _edit(files: tuple[GgufHeader, ...], key: str, value: Value | None, force: b
     if before == value:
         return KeyEdit(source, key, before, value, Patch())
     if len(files) > 1:
-        split_patch(files, patch)  # the keys that tie the files together stay, whatever is forced
+        split_patch(files, patch)  # raises an error for keys that connect the files, even with force
     size = sum(len(each.raw) for each in patched_values(files[0], patch).values())
     if size > MAX_HEADER_BYTES:
         raise ConfigError(
             f"would make the header {size:,} bytes long; ropetool reads at most {MAX_HEADER_BYTES:,}", where=key
         )
     after = source.after(patch)
-    found = key_rules.objections(source, after)
-    if found and not force:
+    objections = key_rules.objections(source, after)
+    if objections and not force:
         instead = "--force" if value is None else "another value, or --force"
         error = ConfigError(
-            f"after this edit, {found[0]}", where=source.where, try_=f"pass {instead} to write it anyway"
+            f"after this edit, {objections[0]}", where=source.where, try_=f"pass {instead} to write it anyway"
         )
-        error.notes = tuple(found[1:4])
+        error.notes = tuple(objections[1:4])
         raise error
     tables = _tables(source, after)
     stale = _stale(source, key, tables is not None)
     patch = Patch(patch.set, patch.remove | stale)
-    notes = [f"llama.cpp rejects or misreads this file: {sentence}" for sentence in found]
+    notes = [f"llama.cpp rejects or misreads this file: {sentence}" for sentence in objections]
     notes += _reading_notes(source, key) if value is not None else []
     if stale - {key}:
         notes.append(f"removed {len(stale - {key})} ropetool keys, which described the file before the edit")
@@ -170,24 +171,27 @@ def _edit(files: tuple[GgufHeader, ...], key: str, value: Value | None, force: b
 
 def _tables(source: GgufCheckpoint, after: GgufCheckpoint) -> tuple[RopeSet, RopeSet] | None:
     try:
-        found = decoding.decode(source), decoding.decode(after)
+        tables = decoding.decode(source), decoding.decode(after)
     except (Refuses, RopetoolError):
         return None
-    return found if found[0].differences(found[1]) else None
+    return tables if tables[0].differences(tables[1]) else None
 
 
-def _stale(source: GgufCheckpoint, key: str, rotates_anew: bool) -> frozenset[str]:
-    """Return the keys of ours that say what is not so any more: all after another table, the verdict after any other edit
-    that llama.cpp reads."""
+def _stale(source: GgufCheckpoint, key: str, table_changes: bool) -> frozenset[str]:
+    """Return ropetool's keys that would be wrong after the edit.
+
+    If the table changes, these are all of its keys. After any other edit of a key that llama.cpp computes with, it is
+    the verdict.
+    """
     ours = frozenset(each for each in source.values if each.startswith(gguf_keys.PREFIX) and each != key)
-    if rotates_anew:
+    if table_changes:
         return ours
     read = bool(key_types.loaded(key, _architecture(source.files[0]))) and key not in DESCRIPTIVE
     return frozenset(each for each in ours if each.startswith(gguf_keys.VERIFIED)) if read else frozenset()
 
 
 def _reading_notes(source: GgufCheckpoint, key: str) -> list[str]:
-    """Return what to know of a key that is not read, or not by this architecture."""
+    """Return a note if llama.cpp does not read the key, or not for this architecture."""
     name = _architecture(source.files[0])
     if key_types.loaded(key, name) or key_types.written(key, name) or key in source.values:
         suffix = key.removeprefix(f"{name}.")

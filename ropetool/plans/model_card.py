@@ -1,6 +1,6 @@
-"""What goes with an output to its readers: a section of the model card between markers, and an Ollama Modelfile.
+"""The texts next to an output: ropetool's section of the model card, between markers, and an Ollama Modelfile.
 
-Text in, text out; a user's own words and front matter stay as they are. Knows no tensor and no table.
+The user's own text and front matter stay unchanged.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ START, VERIFICATION, SERVING, END = (
     "<!-- ropetool -->", "<!-- ropetool: verification -->", "<!-- ropetool: serving -->", "<!-- /ropetool -->"
 )  # fmt: skip
 TAG, LONG_TAG = "ropetool", "long-context"
-MAX_CARD = 4 << 20  # bytes; the largest known have a tenth of it
+MAX_CARD = 4 << 20  # bytes; the largest known cards have a tenth of this
 MODELFILE_HEAD = "# Written by ropetool"
 _UNVERIFIED = "Not verified yet. `ropetool verify` measures the model and writes the results here."
 _FRONT = re.compile(r"\A([\s\ufeff]*---[ \t]*\r?\n)(.*?)(^---[ \t]*(?:\r?\n|\Z))", re.DOTALL | re.MULTILINE)
-_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]*/[A-Za-z0-9._-]+")  # with its slash nothing that YAML reads otherwise
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]*/[A-Za-z0-9._-]+")  # because of the slash, YAML reads it as text
 _KEY = r"^[\"']?tags[\"']?[ \t]*:[ \t]*"
 _BLOCK_TAGS = re.compile(_KEY + r"(?:#.*)?\r?\n((?:([ \t]*)-[ \t]+.*\r?\n)+)", re.MULTILINE)
 _FLOW_TAGS = re.compile(_KEY + r"\[([^\]\n]*)\]", re.MULTILINE)
 _WORD = re.compile(r"(--[A-Za-z][A-Za-z0-9-]*=|-[A-Za-z](?=/))?(.*)", re.DOTALL)  # an option with its value, or either
-# A key without a value. Never may two repetitions of one set stand side by side: their time grows with the square.
+# A key without a value. Two adjacent repetitions of the same characters would take quadratic time.
 _EMPTY = r"^[\"']?{}[\"']?[ \t]*:[ \t]*(?:(?:null|~)[ \t]*)?\r?\n(?![ \t#-])"
 
 
@@ -43,19 +43,22 @@ _EMPTY = r"^[\"']?{}[\"']?[ \t]*:[ \t]*(?:(?:null|~)[ \t]*)?\r?\n(?![ \t#-])"
 
 
 def card_place(checkpoint: Path) -> Path:
-    """Return where the card of a checkpoint stands: README.md inside a directory, NAME.gguf.README.md beside a file."""
+    """Return the path of a checkpoint's card: README.md inside a directory, NAME.gguf.README.md next to a file."""
     return checkpoint / CARD if checkpoint.is_dir() else beside(checkpoint, CARD)
 
 
 def beside(file: Path, name: str) -> Path:
-    """Return the path of a file that goes with a GGUF file, under its name: the folder may hold other models."""
+    """Return the path of a sidecar file of a GGUF file.
+
+    It starts with its name, because the folder may contain other models.
+    """
     return file.with_name(f"{file.name}.{name}")
 
 
 def read_card(place: Path) -> str | None:
-    """Return the text of a card, empty where there is none; None for one that is too long to be touched.
+    """Return the text of a card, or an empty string without a card. None for a card that is too long to edit.
 
-    Raises: CheckpointError for one that is not a regular file, or cannot be read.
+    Raises: CheckpointError if it is not a regular file or cannot be read.
     """
     if not place.exists():
         return ""
@@ -65,53 +68,53 @@ def read_card(place: Path) -> str | None:
 
 
 def write_card(place: Path, card: str) -> None:
-    """Write a card; bytes that were no UTF-8 come out as they went in, other halves of surrogate pairs as U+FFFD."""
+    """Write a card. Bytes that were not UTF-8 stay unchanged. Other halves of surrogate pairs become U+FFFD."""
     place.write_bytes(re.sub("[\ud800-\udc7f\udd00-\udfff]", "\ufffd", card).encode("utf-8", "surrogateescape"))
 
 
 def texts_beside(files: Sequence[Path], card: str, context: int) -> dict[Path, str]:
-    """Return what stands beside a GGUF model, by place: its card, and a Modelfile where there is to be one.
+    """Return the texts of the card and the Modelfile of a GGUF model, by path. The Modelfile may be missing.
 
-    What somebody wrote into a card that is there is kept; a Modelfile that somebody took over is left alone.
+    The user's text in an existing card stays. A Modelfile that the user has edited is not replaced.
     """
     place = beside(files[0], CARD)
-    there = read_card(place) if place.is_file() else ""
-    found = {} if there is None else {place: grafted(there, card)}
+    existing = read_card(place) if place.is_file() else ""
+    texts = {} if existing is None else {place: grafted(existing, card)}
     ollama = modelfile_place(files)
     if ollama is not None and _may_replace_modelfile(ollama):
-        found[ollama] = modelfile(files[0].name, context)
-    return found
+        texts[ollama] = modelfile(files[0].name, context)
+    return texts
 
 
 def modelfile_place(files: Sequence[Path]) -> Path | None:
-    """Return where the Modelfile of a GGUF model stands, or None where there is none.
+    """Return the path of the Modelfile of a GGUF model, or None if Ollama cannot load the model.
 
-    Ollama takes no model in several files, and a Modelfile cannot name a file with control characters.
+    Ollama does not load a model in several files, and a Modelfile cannot name a file with control characters.
     """
     return beside(files[0], MODELFILE) if len(files) == 1 and escaped(files[0].name) == files[0].name else None
 
 
 def refresh(checkpoint: Path, certificate: Mapping[str, Any]) -> None:
-    """Write the figures of a certificate into the card of an output, if it has a section of ours."""
+    """Write the figures of a certificate into the card of an output, if it has ropetool's section."""
     place = card_place(checkpoint)
     card = read_card(place)
     if not card or place.is_symlink():
         return
-    made = with_verification(card, certificate)
-    if made != card:
+    updated = with_verification(card, certificate)
+    if updated != card:
         inside = checkpoint / names.CONFIG_JSON if checkpoint.is_dir() else checkpoint
         with staged(place, inside, force=True) as stage:
-            write_card(stage, made)
+            write_card(stage, updated)
 
 
 # --- the section
 
 
 def portable(line: str) -> str:
-    """Return a command line with names and hub ids in place of the absolute paths of this machine."""
+    """Return a command line with names and Hub ids in place of the absolute paths on this machine."""
     try:
         return command(*map(_portable_word, words(line)))
-    except ValueError:  # no line of a shell
+    except ValueError:  # not a valid command line
         return escaped(line)
 
 
@@ -123,7 +126,7 @@ def _portable_word(word: str) -> str:
 
 
 def planned_step(plan: Plan) -> str:
-    """Return what carrying out a plan does to a model, as a paragraph."""
+    """Return a paragraph that describes the effect of a plan on a model."""
     baked = (
         f" Baked into the weights: {'; '.join(map(escaped, plan.bakes))}." if plan.bakes else " No weight was changed."
     )
@@ -151,21 +154,23 @@ def planned_step(plan: Plan) -> str:
 def exported_step(
     outtype: str, encoding: str, bakes: Sequence[str] = (), checks: Sequence[str] = (), inexact: str = ""
 ) -> str:
-    """Return what an export does to a model, as a paragraph, and how the file compares with the checkpoint.
+    """Return a paragraph that describes an export, with a comparison of file and checkpoint.
 
-    inexact: how far its positions are from the checkpoint's, where llama.cpp cannot hold them.
+    inexact: the difference from the checkpoint's positions, if llama.cpp cannot store them. Else empty.
     """
     baked = f" Baked into the weights: {'; '.join(bakes)}." if bakes else ""
     compared = f" Compared with the checkpoint: {'; '.join(checks)}." if checks else ""
-    apart = f" **llama.cpp cannot represent the positions of the checkpoint exactly: {inexact}.**" if inexact else ""
-    return f"Exported to GGUF: matrices in {outtype}, positions stored as {encoding}.{apart}{baked}{compared}"
+    warning = f" **llama.cpp cannot represent the positions of the checkpoint exactly: {inexact}.**" if inexact else ""
+    return f"Exported to GGUF: matrices in {outtype}, positions stored as {encoding}.{warning}{baked}{compared}"
 
 
 def with_step(card: str, step: str, command: str, serving: Sequence[str], *, base_model: str = "", long: bool) -> str:
-    """Return the card with one more thing that was done to the model; what was measured before it is dropped.
+    """Return the card with one more step of the model's history. Drops the results of earlier measurements.
 
-    command: the line that did it, empty for a call from Python. serving: command lines. base_model: a hub id, which
-    goes into the front matter where none stands there. long: it is about a longer context.
+    command: the command line of the step. Empty for a call from Python.
+    serving: command lines.
+    base_model: a Hub id for the front matter, unless the front matter names one already.
+    long: whether to add the tag for a long context.
     """
     before, inside, after = _split(card)
     done = _between(inside, "", VERIFICATION).strip()
@@ -179,9 +184,9 @@ def with_step(card: str, step: str, command: str, serving: Sequence[str], *, bas
 
 
 def with_verification(card: str, certificate: Mapping[str, Any] | None, *, of_source: bool = False) -> str:
-    """Return the card with the figures of a certificate; one without our section stays as it is.
+    """Return the card with the figures of a certificate. A card without ropetool's section stays unchanged.
 
-    of_source: the certificate is that of the checkpoint that this file was exported from.
+    of_source: the certificate is for the checkpoint that this file was exported from.
     """
     before, inside, after = _split(card)
     if VERIFICATION not in inside:
@@ -193,16 +198,19 @@ def with_verification(card: str, certificate: Mapping[str, Any] | None, *, of_so
     return _joined(before, section, after)
 
 
-def grafted(card: str, made: str) -> str:
-    """Return a card with the section of another, its own words kept; an empty one is replaced by the other."""
+def grafted(card: str, new_card: str) -> str:
+    """Return a card with ropetool's section from `new_card`.
+
+    The user's text stays. An empty card is replaced as a whole.
+    """
     if not card.strip():
-        return made
+        return new_card
     before, _, after = _split(card)
-    return _joined(before, _split(made)[1].strip(), after)
+    return _joined(before, _split(new_card)[1].strip(), after)
 
 
 def _split(card: str) -> tuple[str, str, str]:
-    """Return the text before our section, the section without its markers, and the text behind it."""
+    """Return the text before ropetool's section, the section without its markers, and the text after it."""
     before, start, rest = card.partition(START)
     inside, end, after = rest.rpartition(END)
     return (before, inside, after) if start and end else (card, "", "")
@@ -241,8 +249,8 @@ def _verification(certificate: Mapping[str, Any] | None, of_source: bool = False
     table = "\n".join(["| check | figure | limit | verdict | detail |", "| --- | --: | --: | --- | --- |", *rows])
     command = portable(certificate["command"])
     reach = certificates.reach(certificate)
-    said = [f"{reach[0].upper()}{reach[1:]}."] if reach else []
-    return "\n\n".join([head, table, *said, *([_fenced(command)] if command else [])])
+    sentences = [f"{reach[0].upper()}{reach[1:]}."] if reach else []
+    return "\n\n".join([head, table, *sentences, *([_fenced(command)] if command else [])])
 
 
 def _asked(suite: str) -> str:
@@ -250,7 +258,7 @@ def _asked(suite: str) -> str:
 
 
 def _texts(certificate: Mapping[str, Any]) -> str:
-    """Return the sentence that names the documents of the catalogue, so that others can measure on the same."""
+    """Return the sentence that names the catalogue's documents, so that readers can measure on the same texts."""
     texts = certificate.get("texts") or {}
     if texts.get("manifest") is None:
         return ""
@@ -268,7 +276,7 @@ _MARKUP = re.compile(r"[\\`|*\[\]]")
 
 
 def _cell(text: Any) -> str:
-    """Return text for a cell of a table, which shows it letter by letter: no markup of Markdown or HTML is in force."""
+    """Return text for a cell of a table, with all markup of Markdown and HTML escaped."""
     return _MARKUP.sub(r"\\\g<0>", " ".join(escaped(" ".join(str(text).split())).split())).replace("<", "&lt;")
 
 
@@ -286,22 +294,22 @@ def _short(value: Any) -> str:
 
 
 def with_front_matter(card: str, base_model: str, tags: Sequence[str]) -> str:
-    """Return the card with tags, and with a base model where it names none; all other lines stay as they are."""
-    found = _FRONT.match(card)
-    if found is None:
+    """Return the card with tags, and with a base model if it does not name one. All other lines stay unchanged."""
+    match = _FRONT.match(card)
+    if match is None:
         lines = [*([f"base_model: {_yaml(base_model)}"] if base_model else []), "tags:", *(f"- {tag}" for tag in tags)]
         return "---\n" + "".join(f"{line}\n" for line in lines) + f"---\n\n{card}"
-    newline = "\r\n" if found[1].endswith("\r\n") else "\n"
-    inner = _with_tags(_without_empty(found[2], "tags"), tags, newline)
+    newline = "\r\n" if match[1].endswith("\r\n") else "\n"
+    inner = _with_tags(_without_empty(match[2], "tags"), tags, newline)
     if base_model:
         inner = _without_empty(inner, "base_model")
     if base_model and not re.search(r"^base_model[ \t]*:", inner, re.MULTILINE):
         inner += f"base_model: {_yaml(base_model)}{newline}"
-    return f"{found[1]}{inner}{found[3]}{card[found.end() :]}"
+    return f"{match[1]}{inner}{match[3]}{card[match.end() :]}"
 
 
 def _yaml(text: str) -> str:
-    """Return a text as a scalar of YAML, quoted unless it is a plain hub id."""
+    """Return a text as a YAML scalar, quoted unless it is a plain Hub id."""
     if _PLAIN.fullmatch(text):
         return text
     return '"' + "".join(c if " " <= c <= "~" and c not in '"\\' else f"\\U{ord(c):08x}" for c in text) + '"'
@@ -312,17 +320,20 @@ def _without_empty(front: str, key: str) -> str:
 
 
 def _with_tags(front: str, tags: Sequence[str], newline: str) -> str:
-    """Return the lines with these tags in their list, however that is written; a value that is not a list stays."""
+    """Return the lines with these tags in their list, in either YAML style.
+
+    A value that is not a list stays unchanged.
+    """
     block, flow = _BLOCK_TAGS.search(front), _FLOW_TAGS.search(front)
     if block is not None:
-        held = {line.partition(" #")[0].strip().lstrip("- ").strip("\"'") for line in block[1].splitlines()}
-        more = "".join(f"{block[2]}- {tag}{newline}" for tag in tags if tag not in held)
+        present = {line.partition(" #")[0].strip().lstrip("- ").strip("\"'") for line in block[1].splitlines()}
+        more = "".join(f"{block[2]}- {tag}{newline}" for tag in tags if tag not in present)
         return front[: block.end()] + more + front[block.end() :]
     if flow is not None:
-        held = {part.strip().strip("\"'") for part in flow[1].split(",")}
+        present = {part.strip().strip("\"'") for part in flow[1].split(",")}
         listed = flow[1].rstrip(" ,")
-        wanted = [*([listed] if listed.strip() else []), *(tag for tag in tags if tag not in held)]
-        return f"{front[: flow.start(1)]}{', '.join(wanted)}{front[flow.end(1) :]}"
+        all_tags = [*([listed] if listed.strip() else []), *(tag for tag in tags if tag not in present)]
+        return f"{front[: flow.start(1)]}{', '.join(all_tags)}{front[flow.end(1) :]}"
     if re.search(_KEY, front, re.MULTILINE):
         return front
     return front + f"tags:{newline}" + "".join(f"- {tag}{newline}" for tag in tags)
@@ -332,16 +343,16 @@ def _with_tags(front: str, tags: Sequence[str], newline: str) -> str:
 
 
 def modelfile(file: str, context: int) -> str:
-    """Return a Modelfile for a GGUF file in the same folder; the chat template is the file's own.
+    """Return a Modelfile for a GGUF file in the same folder. The chat template is in the file itself.
 
-    Without num_ctx Ollama takes a few thousand tokens, whatever the file states.
+    Without num_ctx, Ollama uses a few thousand tokens, regardless of the file's context length.
     """
     head = f"{MODELFILE_HEAD}: ollama create NAME -f THIS-FILE (Ollama 0.30 and later, which run llama.cpp)"
     return f"{head}\nFROM ./{file}\nPARAMETER num_ctx {context}\n"
 
 
 def _may_replace_modelfile(place: Path) -> bool:
-    """Return whether no file stands there, or a Modelfile that ropetool wrote and nobody has taken over."""
+    """Return whether there is no file, or a Modelfile that ropetool wrote and the user has not taken over."""
     if not place.is_file():
         return True
     with open_regular(place) as file:

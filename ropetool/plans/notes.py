@@ -1,4 +1,4 @@
-"""The notes of a plan: what a user should know of an output that no key of it says, a sentence each."""
+"""The notes of a plan: messages for the user about an output."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ropetool.rope.tables import RopeSet
 
 
 def of_shorter_context(decoded: RopeSet, target: RopeSet) -> tuple[str, ...]:
-    """Say where the new context is below the present one."""
+    """Return a note if the new context is below the present one."""
     present, new = decoded.max_position_embeddings, target.max_position_embeddings
     note = f"the new context of {new} tokens is shorter than the present {present}: pass a larger length to extend"
     return (note,) if new < present else ()
 
 
 def of_kept_tables(decoded: RopeSet, target: RopeSet) -> tuple[str, ...]:
-    """Describe the effect of changing only the context length."""
+    """Return a note on the effect of changing only the context length."""
     before, after = decoded.max_position_embeddings, target.max_position_embeddings
     full = decoded.entries[names.FULL_ATTENTION]
     if after <= before:
@@ -31,7 +31,7 @@ def of_kept_tables(decoded: RopeSet, target: RopeSet) -> tuple[str, ...]:
 
 
 def of_windows(target: RopeSet) -> tuple[str, ...]:
-    """Say what limits how far layers look back, whatever the context."""
+    """Return notes on windows and chunks that limit attention, regardless of the context."""
     notes = []
     for entry in target.entries.values():
         window = entry.sliding_window
@@ -47,7 +47,7 @@ def of_windows(target: RopeSet) -> tuple[str, ...]:
 
 
 def of_baking(form: Format, baking: Baking) -> tuple[str, ...]:
-    """Say what only a checkpoint with weights can carry, and what no longer fits weights that change."""
+    """Return a note on weights that the plan changes: weights that are missing, or adapters that no longer fit."""
     if not baking.words:
         return ()
     if baking.tensors:
@@ -61,56 +61,60 @@ def of_other_readers(
     form: Format,
     edits: Sequence[FileEdit],
     target: RopeSet,
-    wanted: Sequence[str],
+    required: Sequence[str],
     serves: Callable[[Sequence[str]], bool],
 ) -> tuple[str, ...]:
-    """Say which runtimes that were not asked for would compute something else from the output, a note for each reason."""
+    """Return notes on other runtimes that would decode the output differently, a note for each reason.
+
+    required: the runtimes that the user requires.
+    serves: returns whether one file works for these runtimes.
+    """
     notes = []
-    for reason, others in _dissenters(form, edits, target, wanted).items():
+    for reason, others in _dissenters(form, edits, target, required).items():
         both = "--config-style both " if form.style == names.V5 else ""
-        asked = runtimes.collapse_releases([*wanted, *others])
-        named = runtimes.collapse_releases(others)
-        whom = "them" if len(named) > 1 else "it"
-        step = f"{both}{' '.join(f'--for {name}' for name in asked)} writes a file that works for {whom} too"
+        all_names = runtimes.collapse_releases([*required, *others])
+        other_names = runtimes.collapse_releases(others)
+        whom = "them" if len(other_names) > 1 else "it"
+        step = f"{both}{' '.join(f'--for {name}' for name in all_names)} writes a file that works for {whom} too"
         does = reason if reason.startswith("stops with ") else f"compute something else: {reason}"
         notes.append(
-            f"{', '.join(named)} would {does.replace('stops', 'stop', 1)}; "
+            f"{', '.join(other_names)} would {does.replace('stops', 'stop', 1)}; "
             + (
                 step
-                if serves([*wanted, *others])
-                else f"no single file works for {whom} and {', '.join(runtimes.collapse_releases(wanted))}"
+                if serves([*required, *others])
+                else f"no single file works for {whom} and {', '.join(runtimes.collapse_releases(required))}"
             )
         )
     return tuple(notes)
 
 
 def of_readers_of_bake(form: Format, edits: Sequence[FileEdit], read: RopeSet) -> tuple[str, ...]:
-    """Say which runtimes would ask for a factor that they did not disagree on before, a note for each reason."""
+    """Return notes on runtimes that decode the output of a bake differently, but decoded the source correctly."""
     runtime, notes = form.checkpoint.runtime, []
     for reason, others in _new_dissenters(form, edits, read, runtime).items():
-        asked = " ".join(f"--for {name}" for name in runtimes.collapse_releases([runtime, *others]))
+        options = " ".join(f"--for {name}" for name in runtimes.collapse_releases([runtime, *others]))
         notes.append(
             f"{', '.join(runtimes.display_ranges(others))} read the source like {runtime}, but not the output: {reason}. Extend "
-            f"the unscaled model with `{asked}` instead. ropetool then scales the weights by the missing factor"
+            f"the unscaled model with `{options}` instead. ropetool then scales the weights by the missing factor"
         )
     return tuple(notes)
 
 
 def _dissenters(
-    form: Format, edits: Sequence[FileEdit], target: RopeSet, wanted: Sequence[str]
+    form: Format, edits: Sequence[FileEdit], target: RopeSet, required: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Return what runtimes besides `wanted` would compute otherwise from the output, and which ones."""
-    alike: dict[str, list[str]] = {}
-    for runtime in (r.name for r in runtimes.for_format(form.checkpoint.format) if r.name not in wanted):
-        found = form.read(runtime, edits)
-        reason = found.objection(target) if found.known else ""
+    """Return the runtimes besides `required` that would decode the output differently, by reason."""
+    by_reason: dict[str, list[str]] = {}
+    for runtime in (r.name for r in runtimes.for_format(form.checkpoint.format) if r.name not in required):
+        decoded = form.read(runtime, edits)
+        reason = decoded.objection(target) if decoded.known else ""
         if reason:
-            alike.setdefault(reason, []).append(runtime)
-    return alike
+            by_reason.setdefault(reason, []).append(runtime)
+    return by_reason
 
 
 def _new_dissenters(form: Format, edits: Sequence[FileEdit], target: RopeSet, runtime: str) -> dict[str, list[str]]:
-    """Return the same beside one runtime, without those that disagree with it on the source already."""
+    """Return the runtimes that differ from one runtime on the output, but not on the source."""
     before = form.read(runtime).rope
     known = _dissenters(form, (), before, (runtime,)).values() if before is not None else ()
     old = {name for those in known for name in those}

@@ -1,4 +1,7 @@
-"""A Plan: what will be written, and why, as frozen data that can be printed, stored as JSON, and applied later."""
+"""The plan: the edits of an output and their reasons, as frozen data.
+
+It can be printed, stored as JSON, and applied later.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,22 @@ from ropetool.rope.tables import MAX_LENGTH, RopeSet, RopeTable
 from ropetool.weights.edits import TensorEdit
 
 SCHEMA = 2
-SCHEMAS = (1, SCHEMA)  # the first knows tables and lengths alone
+SCHEMAS = (1, SCHEMA)  # the first contains only tables and lengths
 FORMATS = ("hf", "gguf")
 MAX_REASON = 300  # characters of a reason that quotes a value of the file
-# An edit of a row costs 16 bytes when it is carried out. The most rows known are 2 million: 126 layers of 16,384 queries
-# and 1,024 keys. Lists hold an entry for each tensor, note or runtime.
+# To apply an edit of a row takes 16 bytes. The largest known model has 2 million rows: 126 layers of 16,384 queries and
+# 1,024 keys. Lists have an entry for each tensor, note or runtime.
 MAX_HEIGHT, MAX_ROWS, MAX_LIST = 2**20, 2**22, 2**13
-BAKE = "bake"  # the method of a plan that leaves the context as it is
+BAKE = "bake"  # the method of a plan that keeps the context length
 
 
 @dataclass(frozen=True)
 class Tried:
-    """An encoding that was tried; `rejected` says why it does not serve, empty for the one that was kept."""
+    """An encoding that the search tried.
+
+    name: its name.
+    rejected: why it does not work. Empty for the encoding of the plan.
+    """
 
     name: str
     rejected: str
@@ -44,15 +51,28 @@ class Tried:
 
 @dataclass(frozen=True)
 class Plan(Shown):
-    """What will be written, and why: everything that `apply` needs and a reader wants to check.
+    """The edits of an output, and the reasons. It contains everything that `apply` needs, and data for readers.
 
-    target: what every runtime asked for will compute; None in a plan of an earlier version, which has its tables and
-    softmax_multiplier alone. tables: those of the target by layer type, with the regimes of each; a table that follows
-    the length has none. softmax_multiplier: what the whole score is multiplied by (MLA). identity: of the source, but for
-    positions. bakes: what goes into weights,
-    in words; tensors: the same as edits, empty where the source has no weights at hand. weight_files: the files that
-    they touch, with what tells whether each is still the same. bake_dtype: what scaled tensors are stored in, empty for
-    their own type.
+    format: "hf" or "gguf".
+    family: the model type or architecture.
+    method, factor, params: the method and its parameters.
+    reading: the start: `original`, `current` or `unscaled`.
+    trained_length: the length before any scaling, in tokens.
+    max_position_embeddings: the new context length in tokens.
+    runtimes: the runtimes that must decode the target.
+    config_style: the style of the rope keys.
+    tables: the regimes of the target's tables, by layer type. Empty for a table that follows the length.
+    softmax_multiplier: the factor on the whole score, for MLA.
+    edits: the edits of keys.
+    candidates: the encodings that were tried.
+    notes: messages for the user.
+    suffix: the end of the default output name.
+    bakes: the changes in weights, in words.
+    tensors: the changes in weights, as edits. Empty if the source has no weights.
+    weight_files: the identity of each file that `tensors` touches, by name.
+    bake_dtype: the type of scaled tensors. Empty to keep their types.
+    target: the tables that each runtime will decode. None in a plan of an earlier version.
+    identity: the identity of the source without its positions. None in a plan of an earlier version.
     """
 
     format: str
@@ -79,7 +99,7 @@ class Plan(Shown):
     identity: Identity | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as plain data, the form of a plan file."""
+        """Return the plan as plain data, the content of a plan file."""
         return {
             "schema": SCHEMAS[0] if self.target is None else SCHEMA, "format": self.format, "family": self.family,
             "method": self.method, "factor": self.factor,
@@ -107,9 +127,9 @@ class Plan(Shown):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], where: str) -> Plan:
-        """Return the plan that a plan file holds.
+        """Return the plan in the data of a plan file.
 
-        Raises: ConfigError if it is not one.
+        Raises: ConfigError if it is not a valid plan.
         """
         try:
             if data["schema"] not in SCHEMAS or data["format"] not in FORMATS:
@@ -117,12 +137,12 @@ class Plan(Shown):
                     f"schema {shown(data['schema'])} for {shown(data['format'])}; this version reads "
                     f"{' and '.join(map(str, SCHEMAS))} for {' and '.join(FORMATS)}"
                 )
-            for key, kind in _KINDS.items():
-                checked(data[key], kind, key, "")
+            for key, value_type in _KINDS.items():
+                checked(data[key], value_type, key, "")
             for key in ("target", "identity") if data["schema"] == SCHEMA else ():
                 checked(data[key], OBJECT, key, "")
-            for key, kind in _BAKED_KINDS.items():
-                taken(data, key, kind, "", None)
+            for key, value_type in _BAKED_KINDS.items():
+                taken(data, key, value_type, "", None)
             plan = cls(
                 format=data["format"], family=data["family"], method=data["method"], factor=float(data["factor"]),
                 params=data["params"], reading=data["reading"], trained_length=data["trained_length"],
@@ -148,25 +168,26 @@ class Plan(Shown):
 
     @classmethod
     def read(cls, path: str | Path) -> Plan:
-        """Return the plan in this file.
+        """Return the plan in a file.
 
         Raises: CheckpointError if the file cannot be read or is not a JSON object, ConfigError if it is not a plan.
         """
         return cls.from_json(read_object(Path(path))[1], str(path))
 
     def rope_tables(self) -> dict[str, RopeTable]:
-        """Return `tables` as data that can be compared."""
+        """Return `tables` as tables that can be compared."""
         return rope_tables(self.tables)
 
     def output_beside(self, source: Path) -> Path:
-        """Return the default output, named after method and length: next to the source, or in the current folder for a store.
+        """Return the default output: the source's name with method and length, next to it.
 
-        Where the plan replaces an extension by ropetool, that one's part of the name goes too.
+        For a model in the Hub's cache, it is in the current folder. If the plan replaces an extension by ropetool, that
+        extension's part of the name is removed.
         """
         place = Path(os.path.abspath(hub.beside(source)))
         name, end = (model_name(place), place.suffix) if self.format == "gguf" else (place.name, "")
-        made = provenance.read(first_file(source)) if self.reading == ORIGINAL else None
-        return place.with_name(f"{name if made is None else provenance.unsuffixed(name, made)}-{self.suffix}{end}")
+        record = provenance.read(first_file(source)) if self.reading == ORIGINAL else None
+        return place.with_name(f"{name if record is None else provenance.unsuffixed(name, record)}-{self.suffix}{end}")
 
 
 def _identity(data: Any) -> Identity:
@@ -179,24 +200,24 @@ def _candidate(data: Any) -> Tried:
 
 
 def _tensor_edits(listed: Sequence[Any]) -> tuple[TensorEdit, ...]:
-    """Return the edits of tensors, whose rows become arrays when they are carried out.
+    """Return the edits of tensors.
 
-    Raises: CorruptFile for what is none, and for more rows than any model has; what TensorEdit.from_json raises.
+    Raises: CorruptFile if the data is invalid or has more rows than any model; and as TensorEdit.from_json.
     """
-    found: list[TensorEdit] = []
+    edits: list[TensorEdit] = []
     seen: set[str] = set()
     total = 0
     for data in listed:
         checked(data, OBJECT, "a tensor edit", "")
         place = f"the edit of {shown(data.get('tensor'))}"
-        for key, kind in _TENSOR_KINDS.items():
-            taken(data, key, kind, place, None if key in _TENSOR_OPTIONAL else ABSENT)
-        found.append(TensorEdit.from_json({key: value for key, value in data.items() if value is not None}))
+        for key, value_type in _TENSOR_KINDS.items():
+            taken(data, key, value_type, place, None if key in _TENSOR_OPTIONAL else ABSENT)
+        edits.append(TensorEdit.from_json({key: value for key, value in data.items() if value is not None}))
         total += 0 if data["tensor"] in seen else data["height"]
         seen.add(data["tensor"])
         if total > MAX_ROWS:
             raise CorruptFile(f"edits tensors of more than {MAX_ROWS:,} rows", where=place)
-    return tuple(found)
+    return tuple(edits)
 
 
 _LENGTH = whole(1, MAX_LENGTH)

@@ -1,4 +1,7 @@
-"""The ways to a longer context that `inspect` and `advise` name: each is planned before it is named, so none is refused when run."""
+"""The commands for a longer context that `inspect` and `advise` print.
+
+Each is planned first, so it will not be refused.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from ropetool.runtimes.inspection import Inspection
 from ropetool.runtimes.llama_cpp import architectures as archs
 
 LENGTH = "length"
-METHOD = "yarn"  # the only one that reaches its target without training
+METHOD = "yarn"  # the only method that reaches its target without training
 EXTEND = "ropetool extend "
 
 
@@ -44,73 +47,80 @@ class Proposal:
     brief: str = ""
 
 
-def proposals(found: Inspection, target: int, method: str = METHOD, for_runtimes: Sequence[str] = ()) -> list[Proposal]:
-    """Return the ways to this context by a method, each with a command that was planned.
+def proposals(
+    inspected: Inspection, target: int, method: str = METHOD, for_runtimes: Sequence[str] = ()
+) -> list[Proposal]:
+    """Return the ways to this context by a method, each with a planned command.
 
-    Another method is named where this one does not fit: where nothing is to rotate otherwise, or no other key is read.
-    Of a model on the hub, which planning would download, the commands are named untried.
+    If the method does not fit, the proposals use another one: `length` if no layer's table matters, or the only method
+    that the architecture supports. For a model on the Hub, the commands are not planned, because that needs a download.
     """
-    assert found.rope is not None
-    entry = found.rope.entries.get(names.FULL_ATTENTION)
-    if entry is None or found.learned_positions:
+    assert inspected.rope is not None
+    entry = inspected.rope.entries.get(names.FULL_ATTENTION)
+    if entry is None or inspected.learned_positions:
         return []
-    arch = archs.get(found.model_type) if found.format == "gguf" else None
-    within = entry.chunked and entry.sliding_window is not None  # no distance that a table turns is longer than a chunk
+    arch = archs.get(inspected.model_type) if inspected.format == "gguf" else None
+    within = entry.chunked and entry.sliding_window is not None  # the table never rotates by more than a chunk
     if entry.table is None or within:
         method = LENGTH
     elif method == METHOD and arch is not None:
         method = arch.method
-    request = Request(method, None, target, None, None, found.as_type)
+    request = Request(method, None, target, None, None, inspected.as_type)
     if method == LENGTH:
-        context = found.rope.max_position_embeddings
+        context = inspected.rope.max_position_embeddings
         return [
-            _tried(found, request, Step("", context, target, request.command(found.source)), for_runtimes=for_runtimes)
+            _tried(
+                inspected,
+                request,
+                Step("", context, target, request.command(inspected.source)),
+                for_runtimes=for_runtimes,
+            )
         ]
-    # Keys of a GGUF file say what to do with one base; what comes on top of another table only a vector says.
-    ways = steps(found.source, found.rope, found.made, found.trained_length, request)
-    tried = [
-        _tried(found, request, step, "auto" if arch is None or arch.takes_factor else "none", for_runtimes)
+    # The keys of a GGUF file scale the table of a base. A table on top of another table needs a vector.
+    ways = steps(inspected.source, inspected.rope, inspected.made, inspected.trained_length, request)
+    planned = [
+        _tried(inspected, request, step, "auto" if arch is None or arch.takes_factor else "none", for_runtimes)
         for step in ways
         if arch is None or arch.vectors or step.reading != CURRENT
     ]
     distinct: dict[str, Proposal] = {}
-    for way in tried:
+    for way in planned:
         distinct.setdefault(way.line or way.refusal, way)
     return list(distinct.values())
 
 
 def proposed(
-    found: Inspection, request: Request, params: Mapping[str, Any], for_runtimes: Sequence[str] = ()
+    inspected: Inspection, request: Request, params: Mapping[str, Any], for_runtimes: Sequence[str] = ()
 ) -> Proposal | None:
     """Return the proposal for a method with parameters, or None if the file cannot store its plan."""
     reading = () if request.reading is None else ("--from", request.reading)
     words = [word for name, value in params.items() for word in ("-p", name, number(value))]
-    line = request.command(found.source, *reading, *words)
-    step = Step(request.reading or "", found.trained_length, request.target_length, line)
-    way = _tried(found, request, step, for_runtimes=for_runtimes, params=params)
+    line = request.command(inspected.source, *reading, *words)
+    step = Step(request.reading or "", inspected.trained_length, request.target_length, line)
+    way = _tried(inspected, request, step, for_runtimes=for_runtimes, params=params)
     return way if way.plan else None
 
 
-def extent_of(found: Inspection, method: str, target: int) -> Extent:
+def extent_of(inspected: Inspection, method: str, target: int) -> Extent:
     """Return the size of an extension of this source to a target, in tokens."""
-    assert found.rope is not None
-    entry = found.rope.entries.get(names.FULL_ATTENTION)
-    shipped = found.made is None and entry is not None and not entry.unscaled
-    return extent(method, target, found.trained_length, found.rope.max_position_embeddings if shipped else None)
+    assert inspected.rope is not None
+    entry = inspected.rope.entries.get(names.FULL_ATTENTION)
+    shipped = inspected.made is None and entry is not None and not entry.unscaled
+    return extent(method, target, inspected.trained_length, inspected.rope.max_position_embeddings if shipped else None)
 
 
 def _tried(
-    found: Inspection, request: Request, step: Step, attention_factor: str = "auto", for_runtimes: Sequence[str] = (),
+    inspected: Inspection, request: Request, step: Step, attention_factor: str = "auto", for_runtimes: Sequence[str] = (),
     params: Mapping[str, Any] | None = None,
 ) -> Proposal:  # fmt: skip
-    said = [] if attention_factor == "auto" else ["--attention-factor", attention_factor]
-    forced = [FORCE] if extent_of(found, request.method, request.target_length or 0).refused else []
-    line = " ".join([step.command, *said, *(f"--for {name}" for name in for_runtimes), *forced])
-    if step.start is None or found.checkpoint is None:
+    factor_words = [] if attention_factor == "auto" else ["--attention-factor", attention_factor]
+    forced = [FORCE] if extent_of(inspected, request.method, request.target_length or 0).refused else []
+    line = " ".join([step.command, *factor_words, *(f"--for {name}" for name in for_runtimes), *forced])
+    if step.start is None or inspected.checkpoint is None:
         return Proposal(step, request.method, line, attention_factor=attention_factor)
     try:
         plan = make_plan(
-            found.checkpoint, request.method, target_length=request.target_length, reading=step.reading or None,
+            inspected.checkpoint, request.method, target_length=request.target_length, reading=step.reading or None,
             attention_factor=attention_factor, as_type=request.as_type, for_runtimes=for_runtimes, params=params,
         )  # fmt: skip
     except RopetoolError as refused:

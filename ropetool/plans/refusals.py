@@ -1,7 +1,4 @@
-"""Refusals of planning: why no encoding serves, and a command that does.
-
-Knows what was asked and what became of each encoding; the caller says whether another request would serve.
-"""
+"""Explain why no encoding works, and find a command that does."""
 
 from __future__ import annotations
 
@@ -19,16 +16,20 @@ from ropetool.rope.methods import Goal
 from ropetool.runtimes.config_encodings import IN_WEIGHTS
 from ropetool.runtimes.llama_cpp import architectures as archs
 
-BY_YARN_KEYS = ("yarn", "ntk-by-parts")  # with their own parameters nearly any GGUF file holds them
+BY_YARN_KEYS = ("yarn", "ntk-by-parts")  # nearly every GGUF file can store them with default parameters
 LONGEST = "; the longest context that works is "
 PARAMETER_KEYS = {"beta_fast": archs.YARN_BETA_FAST, "beta_slow": archs.YARN_BETA_SLOW}
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """A request in place of another, with the parameters and the attention factor that go with it.
+    """A request to try instead.
 
-    runtimes: that it is for; style: the config style of its output. Empty: as they were asked for, or by default.
+    request: the request.
+    params: the method's parameters.
+    attention_factor: the value of --attention-factor.
+    runtimes: the required runtimes. Empty for the default.
+    style: the config style of the output. Empty for the default.
     """
 
     request: Request
@@ -39,14 +40,21 @@ class Alternative:
 
     @property
     def options(self) -> list[str]:
-        """The words of its command line besides those of the request."""
+        """Return the words of its command line besides the request's own."""
         source = [] if self.request.reading is None else ["--from", self.request.reading]
         params = [word for name, value in self.params.items() for word in ("-p", name, _word(value))]
         factor = [] if self.attention_factor == "auto" else ["--attention-factor", _word(self.attention_factor)]
         length = self.request.original_length
         counted = [] if length is None else ["--original-length", str(length)]
-        wanted = [word for name in runtimes.collapse_releases(self.runtimes) for word in ("--for", name)]
-        return [*source, *params, *factor, *counted, *wanted, *(["--config-style", self.style] if self.style else [])]
+        for_words = [word for name in runtimes.collapse_releases(self.runtimes) for word in ("--for", name)]
+        return [
+            *source,
+            *params,
+            *factor,
+            *counted,
+            *for_words,
+            *(["--config-style", self.style] if self.style else []),
+        ]
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,7 @@ class Outset:
 
 def lossy(
     form: Format,
-    asked: Alternative,
+    attempt: Alternative,
     outset: Outset,
     rope_type: str,
     tried: Sequence[Tried],
@@ -75,14 +83,15 @@ def lossy(
     rest: Sequence[str],
     serves: Callable[[Alternative], bool],
 ) -> LossyExport:
-    """Return the refusal of a Hugging Face checkpoint, and a command that works, or none.
+    """Return the refusal of a Hugging Face checkpoint, with a command that works or none.
 
-    asked: the request, with all its runtimes.
+    attempt: the request, with all its runtimes.
     conflict: the runtime that no file works for, or the two that need different files.
     rest: the requested runtimes that can share one file.
     rope_type: the type of the present table.
+    serves: returns whether an alternative works.
     """
-    wanted, request = asked.runtimes, asked.request
+    required, request = attempt.runtimes, attempt.request
     start = f" from a table of rope type {rope_type}" if rope_type != "default" else ""
     unsaid = f"no combination of RoPE keys produces this table{start}"
     why = reasons(tried) or unsaid
@@ -93,24 +102,22 @@ def lossy(
             else f"no single file works for {' and '.join(conflict)}"
         )
         why = f"{who}: {why}"
-    others = [replace(asked, style=names.BOTH)] if form.style == names.V5 and "transformers-v4" in wanted else []
+    others = [replace(attempt, style=names.BOTH)] if form.style == names.V5 and "transformers-v4" in required else []
     if request.method == "dynamic":
-        others.append(replace(asked, params={**asked.params, "freeze": outset.goal.target_length}))
+        others.append(replace(attempt, params={**attempt.params, "freeze": outset.goal.target_length}))
     if rest:
-        others.append(replace(asked, runtimes=tuple(rest)))
-    others += [replace(other, runtimes=wanted) for other in _alternatives(request, outset, asked.params)]
+        others.append(replace(attempt, runtimes=tuple(rest)))
+    others += [replace(other, runtimes=required) for other in _alternatives(request, outset, attempt.params)]
     chosen = next(filter(serves, others), None)
-    if chosen is not None and chosen.runtimes == (form.checkpoint.runtime,):  # which is the default
+    if chosen is not None and chosen.runtimes == (form.checkpoint.runtime,):  # this is the default
         chosen = replace(chosen, runtimes=())
-    what = (
-        f"{request.method} cannot be written in {form.style} style for {', '.join(runtimes.collapse_releases(wanted))}"
-    )
+    what = f"{request.method} cannot be written in {form.style} style for {', '.join(runtimes.collapse_releases(required))}"
     error = LossyExport(
         f"{what}: {why}", where=form.checkpoint.where,
         try_="" if chosen is None else chosen.request.command(form.checkpoint.path, *chosen.options),
     )  # fmt: skip
     if tried:
-        reason = outset.ignored or tried[0].rejected.removeprefix(f"{wanted[0]}: " if len(wanted) == 1 else "")
+        reason = outset.ignored or tried[0].rejected.removeprefix(f"{required[0]}: " if len(required) == 1 else "")
         reached = None if chosen is None else chosen.request.target_length
         shorter = reached is not None and reached < outset.goal.target_length
         error.brief = f"{what}: {reason}" + (f"{LONGEST}{reached} tokens" if shorter else "")
@@ -128,6 +135,7 @@ def lossy_gguf(
     """Return the refusal with llama.cpp's limit, and a command that works.
 
     changed: the parameters that differ from the method's defaults.
+    serves: returns whether an alternative works.
     """
     arch = archs.get(form.checkpoint.name)
     what = ", ".join(f"{name} {_word(value)}" for name, value in changed.items()) or request.method
@@ -152,7 +160,7 @@ def lossy_gguf(
 
 
 def _alternatives(request: Request, outset: Outset, changed: Mapping[str, Any]) -> Iterator[Alternative]:
-    """Yield what to try instead, the nearest first; never `linear`, which costs more than it extends."""
+    """Yield alternatives, the most similar first. `linear` is never one, because it costs more than it extends."""
     goal = outset.goal
     if request.method == "dynamic":
         yield Alternative(request, {**changed, "freeze": goal.target_length})
@@ -168,7 +176,7 @@ def _alternatives(request: Request, outset: Outset, changed: Mapping[str, Any]) 
 
 
 def reasons(tried: Sequence[Tried]) -> str:
-    """Return why each encoding was rejected, those of one reason together, and the bakes as one."""
+    """Return why each encoding was rejected. Encodings with the same reason are grouped, and bakes are one group."""
     alike: dict[str, dict[str, None]] = {}
     for candidate in tried:
         name = f"with {IN_WEIGHTS}" if candidate.name.endswith(IN_WEIGHTS) else candidate.name
@@ -177,14 +185,14 @@ def reasons(tried: Sequence[Tried]) -> str:
 
 
 def _unread(arch: archs.Architecture, changed: Mapping[str, Any]) -> str:
-    """Return what would have to be read: the keys of these parameters, or a vector of divisors."""
+    """Return the missing feature in words: keys for these parameters, or a vector of frequency factors."""
     keys = [key for name, key in PARAMETER_KEYS.items() if name in changed and key not in arch.keys]
     absent = [*(key.rpartition(".")[2] for key in keys), archs.ROPE_FREQS.partition(".")[0]]
     return f"reads neither {' nor '.join(absent)}" if keys else f"has no key for it and does not read {absent[0]}"
 
 
 def _word(value: Any) -> str:
-    """Return a parameter as the command line takes it; a list by its length."""
+    """Return a parameter as a word of the command line. A list is replaced by its length."""
     if isinstance(value, list):
         return f"of {len(value)} divisors"
     return str(value).lower() if isinstance(value, bool) else number(value) if isinstance(value, float) else str(value)

@@ -1,6 +1,6 @@
-"""Edits in place undone by the log beside the file, and what is to be deleted of an output that is a copy.
+"""Undo edits in place by the log next to the file, and list the files to delete for an output that is a copy.
 
-A file that is not as its log says is left alone: another program has written it since, and its work would be lost.
+If the file differs from its log, another program has changed it since. ropetool then refuses, to keep that change.
 """
 
 from __future__ import annotations
@@ -57,7 +57,13 @@ class Restored(Shown):
 
 @dataclass(frozen=True)
 class ToDelete(Shown):
-    """An output that is a copy: its files, which may go, for what they were made from is as it was."""
+    """An output that is a copy. Its files may be deleted, because the source has not changed.
+
+    output: the output.
+    source: the path of the source.
+    paths: the files to delete.
+    notes: messages for the user.
+    """
 
     output: Path
     source: str
@@ -66,10 +72,12 @@ class ToDelete(Shown):
 
 
 def restore(source: str | Path, *, every: bool = False, copy_if_needed: bool = False) -> Restored | ToDelete:
-    """Undo the last edit in place of a GGUF file, or every one; of any other output say what is to be deleted.
+    """Undo the last edit in place of a GGUF file, or every edit. For any other output, return the files to delete.
 
-    Raises: PlanMismatch if the file is not as its log says, or the source of a copy is not what it was; OutputError if
-    there is nothing to undo, or the file cannot be edited; CheckpointError.
+    every: undo all edits.
+    copy_if_needed: rewrite the whole file if the edit does not fit.
+    Raises: PlanMismatch if the file differs from its log, or the source of a copy has changed. OutputError if there is
+    nothing to undo, or the file cannot be edited. CheckpointError.
     """
     path = Path(source)
     if path.is_dir():
@@ -102,9 +110,9 @@ def restore(source: str | Path, *, every: bool = False, copy_if_needed: bool = F
 
 
 def _record(file: Path, part: GgufHeader, replaced: str | None, size: int) -> Mapping[str, bytes]:
-    """Return the record as it was before the edits, with the size that the file has now; empty where there was none.
+    """Return the record from before the edits, with the present size of the file. Empty if there was no record.
 
-    replaced: as the log has it, None where the edits left the record as it is.
+    replaced: the text in the log. None if the edits did not change the record.
     """
     if replaced is None:
         return kept_record(file, part, size)
@@ -112,17 +120,17 @@ def _record(file: Path, part: GgufHeader, replaced: str | None, size: int) -> Ma
 
 
 def _without(header: GgufHeader, patch: Patch, added: Sequence[str], beside: Beside) -> Edited:
-    """Write the file again without the tensors that were added and are no longer its last ones, and give it the name.
+    """Rewrite the file without tensors that were added and are no longer its last ones.
 
     Raises: OutputError.
     """
     real = Path(os.path.realpath(header.path))
-    kept = [(header, tensor) for tensor in header.tensors if tensor.name not in added]
+    remaining = [(header, tensor) for tensor in header.tensors if tensor.name not in added]
     without = real.with_name(f".{real.name}.ropetool-without")
 
     def write(new: Path) -> None:
         try:
-            write_file(without, header.values, kept)
+            write_file(without, header.values, remaining)
             write_patched(read_unmapped(without), patch, new)
         finally:
             without.unlink(missing_ok=True)
@@ -134,9 +142,9 @@ def _without(header: GgufHeader, patch: Patch, added: Sequence[str], beside: Bes
 
 
 def undoing(headers: Sequence[GgufHeader], undone: Sequence[LoggedEdit]) -> tuple[Patch, list[str]]:
-    """Return the patch that undoes these edits, the last first, and the tensors that they added, which are to go.
+    """Return the patch that undoes these edits, last edit first, and the names of the tensors that they added.
 
-    Raises: PlanMismatch if the file does not hold what the last of them left.
+    Raises: PlanMismatch if the file does not contain the result of the last edit.
     """
     where = str(headers[0].path)
     if len(headers) == 1 and headers[0].file_size != undone[0].size:
@@ -174,22 +182,22 @@ def _changed(reason: str, where: str) -> PlanMismatch:
 
 
 def _to_delete(first: Path) -> ToDelete:
-    """Return what is to be deleted of an output. Raises: OutputError, PlanMismatch."""
-    made = provenance.record(first)
-    if made is None:
+    """Return the files to delete of an output. Raises: OutputError, PlanMismatch."""
+    record = provenance.record(first)
+    if record is None:
         raise OutputError(
             "nothing to undo: it has no ropetool edit log or record", where=str(first),
             try_=f"{command('ropetool', 'inspect', first)}, which shows the file",
         )  # fmt: skip
-    if provenance.is_of_itself(first, made):
+    if provenance.is_of_itself(first, record):
         raise OutputError(
             f"cannot be undone: its record lists an edit in place, but the log {edit_log.place(first).name} is missing",
             where=str(first), try_=AGAIN,
         )  # fmt: skip
-    problem = provenance.source_problem(made)
+    problem = provenance.source_problem(record)
     if problem:
         raise PlanMismatch(
-            f"is a copy of {made.source}, which {problem}: deleting it may lose the only copy", where=str(first)
+            f"is a copy of {record.source}, which {problem}: deleting it may lose the only copy", where=str(first)
         )
     files = [first] if first.is_dir() else shards(first)
     rule = listings.directory_rule(first) if first.is_dir() else listings.files_rule(files)
@@ -198,12 +206,12 @@ def _to_delete(first: Path) -> ToDelete:
         if problem:
             raise PlanMismatch(
                 f"{problem}: deleting it may lose the only copy", where=str(file),
-                try_=f"{command('ropetool', 'diff', made.source, first)}, which shows all differences from its source",
+                try_=f"{command('ropetool', 'diff', record.source, first)}, which shows all differences from its source",
             )  # fmt: skip
     if first.is_dir():
         card = first / names.CARD
-        return ToDelete(first, made.source, (first,), (_CARD_NOTE.format(card),) if card.is_file() else ())
+        return ToDelete(first, record.source, (first,), (_CARD_NOTE.format(card),) if card.is_file() else ())
     beside = listings.beside(first)
     unchanged = [path for path, reason in beside.items() if not reason]
     notes = tuple(f"{path} is not deleted: {reason}" for path, reason in beside.items() if reason)
-    return ToDelete(first, made.source, (*files, *unchanged, provenance.beside(first)), notes)
+    return ToDelete(first, record.source, (*files, *unchanged, provenance.beside(first)), notes)

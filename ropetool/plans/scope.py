@@ -13,9 +13,9 @@ from ropetool.errors import ConfigError
 
 MEASURED_FROM, DOUBTFUL, REFUSED = 4.0, 8.0, 32.0  # times the trained length
 FORCE = "--force-factor"
-# Methods that a fine-tune is made for, or that leave every table as it is.
+# Methods for a model that will be fine-tuned, or that do not change any table.
 OUT_OF_SCOPE = frozenset({"abf", "longrope", "length"})
-# The cost that we measured, by method: from which multiple on it is given, and what it is. docs/measurements.md has the
+# The measured cost by method: the multiple from which on it is shown, and the text. docs/measurements.md has the
 # figures with their intervals.
 SMOL = "SmolLM2 135M at 4 times has"
 MEASURED = {
@@ -46,7 +46,7 @@ class Extent:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The measured cost of the extension, and a warning if it is doubtful. One sentence each."""
+        """Return the measured cost of the extension, and a warning if it is doubtful. One sentence each."""
         if self.times < MEASURED_FROM:
             return ()
         times = _times(self.times)
@@ -55,25 +55,25 @@ class Extent:
 
     @property
     def cost(self) -> str:
-        """The cost that we measured with this method, on the models that we measured."""
+        """Return the measured cost of this method, on the models that we measured."""
         known = [text for least, text in MEASURED.get(self.method, ()) if self.times >= least]
         return " and ".join(known) or UNMEASURED
 
     @property
     def warning(self) -> tuple[str, ...]:
-        """The warning about a doubtful extension; empty for other extensions."""
+        """Return the warning about a doubtful extension. Empty for other extensions."""
         if self.times <= DOUBTFUL:
             return ()
         return (f"beyond {_times(DOUBTFUL)} the trained length expect a broken model: fine-tune it at the new length",)
 
     @property
     def refused(self) -> bool:
-        """Whether the extension needs --force-factor."""
+        """Return whether the extension needs --force-factor."""
         return self.times > REFUSED
 
     @property
     def refusal(self) -> str:
-        """The reason for the refusal."""
+        """Return the reason for the refusal."""
         return (
             f"{_times(self.times)} the trained length: beyond {_times(REFUSED)}, no method works without training; "
             "fine-tune the model at the new length"

@@ -299,8 +299,7 @@ def _longest(steps: Sequence[EffectiveLengthStep]) -> tuple[int | None, int | No
     """Return three effective lengths: by the ratio, by its lower bound, and before the first significant loss.
 
     Each is the longest length at which this and all shorter lengths pass. It is 0 if the first fails. The second stops
-    at
-    the first length that fails, so its chance of being too long is the chance for one bound.
+    at the first length that fails, so its chance of being too long is the chance for one bound.
     scripts/catalogue/intervals.py
     counts this chance: it is often above 5 %.
     """
