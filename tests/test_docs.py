@@ -29,6 +29,7 @@ from ropetool.lab.tuning.options import TuneOptions
 from ropetool.lab.tuning.report import tune_json
 from ropetool.plans.advice import advise, with_bounds
 from ropetool.plans.bakes import BakeOptions
+from ropetool.plans.basis import PlanArguments
 from ropetool.report.advised import advice_json
 from ropetool.report.inspected import inspection_json
 from ropetool.report.verdict import verify_json
@@ -271,7 +272,10 @@ def test_the_front_page_is_short() -> None:
 def test_every_function_is_documented_with_its_parameters() -> None:
     rows = re.findall(r"^\| `(\w+)\((.*?)\)` \|", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
     stated = {name: [word for word in words.split(", ") if word not in ("*", "...")] for name, words in rows}
-    fields = {"bake": [field.name for field in dataclasses.fields(BakeOptions)]}
+    fields = {
+        "bake": [field.name for field in dataclasses.fields(BakeOptions)],
+        "plan": [*PlanArguments.__annotations__],
+    }
     for name in set(ropetool.__all__) - {"__version__"}:
         known = inspect.signature(getattr(ropetool, name)).parameters
         assert stated.pop(name) == [each for each in known if each != "options"] + fields.get(name, []), name

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from ropetool.checkpoint import provenance
 from ropetool.checkpoint.config_numbers import not_a_length
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import AmbiguousRope, InvalidRope
-from ropetool.escaping import command, number
+from ropetool.escaping import command, number, read_length
 from ropetool.rope.arithmetic import base_inv_freq
 from ropetool.rope.methods import Source
 from ropetool.rope.tables import MAX_LENGTH, LayerRope, RopeSet
@@ -24,26 +25,62 @@ if TYPE_CHECKING:
 ORIGINAL, CURRENT, UNSCALED = "original", "current", "unscaled"
 
 
+class PlanArguments(TypedDict, total=False):
+    """The arguments of `plan` besides source and method; `Request` explains them."""
+
+    factor: float | None
+    target_length: int | str | None
+    reading: str | None
+    params: Mapping[str, Any] | None
+    attention_factor: str | float
+    temperature_scope: str | None
+    original_length: int | None
+    for_runtimes: str | Sequence[str]
+    config_style: str | None
+    as_type: str | None
+    force_factor: bool
+
+
 @dataclass(frozen=True)
 class Request:
-    """The part of a user's request that determines the start. Exactly one of factor and target_length is set.
+    """A requested extension. Set either the factor or the target length.
 
-    method: the method's name.
-    factor: multiple of the start length.
-    target_length: tokens.
-    reading: `original` or `current`, the interpretation of a scaled source. None if the user did not choose.
-    original_length: the trained length in tokens. None uses the length in the file.
-    as_type: the model type to read the source as. None uses its own.
+    method: the name of the method.
+    factor: a multiple of the length that the extension starts from.
+    target_length: the new context length in tokens. A text like "32k" becomes a number.
+    reading: `original` or `current`; required if the source already has a scaling.
+    original_length: the context length before any scaling, in tokens. None uses the length in the file.
+    as_type: the built-in model_type of the output, for a source whose type is only in remote code.
+    params: the parameters of the method by name.
+    attention_factor: `auto`, `none`, `yarn`, `logn`, or a number.
+    temperature_scope: `rotary` or `score`, the part of the score that the method's factor multiplies. None means the
+      whole score under MLA, else the rotary part.
+    for_runtimes: the runtimes that must read the output. A single name becomes a tuple. Empty means transformers, or
+      llama.cpp for a GGUF file.
+    config_style: `v4`, `v5` or `both`, the place of the rope keys in config.json. None keeps the style of the source.
+    force_factor: False refuses a method without training beyond 32 times the trained length, as the command does.
+
+    Raises: InvalidRope for another reading, or a length out of range.
     """
 
     method: str
-    factor: float | None
-    target_length: int | None
-    reading: str | None
-    original_length: int | None
+    factor: float | None = None
+    target_length: int | None = None
+    reading: str | None = None
+    original_length: int | None = None
     as_type: str | None = None
+    params: Mapping[str, Any] | None = None
+    attention_factor: str | float = "auto"
+    temperature_scope: str | None = None
+    for_runtimes: Sequence[str] = ()
+    config_style: str | None = None
+    force_factor: bool = True
 
     def __post_init__(self) -> None:
+        if isinstance(self.target_length, str):
+            object.__setattr__(self, "target_length", read_length(self.target_length, "target_length"))
+        if isinstance(self.for_runtimes, str):
+            object.__setattr__(self, "for_runtimes", (self.for_runtimes,))
         if self.reading not in (None, ORIGINAL, CURRENT):
             raise InvalidRope(f"{self.reading!r} is neither {ORIGINAL} nor {CURRENT}", where="--from")
         if self.original_length is not None and not 2 <= self.original_length <= MAX_LENGTH:

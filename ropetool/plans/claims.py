@@ -27,8 +27,7 @@ from ropetool.files.hf.jsontext import shown
 from ropetool.plans.basis import CURRENT, ORIGINAL, Request, find_start
 from ropetool.plans.formats import Format, format_of
 from ropetool.plans.plan import Plan
-from ropetool.plans.refusals import Alternative
-from ropetool.plans.search import make_plan
+from ropetool.plans.search import plan_for
 from ropetool.rope import methods
 from ropetool.rope.methods import Goal
 from ropetool.rope.tables import TABLE_TOLERANCE, LayerRope, RopeSet
@@ -112,7 +111,7 @@ def _unchanged(ours: RopeSet, theirs: RopeSet, source: Checkpoint) -> Claim | No
         return Claim("no extension", source, (), None, (context,))
     if context < theirs.max_position_embeddings:  # a plan cannot shorten the context
         return Claim("no extension", source, (), None, (theirs.max_position_embeddings,))
-    plan = _planned(source, Alternative(Request(LENGTH, None, context, None, None), {}))
+    plan = plan_for(source, Request(LENGTH, target_length=context))
     return Claim(
         f"a changed context length of {context} tokens",
         source.edited(plan.edits),
@@ -127,33 +126,30 @@ def _extended(
 ) -> Claim:
     """Return the first claim that gives the target's table, or else the claim that its rope type names."""
     crossed = target.format != source.format
-    config_style = "" if crossed else _style(target)
-    form = format_of(source, config_style or None)
+    config_style = None if crossed else _style(target)
+    form = format_of(source, config_style)
     entry = ours.entries[names.FULL_ATTENTION]
     tries = [
-        replace(each, runtimes=(target.runtime,) if crossed else (), style=config_style)
+        replace(each, for_runtimes=(target.runtime,) if crossed else (), config_style=config_style)
         for each in _alternatives(entry, ours, theirs, trained_length)
     ]
     shares = [_share(form, theirs, each, entry) for each in tries]
     # Lists that are copied from the target always fit, so they are tried last.
-    order = sorted(range(len(tries)), key=lambda index: (tries[index].request.method == LONGROPE, -shares[index]))
-    fitting = [tries[index] for index in order if shares[index] >= NEARLY]
+    order = sorted(range(len(tries)), key=lambda at: (tries[at].method == LONGROPE, -shares[at]))
+    fitting = [tries[at] for at in order if shares[at] >= NEARLY]
     errors: list[RopetoolError] = []
     for each in [*fitting, *tries]:
         try:
-            plan = _planned(source, each)
+            plan = plan_for(source, each)
         except RopetoolError as error:
             errors.append(error)
             continue
         if entry.rope_type == DYNAMIC and entry.factor is not None:
             plan = _growing(source, plan, entry.factor)
         contexts: tuple[int, ...] = (plan.max_position_embeddings, theirs.max_position_embeddings)
-        if (
-            each.request.method == "llama3"
-            and ours.max_position_embeddings <= LLAMA3_REACH * plan.max_position_embeddings
-        ):
+        if each.method == "llama3" and ours.max_position_embeddings <= LLAMA3_REACH * plan.max_position_embeddings:
             contexts = (*contexts, ours.max_position_embeddings)
-        taken = tuple(key for key in LISTS if key in each.params)
+        taken = tuple(key for key in LISTS if key in (each.params or {}))
         return Claim(_words(plan, each), source.edited(plan.edits), plan.edits, plan, contexts, taken)
     raise (
         errors[0]
@@ -162,16 +158,14 @@ def _extended(
     )
 
 
-def _style(target: Checkpoint) -> str:
-    """Return the config style of a target, or an empty string for a GGUF file."""
+def _style(target: Checkpoint) -> str | None:
+    """Return the config style of a target, or None for a GGUF file."""
     if isinstance(target, GgufCheckpoint):
-        return ""
+        return None
     return style.read(target.config, target.family, target.where).style
 
 
-def _alternatives(
-    entry: LayerRope, ours: RopeSet, theirs: RopeSet, trained_length: int | None
-) -> Iterator[Alternative]:
+def _alternatives(entry: LayerRope, ours: RopeSet, theirs: RopeSet, trained_length: int | None) -> Iterator[Request]:
     """Yield possible requests: the method that the rope type names, or every method if it does not name one.
 
     Lists, vectors and a larger base do not name a method, because a formula may have produced them.
@@ -180,10 +174,10 @@ def _alternatives(
     before = trained_length or theirs.original_max_position_embeddings or theirs.max_position_embeddings
     factors = [f for f in dict.fromkeys([entry.factor, context / before]) if f is not None and f > 1]
 
-    def each(method: str, factor: float | None = None, **params: Any) -> Iterator[Alternative]:
+    def each(method: str, factor: float | None = None, **params: Any) -> Iterator[Request]:
         length = context if factor is None else None
         for reading in _readings(theirs):
-            yield Alternative(Request(method, factor, length, reading, trained_length), params)
+            yield Request(method, factor, length, reading, trained_length, params=params)
 
     if entry.rope_type in _NAMED:
         for factor in factors:
@@ -203,16 +197,16 @@ def _readings(theirs: RopeSet) -> tuple[str | None, ...]:
     return (None,) if theirs.entries[names.FULL_ATTENTION].unscaled else (ORIGINAL, CURRENT)
 
 
-def _share(form: Format, theirs: RopeSet, attempt: Alternative, entry: LayerRope) -> float:
+def _share(form: Format, theirs: RopeSet, request: Request, entry: LayerRope) -> float:
     """Return the share of pairs of the target's table that the method gives, from 0 to 1.
 
     For types with a formula, the share is 0 or 1. In lists, single pairs may be wrong.
     """
-    request, method = attempt.request, methods.get(attempt.request.method)
+    method = methods.get(request.method)
     try:
         start = find_start(form, theirs, request)
         goal = Goal.make(start.source.length, request.factor, request.target_length)
-        derived = method.derive(start.source, goal, method.params(dict(attempt.params)))
+        derived = method.derive(start.source, goal, method.params(dict(request.params or {})))
     except RopetoolError:
         return 0.0
     if entry.table is None:
@@ -225,15 +219,6 @@ def _share(form: Format, theirs: RopeSet, attempt: Alternative, entry: LayerRope
     if any(ours.shape != theirs.shape for ours, theirs in pairs):
         return 0.0
     return min(float(np.isclose(ours, theirs, rtol=TABLE_TOLERANCE, atol=0).mean()) for ours, theirs in pairs)
-
-
-def _planned(source: Checkpoint, attempt: Alternative) -> Plan:
-    request = attempt.request
-    return make_plan(
-        source, request.method, factor=request.factor, target_length=request.target_length, reading=request.reading,
-        params=attempt.params, original_length=request.original_length, config_style=attempt.style or None,
-        for_runtimes=attempt.runtimes,
-    )  # fmt: skip
 
 
 def _growing(source: Checkpoint, plan: Plan, factor: float) -> Plan:
@@ -256,9 +241,9 @@ def _with_factor(new: Any, factor: float) -> Any:
     return {**kept, names.FACTOR: factor} if new.get(names.ROPE_TYPE) == DYNAMIC else kept
 
 
-def _words(plan: Plan, attempt: Alternative) -> str:
-    if attempt.request.method == ABF:
-        return f"abf with rope_theta {number(attempt.params[names.ROPE_THETA])}"
+def _words(plan: Plan, request: Request) -> str:
+    if request.method == ABF and request.params:
+        return f"abf with rope_theta {number(request.params[names.ROPE_THETA])}"
     return f"{plan.method} x{number(plan.factor)} of {plan.trained_length} tokens"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ropetool import names, runtimes
@@ -21,40 +22,15 @@ LONGEST = "; the longest context that works is "
 PARAMETER_KEYS = {"beta_fast": archs.YARN_BETA_FAST, "beta_slow": archs.YARN_BETA_SLOW}
 
 
-@dataclass(frozen=True)
-class Alternative:
-    """A request to try instead.
-
-    request: the request.
-    params: the method's parameters.
-    attention_factor: the value of --attention-factor.
-    runtimes: the required runtimes. Empty for the default.
-    style: the config style of the output. Empty for the default.
-    """
-
-    request: Request
-    params: Mapping[str, Any]
-    attention_factor: str | float = "auto"
-    runtimes: tuple[str, ...] = ()
-    style: str = ""
-
-    @property
-    def options(self) -> list[str]:
-        """Return the words of its command line besides the request's own."""
-        source = [] if self.request.reading is None else ["--from", self.request.reading]
-        params = [word for name, value in self.params.items() for word in ("-p", name, _word(value))]
-        factor = [] if self.attention_factor == "auto" else ["--attention-factor", _word(self.attention_factor)]
-        length = self.request.original_length
-        counted = [] if length is None else ["--original-length", str(length)]
-        for_words = [word for name in runtimes.collapse_releases(self.runtimes) for word in ("--for", name)]
-        return [
-            *source,
-            *params,
-            *factor,
-            *counted,
-            *for_words,
-            *(["--config-style", self.style] if self.style else []),
-        ]
+def whole_command(source: Path, request: Request) -> str:
+    """Return the command line of a request with all its options."""
+    reading = [] if request.reading is None else ["--from", request.reading]
+    params = [word for name, value in (request.params or {}).items() for word in ("-p", name, _word(value))]
+    factor = [] if request.attention_factor == "auto" else ["--attention-factor", _word(request.attention_factor)]
+    length = [] if request.original_length is None else ["--original-length", str(request.original_length)]
+    readers = [word for name in runtimes.collapse_releases(request.for_runtimes) for word in ("--for", name)]
+    style = [] if request.config_style is None else ["--config-style", request.config_style]
+    return request.command(source, *reading, *params, *factor, *length, *readers, *style)
 
 
 @dataclass(frozen=True)
@@ -75,23 +51,23 @@ class Outset:
 
 def lossy(
     form: Format,
-    attempt: Alternative,
+    request: Request,
     outset: Outset,
     rope_type: str,
     tried: Sequence[Tried],
     conflict: Sequence[str],
     rest: Sequence[str],
-    serves: Callable[[Alternative], bool],
+    serves: Callable[[Request], bool],
 ) -> LossyExport:
     """Return the refusal of a Hugging Face checkpoint, with a command that works or none.
 
-    attempt: the request, with all its runtimes.
+    request: the request, with all its runtimes.
     conflict: the runtime that no file works for, or the two that need different files.
     rest: the requested runtimes that can share one file.
     rope_type: the type of the present table.
     serves: returns whether an alternative works.
     """
-    required, request = attempt.runtimes, attempt.request
+    required = tuple(request.for_runtimes)
     start = f" from a table of rope type {rope_type}" if rope_type != "default" else ""
     unsaid = f"no combination of RoPE keys produces this table{start}"
     why = reasons(tried) or unsaid
@@ -102,23 +78,25 @@ def lossy(
             else f"no single file works for {' and '.join(conflict)}"
         )
         why = f"{who}: {why}"
-    others = [replace(attempt, style=names.BOTH)] if form.style == names.V5 and "transformers-v4" in required else []
+    others = (
+        [replace(request, config_style=names.BOTH)] if form.style == names.V5 and "transformers-v4" in required else []
+    )
     if request.method == "dynamic":
-        others.append(replace(attempt, params={**attempt.params, "freeze": outset.goal.target_length}))
+        others.append(replace(request, params={**(request.params or {}), "freeze": outset.goal.target_length}))
     if rest:
-        others.append(replace(attempt, runtimes=tuple(rest)))
-    others += [replace(other, runtimes=required) for other in _alternatives(request, outset, attempt.params)]
+        others.append(replace(request, for_runtimes=tuple(rest)))
+    others += [replace(other, for_runtimes=required) for other in _alternatives(request, outset, request.params or {})]
     chosen = next(filter(serves, others), None)
-    if chosen is not None and chosen.runtimes == (form.checkpoint.runtime,):  # this is the default
-        chosen = replace(chosen, runtimes=())
+    if chosen is not None and tuple(chosen.for_runtimes) == (form.checkpoint.runtime,):  # this is the default
+        chosen = replace(chosen, for_runtimes=())
     what = f"{request.method} cannot be written in {form.style} style for {', '.join(runtimes.collapse_releases(required))}"
     error = LossyExport(
         f"{what}: {why}", where=form.checkpoint.where,
-        try_="" if chosen is None else chosen.request.command(form.checkpoint.path, *chosen.options),
+        try_="" if chosen is None else whole_command(form.checkpoint.path, chosen),
     )  # fmt: skip
     if tried:
         reason = outset.ignored or tried[0].rejected.removeprefix(f"{required[0]}: " if len(required) == 1 else "")
-        reached = None if chosen is None else chosen.request.target_length
+        reached = None if chosen is None else chosen.target_length
         shorter = reached is not None and reached < outset.goal.target_length
         error.brief = f"{what}: {reason}" + (f"{LONGEST}{reached} tokens" if shorter else "")
     return error
@@ -130,7 +108,7 @@ def lossy_gguf(
     outset: Outset,
     changed: Mapping[str, Any],
     tried: Sequence[Tried],
-    serves: Callable[[Alternative], bool],
+    serves: Callable[[Request], bool],
 ) -> LossyExport:
     """Return the refusal with llama.cpp's limit, and a command that works.
 
@@ -155,24 +133,30 @@ def lossy_gguf(
     chosen = next(filter(serves, others), None)
     return LossyExport(
         f"{arch.name} files cannot store {what}: {why}", where=form.checkpoint.where,
-        try_="" if chosen is None else chosen.request.command(form.checkpoint.path, *chosen.options),
+        try_="" if chosen is None else whole_command(form.checkpoint.path, chosen),
     )  # fmt: skip
 
 
-def _alternatives(request: Request, outset: Outset, changed: Mapping[str, Any]) -> Iterator[Alternative]:
-    """Yield alternatives, the most similar first. `linear` is never one, because it costs more than it extends."""
+def _alternatives(request: Request, outset: Outset, changed: Mapping[str, Any]) -> Iterator[Request]:
+    """Yield alternatives, the most similar first. `linear` is never one, because it costs more than it extends.
+
+    The requests have the default attention factor, and no runtimes.
+    """
     goal = outset.goal
+    request = replace(
+        request, params={}, attention_factor="auto", temperature_scope=None, for_runtimes=(), config_style=None
+    )
     if request.method == "dynamic":
-        yield Alternative(request, {**changed, "freeze": goal.target_length})
+        yield replace(request, params={**changed, "freeze": goal.target_length})
     elif outset.reading == CURRENT:
         request = replace(request, factor=None, target_length=goal.target_length, reading=ORIGINAL)
     first = request.method if request.method in BY_YARN_KEYS else "yarn"
-    yield Alternative(replace(request, method=first), {})
-    yield Alternative(replace(request, method="yarn"), {}, "none")
+    yield replace(request, method=first)
+    yield replace(request, method="yarn", attention_factor="none")
     if outset.new_base is not None:
         base, reached = outset.new_base
-        yield Alternative(replace(request, method="abf", factor=None, target_length=reached), {names.ROPE_THETA: base})
-    yield Alternative(replace(request, method="length", reading=None, original_length=None), {})
+        yield replace(request, method="abf", factor=None, target_length=reached, params={names.ROPE_THETA: base})
+    yield replace(request, method="length", reading=None, original_length=None)
 
 
 def reasons(tried: Sequence[Tried]) -> str:

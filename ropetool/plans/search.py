@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropetool import names, runtimes
 from ropetool.checkpoint.edits import FileEdit
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_source, opened_as
 from ropetool.errors import InvalidRope, LossyExport, RopetoolError, UnknownRuntime
-from ropetool.escaping import command, read_length, word
+from ropetool.escaping import command, word
 from ropetool.files.gguf import model_name
 from ropetool.files.hf import ABSENT
 from ropetool.plans import notes
-from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, Request, find_start
+from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, PlanArguments, Request, find_start
 from ropetool.plans.formats import Baking, Format, format_of
 from ropetool.plans.plan import Plan, Tried
-from ropetool.plans.refusals import Alternative, Outset, lossy, lossy_gguf, reasons
+from ropetool.plans.refusals import Outset, lossy, lossy_gguf, reasons, whole_command
 from ropetool.plans.scope import Extent, extent
 from ropetool.plans.targets import tables_of
 from ropetool.rope import methods
@@ -32,81 +32,82 @@ from ropetool.runtimes.decoded import first_that_serves
 from ropetool.runtimes.encoding import Candidate
 from ropetool.weights.residual import residual_of, without_residual
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 ROPE_OBJECTS = (names.ROPE_SCALING, names.ROPE_PARAMETERS)
 ROTARY, SCORE = SCOPES = ("rotary", "score")
 
 
-def make_plan(
-    source: str | Path | Checkpoint,
-    method: str,
-    *,
-    factor: float | None = None,
-    target_length: int | str | None = None,
-    reading: str | None = None,
-    params: Mapping[str, Any] | None = None,
-    attention_factor: str | float = "auto",
-    temperature_scope: str | None = None,
-    original_length: int | None = None,
-    for_runtimes: str | Sequence[str] = (),
-    config_style: str | None = None,
-    as_type: str | None = None,
-    force_factor: bool = True,
-) -> Plan:
+def make_plan(source: str | Path | Checkpoint, method: str, **options: Unpack[PlanArguments]) -> Plan:
     """Return the plan that extends a checkpoint. Does not write.
 
     source: a path, a hub id, or an open checkpoint, whose files are not read again.
-    target_length: tokens, as a number or as a text like "32k".
-    reading: `original` or `current`; required if the source already has a scaling.
-    temperature_scope: `rotary` or `score`, the part of the score that the method's factor multiplies. Default: the
-      whole score under MLA, else the rotary part.
-    as_type: the built-in model_type of the output, for a source whose type is only in remote code.
-    force_factor: False refuses a method without training beyond 32 times the trained length, as the command does.
-    Raises: UnknownFamily, AmbiguousRope, InvalidRope, LossyExport, CheckpointError; TooFar.
+    method: the name of a method.
+    options: the other fields of `Request`, by name.
+
+    Raises: UnknownFamily, AmbiguousRope, InvalidRope, LossyExport, CheckpointError; TooFar with force_factor=False.
     """
-    chosen = methods.get(method)
-    target_length = None if target_length is None else read_length(target_length, "target_length")
-    Goal.make(1, factor, target_length, attention_factor)  # what is wrong at any length is said before readings are
-    checkpoint, retyped, notes_as = opened_as(open_source(source), as_type)
-    named = dict.fromkeys(name for each in listed(for_runtimes) for name in runtime_names(each, checkpoint))
-    if config_style is not None and isinstance(checkpoint, GgufCheckpoint):
+    return plan_for(source, Request(method, **dict[str, Any](options)))
+
+
+def plan_for(source: str | Path | Checkpoint, request: Request) -> Plan:
+    """Return the plan of a request. Raises: as `make_plan`."""
+    method = methods.get(request.method)
+    # A factor or length that is wrong for every source is reported before the source's own problems.
+    Goal.make(1, request.factor, request.target_length, request.attention_factor)
+    checkpoint, retyped, type_notes = opened_as(open_source(source), request.as_type)
+    named = dict.fromkeys(name for each in request.for_runtimes for name in runtime_names(each, checkpoint))
+    if request.config_style is not None and isinstance(checkpoint, GgufCheckpoint):
         raise InvalidRope("GGUF files have no config style", where="--config-style")
-    form, wanted = format_of(checkpoint, config_style), tuple(named) or (checkpoint.runtime,)
-    request = Request(chosen.name, factor, target_length, reading, original_length, as_type)
-    decoded = _decoded_source(form, wanted, request, dict(params or {}), attention_factor)
-    search = _search_for(request)(
-        form, decoded, wanted, request, dict(params or {}), attention_factor, temperature_scope
-    )
-    goal, target = search.goal, search.target
-    _check_change(search, decoded, force_factor)
-    candidates = search.candidates()
-    kept, attempts = first_that_serves(candidates, lambda candidate: _attempt(form, candidate, target, wanted))
-    tried = [Tried(candidate.name, objection) for candidate, objection in attempts]
+    form, readers = format_of(checkpoint, request.config_style), tuple(named) or (checkpoint.runtime,)
+    request = replace(request, method=method.name)
+    decoded = _decoded_source(form, readers, request)
+    search = _search_for(request)(form, decoded, readers, request)
+    _check_change(search)
+    candidates, target = search.candidates(), search.target
+    kept, attempts = first_that_serves(candidates, lambda candidate: _attempt(form, candidate, target, readers))
+    tried = tuple(Tried(candidate.name, objection) for candidate, objection in attempts)
     if kept is None:
         raise search.refusal(candidates, tried)
-    context = target.max_position_embeddings
-    edits = [*kept.edits, *form.length_edits(context)]
+    edits = [*kept.edits, *form.length_edits(target.max_position_embeddings)]
 
     def serves(several: Sequence[str]) -> bool:
         wider = format_of(checkpoint, names.BOTH) if form.style == names.V5 else form
         return _serves(wider, search.candidates(wider), target, several)
 
-    said = (
-        *notes_as, *form.notes(), *search.extent.notes, *search.notes, *notes.of_windows(target),
-        *notes.of_baking(form, kept.baking), *notes.of_other_readers(form, edits, kept.read, wanted, serves),
-    )  # fmt: skip
     return Plan(
-        form.checkpoint.format, form.checkpoint.name, chosen.name, goal.factor, search.stated(attention_factor),
-        search.reading, search.trained_length, context, wanted, form.style,
-        tables_of(kept.read), kept.read.entries[names.FULL_ATTENTION].softmax_multiplier, (*retyped, *edits), tuple(tried),
-        said, _suffix(chosen, goal, target_length, search.typed),
-        kept.baking.words, kept.baking.tensors, kept.baking.weight_files, target=kept.read, identity=form.checkpoint.identity,
+        format=form.checkpoint.format,
+        family=form.checkpoint.name,
+        method=method.name,
+        factor=search.goal.factor,
+        params=search.stated(request.attention_factor),
+        reading=search.reading,
+        trained_length=search.trained_length,
+        max_position_embeddings=target.max_position_embeddings,
+        runtimes=readers,
+        config_style=form.style,
+        tables=tables_of(kept.read),
+        softmax_multiplier=kept.read.entries[names.FULL_ATTENTION].softmax_multiplier,
+        edits=(*retyped, *edits),
+        candidates=tried,
+        notes=(
+            *type_notes, *form.notes(), *search.extent.notes, *search.notes, *notes.of_windows(target),
+            *notes.of_baking(form, kept.baking), *notes.of_other_readers(form, edits, kept.read, readers, serves),
+        ),
+        suffix=_suffix(method, search.goal, request.target_length, search.typed),
+        bakes=kept.baking.words,
+        tensors=kept.baking.tensors,
+        weight_files=kept.baking.weight_files,
+        target=kept.read,
+        identity=form.checkpoint.identity,
     )  # fmt: skip
 
 
-def _check_change(search: _Search, decoded: RopeSet, force_factor: bool) -> None:
-    """Return if the target is not too far, and not what the source has already. Raises: TooFar, InvalidRope."""
-    search.extent.check(force_factor)
-    request, target = search.request, search.target
+def _check_change(search: _Search) -> None:
+    """Raise TooFar for a target that has to be forced, InvalidRope for one that the source has already."""
+    request, decoded, target = search.request, search.decoded, search.target
+    search.extent.check(request.force_factor)
     length = target.max_position_embeddings
     same_length = length == decoded.max_position_embeddings and not search.form.absent_context(length)
     if search.goal.factor == 1 and same_length and not target.differences(decoded):
@@ -125,29 +126,22 @@ class _Search:
     Raises, when made: AmbiguousRope, InvalidRope.
     """
 
-    def __init__(
-        self,
-        form: Format,
-        decoded: RopeSet,
-        wanted: Sequence[str],
-        request: Request,
-        values: dict[str, Any],
-        attention_factor: str | float,
-        temperature_scope: str | None = None,
-    ) -> None:
-        self.form, self.decoded, self.wanted, self.request = form, decoded, wanted, request
-        self.attention_factor, self.entry = attention_factor, decoded.entries[names.FULL_ATTENTION]
-        self._work_out(methods.get(request.method), values, temperature_scope)
+    def __init__(self, form: Format, decoded: RopeSet, readers: Sequence[str], request: Request) -> None:
+        self.form, self.decoded, self.readers, self.request = form, decoded, readers, request
+        self.entry = decoded.entries[names.FULL_ATTENTION]
+        self._work_out(methods.get(request.method))
 
-    def _work_out(self, method: Method, values: dict[str, Any], temperature_scope: str | None) -> None:
+    def _work_out(self, method: Method) -> None:
         """Find where the request starts and what it leads to."""
         form, decoded, request, entry = self.form, self.decoded, self.request, self.entry
         self.start = start = find_start(form, decoded, request)
-        length, factor = start.source.length, self.attention_factor
-        self.goal = goal = Goal.make(length, request.factor, request.target_length, factor)
-        values = {**self._own_values(method), **values}
-        self.values, self.typed = values, method.params(values)
-        self.derived = _scoped(method.derive(start.source, goal, self.typed), start.source, entry, temperature_scope)
+        self.goal = goal = Goal.make(
+            start.source.length, request.factor, request.target_length, request.attention_factor
+        )
+        self.values = {**self._own_values(method), **(request.params or {})}
+        self.typed = method.params(self.values)
+        derived = method.derive(start.source, goal, self.typed)
+        self.derived = _scoped(derived, start.source, entry, request.temperature_scope)
         self.target = _target(decoded, form.changed_layer_types(decoded), self.derived, start.trained_length)
         self.reading, self.trained_length = start.reading, start.trained_length
         shipped = None if entry.unscaled or form.checkpoint.record is not None else decoded.max_position_embeddings
@@ -185,23 +179,23 @@ class _Search:
         own = {field.name: field.default for field in fields(self.typed)}
         return {name: value for name, value in self.stated("auto").items() if value != own[name]}
 
-    def refusal(self, candidates: Sequence[Candidate], tried: list[Tried]) -> LossyExport:
+    def refusal(self, candidates: Sequence[Candidate], tried: Sequence[Tried]) -> LossyExport:
         """Return the error that says why no candidate serves, and a command that does."""
-        form, wanted = self.form, self.wanted
+        form, readers = self.form, self.readers
         outset = Outset(self.goal, self.reading, self._new_base(), self._ignored(candidates))
         if form.checkpoint.format == "gguf":
             return lossy_gguf(form, self.request, outset, self.changed(), tried, self.would_serve)
-        conflict = _conflict(form, candidates, self.target, wanted)
+        conflict = _conflict(form, candidates, self.target, readers)
         if conflict:
             tried = [Tried(each.name, _attempt(form, each, self.target, conflict)[1]) for each in candidates]
-        rest = _agreeing(form, candidates, self.target, wanted) if conflict else ()
-        asked = Alternative(self.request, self.changed(), self.attention_factor, tuple(wanted))
+        rest = _agreeing(form, candidates, self.target, readers) if conflict else ()
+        asked = replace(_writable(self.request), params=self.changed(), for_runtimes=tuple(readers))
         return lossy(form, asked, outset, self.entry.rope_type, tried, conflict, rest, self.would_serve)
 
     def _ignored(self, candidates: Sequence[Candidate]) -> str:
         """Return why the first encoding has no effect in a runtime, which computes the table of the source; empty if it has one."""
         first: list[FileEdit] = next((list(candidate.edits) for candidate in candidates if candidate.edits), [])
-        for runtime in self.wanted if first else ():
+        for runtime in self.readers if first else ():
             before, after = (_full_table(self.form.read(runtime, edits).rope) for edits in ([], first))
             if before is not None and after is not None and before.agrees(after):
                 written = [edit for edit in first if edit.new is not ABSENT] or first
@@ -223,15 +217,13 @@ class _Search:
         found = reach_of_new_base(source.inv_freq, source.rope_theta, source.length, self.goal.target_length)
         return found if found[1] > self.decoded.max_position_embeddings else None
 
-    def would_serve(self, other: Alternative) -> bool:
+    def would_serve(self, other: Request) -> bool:
         """Return whether another request could be written, for its runtimes or the same ones."""
-        wanted = other.runtimes or self.wanted
+        readers = other.for_runtimes or self.readers
         try:
-            form = format_of(self.form.checkpoint, other.style) if other.style else self.form
-            search = _search_for(other.request)(
-                form, self.decoded, wanted, other.request, dict(other.params), other.attention_factor
-            )
-            return _serves(form, search.candidates(), search.target, wanted)
+            form = format_of(self.form.checkpoint, other.config_style) if other.config_style else self.form
+            search = _search_for(other)(form, self.decoded, readers, other)
+            return _serves(form, search.candidates(), search.target, readers)
         except RopetoolError:
             return False
 
@@ -242,11 +234,13 @@ class _LengthSearch(_Search):
     Raises, when made: InvalidRope for an option that would change more.
     """
 
-    def _work_out(self, method: Method, values: dict[str, Any], temperature_scope: str | None) -> None:
+    def _work_out(self, method: Method) -> None:
         form, decoded, request, entry = self.form, self.decoded, self.request, self.entry
-        self.values, self.typed = values, method.params(values)
+        self.values = dict(request.params or {})
+        self.typed = method.params(self.values)
         given = {
-            "--attention-factor": self.attention_factor != "auto", "--temperature-scope": temperature_scope is not None,
+            "--attention-factor": request.attention_factor != "auto",
+            "--temperature-scope": request.temperature_scope is not None,
             "--from": request.reading == ORIGINAL, "--original-length": request.original_length is not None,
         }  # fmt: skip
         for option in (option for option, stated in given.items() if stated):
@@ -269,7 +263,7 @@ class _LengthSearch(_Search):
     def candidates(self, form: Format | None = None) -> list[Candidate]:
         return (form or self.form).length_candidates(self.target)
 
-    def refusal(self, candidates: Sequence[Candidate], tried: list[Tried]) -> LossyExport:
+    def refusal(self, candidates: Sequence[Candidate], tried: Sequence[Tried]) -> LossyExport:
         return LossyExport(
             f"no file can set {self.target.max_position_embeddings} tokens and keep its tables: {reasons(tried)}",
             where=self.form.checkpoint.where,
@@ -331,46 +325,46 @@ def runtime_names(asked: str, checkpoint: Checkpoint) -> list[str]:
     return [runtime.name for runtime in runtimes.all_of(asked, checkpoint.format)]
 
 
-def _decoded_source(
-    form: Format, wanted: Sequence[str], request: Request, params: dict[str, Any], attention_factor: str | float
-) -> RopeSet:
+def _decoded_source(form: Format, readers: Sequence[str], request: Request) -> RopeSet:
     """Return what the first runtime computes from the source.
 
     Raises: as _decode; with a command that works, where that runtime does not read the source and transformers does.
     """
     try:
-        return _decode(form, wanted[0], request)
+        return _decode(form, readers[0], request)
     except InvalidRope as error:
         reader = form.checkpoint.runtime
-        if error.try_ or reader in wanted or form.checkpoint.format == "gguf":
+        if error.try_ or reader in readers or form.checkpoint.format == "gguf":
             raise
-        asked = Alternative(request, params, attention_factor, (reader, *wanted))
-        readings = (None, ORIGINAL) if request.reading is None else (request.reading,)
-        for reading in readings:
-            again = replace(request, reading=reading)
+        asked = replace(_writable(request), for_runtimes=(reader, *readers))
+        for reading in (None, ORIGINAL) if request.reading is None else (request.reading,):
+            again = replace(asked, reading=reading)
             for other in (
-                replace(asked, request=again),
-                replace(asked, request=again, style=names.BOTH),
-                replace(asked, request=again, runtimes=(reader,)),
+                again,
+                replace(again, config_style=names.BOTH),
+                replace(again, for_runtimes=(reader,)),
             ):
                 if _would_serve_from(form, reader, other):
-                    shown = replace(other, runtimes=() if other.runtimes == (reader,) else other.runtimes)
+                    shown = replace(other, for_runtimes=()) if other.for_runtimes == (reader,) else other
                     raise InvalidRope(
-                        error.message, where=error.where, try_=again.command(form.checkpoint.path, *shown.options)
+                        error.message, where=error.where, try_=whole_command(form.checkpoint.path, shown)
                     ) from None
         raise
 
 
-def _would_serve_from(form: Format, reader: str, asked: Alternative) -> bool:
+def _writable(request: Request) -> Request:
+    """Return a request without the options that a proposed command does not repeat: scope and config style."""
+    return replace(request, temperature_scope=None, config_style=None)
+
+
+def _would_serve_from(form: Format, reader: str, request: Request) -> bool:
     """Return whether a request could be written from what another runtime reads of the source."""
     try:
-        decoded = _decode(form, reader, asked.request)
-        search = _search_for(asked.request)(
-            form, decoded, asked.runtimes, asked.request, dict(asked.params), asked.attention_factor
-        )
+        decoded = _decode(form, reader, request)
+        search = _search_for(request)(form, decoded, request.for_runtimes, request)
     except RopetoolError:
         return False
-    return search.would_serve(asked)
+    return search.would_serve(request)
 
 
 def _decode(form: Format, runtime: str, request: Request) -> RopeSet:
@@ -411,15 +405,15 @@ class _Kept:
     baking: Baking = field(default_factory=Baking)
 
 
-def _attempt(form: Format, candidate: Candidate, target: RopeSet, wanted: Sequence[str]) -> tuple[_Kept | None, str]:
+def _attempt(form: Format, candidate: Candidate, target: RopeSet, readers: Sequence[str]) -> tuple[_Kept | None, str]:
     """Return what this encoding comes to, or None and why it does not serve."""
     if not candidate.in_weights:
-        reason = _objection(form, candidate.edits, target, wanted)
+        reason = _objection(form, candidate.edits, target, readers)
         return (None, reason) if reason else (_Kept(candidate.edits, target), "")
-    first = form.read(wanted[0], candidate.edits).rope
+    first = form.read(readers[0], candidate.edits).rope
     try:
         read = target if first is None else without_residual(target, first)
-        reason = _objection(form, candidate.edits, read, wanted)
+        reason = _objection(form, candidate.edits, read, readers)
         if reason or first is None:
             return None, reason
         return _Kept(candidate.edits, read, form.bake(residual_of(target, first))), ""
@@ -427,33 +421,37 @@ def _attempt(form: Format, candidate: Candidate, target: RopeSet, wanted: Sequen
         return None, f"the weights cannot store the rest: {error.message}"
 
 
-def _conflict(form: Format, candidates: Sequence[Candidate], target: RopeSet, wanted: Sequence[str]) -> tuple[str, ...]:
+def _conflict(
+    form: Format, candidates: Sequence[Candidate], target: RopeSet, readers: Sequence[str]
+) -> tuple[str, ...]:
     """Return the one of several runtimes that no file serves, or the two that no one file does; nothing if all agree."""
-    if len(wanted) == 1:
+    if len(readers) == 1:
         return ()
-    for runtime in wanted:
+    for runtime in readers:
         if not _serves(form, candidates, target, [runtime]):
             return (runtime,)
-    pairs = itertools.combinations(wanted, 2)
+    pairs = itertools.combinations(readers, 2)
     return next((pair for pair in pairs if not _serves(form, candidates, target, pair)), ())
 
 
-def _agreeing(form: Format, candidates: Sequence[Candidate], target: RopeSet, wanted: Sequence[str]) -> tuple[str, ...]:
+def _agreeing(
+    form: Format, candidates: Sequence[Candidate], target: RopeSet, readers: Sequence[str]
+) -> tuple[str, ...]:
     """Return as many of the runtimes, the first ones before the later, as one file serves."""
     kept: tuple[str, ...] = ()
-    for runtime in wanted:
+    for runtime in readers:
         if _serves(form, candidates, target, [*kept, runtime]):
             kept = (*kept, runtime)
     return kept
 
 
-def _serves(form: Format, candidates: Sequence[Candidate], target: RopeSet, wanted: Sequence[str]) -> bool:
-    return any(_attempt(form, candidate, target, wanted)[0] for candidate in candidates)
+def _serves(form: Format, candidates: Sequence[Candidate], target: RopeSet, readers: Sequence[str]) -> bool:
+    return any(_attempt(form, candidate, target, readers)[0] for candidate in candidates)
 
 
-def _objection(form: Format, edits: Sequence[FileEdit], target: RopeSet, wanted: Sequence[str]) -> str:
+def _objection(form: Format, edits: Sequence[FileEdit], target: RopeSet, readers: Sequence[str]) -> str:
     """Return why this encoding does not serve, or an empty string: read it back as every runtime would."""
-    reasons = ((runtime, form.read(runtime, edits).objection(target)) for runtime in wanted)
+    reasons = ((runtime, form.read(runtime, edits).objection(target)) for runtime in readers)
     return next((f"{runtime}: {reason}" for runtime, reason in reasons if reason), "")
 
 
