@@ -163,7 +163,6 @@ def prepare_last_segment(
     segments: int,
     seed: int,
     most_scored: int | None = None,
-    baseline_reach: int | None = None,
 ) -> LastSegment:
     """Return the measurement at these lengths. Raises: ConfigError if the texts are too short for the longest one."""
     measured = sorted({*lengths, *(min(length, trained_length) for length in lengths)})
@@ -171,9 +170,7 @@ def prepare_last_segment(
     scored = scored if most_scored is None else min(scored, most_scored)
     sizes = [len(ids) for ids in corpus.tokens]
     chosen = choose_segments(sizes, measured, scored, segments, seed, len(corpus.prefix))
-    return LastSegment(
-        corpus, tuple(lengths), trained_length, context_length, margin, scored, chosen, baseline_reach=baseline_reach
-    )
+    return LastSegment(corpus, tuple(lengths), trained_length, context_length, margin, scored, chosen)
 
 
 def judged(results: Sequence[LengthResult], margin: float) -> list[LengthResult]:
@@ -331,11 +328,12 @@ def _sections(lengths: Sequence[LengthResult], result: VerifyResult) -> Iterator
 
 
 def _prepare(setting: Setting, prepared: Sequence[Measurement]) -> LastSegment:
-    return prepare_last_segment(
+    prepared = prepare_last_segment(
         setting.corpus, setting.lengths, setting.trained_length, context_length=setting.context_length,
         margin=setting.limits.asked.margin, segments=setting.suite.segments, seed=setting.seed,
-        most_scored=setting.suite.most_scored, baseline_reach=setting.baseline_reach,
+        most_scored=setting.suite.most_scored,
     )  # fmt: skip
+    return replace(prepared, baseline_reach=setting.baseline_reach)
 
 
 def _evidence(lengths: Sequence[LengthResult], grading: Grading) -> list[Evidence]:
