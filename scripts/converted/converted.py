@@ -297,40 +297,25 @@ def without_tables() -> None:
     setattr(HfCheckpoint, "family", property(family))  # noqa: B010
 
 
-def forked(
-    converter: Converter,
-    stage: Path,
-    target: Path,
-    outtype: str,
-    limits: child.Limits,
-    *,
-    rotary: tuple[int, int],
-    more: Any,
-    vocabulary: bool,
-    progress: Any,
-) -> str:
+def forked(converter: Converter, conversion: child.Conversion, limits: child.ProcessLimits, *, progress: Any) -> str:
     """Do what child.convert does in a copy of this process, which has loaded all that the converter takes long to load.
 
     The tokenizer of the tests is none that the converter knows, so it is not asked to write it.
     """
-    if vocabulary:
+    if conversion.vocabulary:
         return f"{child.LACKING}: the tests' tokenizer"
-    task = {
-        "script": str(converter.script), "folder": str(target.parent), "limits": limits.of_process(),
-        "arguments": [str(stage), "--outfile", str(target), "--outtype", outtype, *more], "vocabulary": False,
-        "rotary": rotary,
-    }  # fmt: skip
-    said, (end, _) = target.parent / "said", os.pipe()
+    task = conversion.task(converter.script, limits)
+    output, (end, _) = conversion.target.parent / child.OUTPUT, os.pipe()
     pid = os.fork()
     if not pid:
         code = 1
         try:
-            output = os.open(said, os.O_WRONLY | os.O_CREAT)
-            for number, mine in enumerate((end, output, output)):
+            stream = os.open(output, os.O_WRONLY | os.O_CREAT)
+            for number, mine in enumerate((end, stream, stream)):
                 os.dup2(mine, number)
             for name in [name for name in sys.modules if name.partition(".")[0] == "gguf"]:
                 del sys.modules[name]  # the converter brings its own
-            sys.argv = ["launch", json.dumps(task)]
+            sys.argv = ["launch", task]
             launch.main()
             code = 0
         except BaseException:  # noqa: BLE001 - what it says goes to the file
@@ -339,7 +324,7 @@ def forked(
             sys.stderr.flush()
             os._exit(code)
     _, status = os.waitpid(pid, 0)
-    return "" if status == 0 else child._last_words(said) or f"it ended with status {status}"
+    return "" if status == 0 else child.last_line(output) or f"it ended with status {status}"
 
 
 def apart(architecture: str, source: Path, target: Path) -> float:

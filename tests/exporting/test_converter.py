@@ -218,7 +218,7 @@ def test_a_link_that_leads_out_is_refused(tmp_path: Path, right: Path, without_t
 # --- what it may do
 
 
-LIMITS = child.Limits(memory=8 << 30, file=1 << 20, files=64, processor=60, seconds=60)
+LIMITS = child.ProcessLimits(memory=8 << 30, file=1 << 20, files=64, processor=60, seconds=60)
 
 
 def said(folder: Path, text: str, **limits: Any) -> str:
@@ -226,7 +226,8 @@ def said(folder: Path, text: str, **limits: Any) -> str:
     work = folder / "work"
     work.mkdir()
     found = Converter(script(folder, text), Path(sys.executable))
-    return child.convert(found, folder, work / "x.gguf", "f32", dataclasses.replace(LIMITS, **limits))
+    conversion = child.Conversion(folder, work / "x.gguf", "f32")
+    return child.convert(found, conversion, dataclasses.replace(LIMITS, **limits))
 
 
 @pytest.mark.parametrize("unshared", [True, False], ids=["in a network of its own", "by the hook alone"])

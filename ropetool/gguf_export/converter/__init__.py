@@ -147,14 +147,14 @@ def _converted(
     stage(checkpoint, seen, checkpoint.family.architecture, rotary)
     tensors = checkpoint.stored.values()
     elements = sum(math.prod(tensor.shape) for tensor in tensors)
-    limits = child.Limits.of(sum(tensor.nbytes for tensor in tensors), elements, len(checkpoint.directory.weights))
+    limits = child.ProcessLimits.of(
+        sum(tensor.nbytes for tensor in tensors), elements, len(checkpoint.directory.weights)
+    )
     reasons: list[str] = []
     for vocabulary in (True, False):
         written = folder / ("converted.gguf" if vocabulary else "without-tokenizer.gguf")
-        reason = child.convert(
-            converter, seen, written, outtype, limits, rotary=rotary,
-            more=_without_drafts(checkpoint), vocabulary=vocabulary, progress=progress,
-        )  # fmt: skip
+        conversion = child.Conversion(seen, written, outtype, rotary, _without_drafts(checkpoint), vocabulary)
+        reason = child.convert(converter, conversion, limits, progress=progress)
         if not reason:
             return checked(written, checkpoint, converter), "".join(reasons)
         written.unlink(missing_ok=True)

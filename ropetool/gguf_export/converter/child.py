@@ -1,4 +1,4 @@
-"""llama.cpp's converter as a child process: offline, without the user's environment, within limits, killed as a group."""
+"""Runs llama.cpp's converter as a child process: offline, with a clean environment, within limits."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from ropetool.gguf_export.converter.finding import OPTION, Converter
 
 CONVERTING = "converting with llama.cpp's converter"
 _LAUNCH = Path(launch.__file__)
-LACKING = "ModuleNotFoundError"  # how the last words of a Python begin that lacks a package
-_LAST_LINES = 64 << 10  # bytes of what it said that are looked at
+LACKING = "ModuleNotFoundError"  # the beginning of the last line if a package is missing
+OUTPUT = "said"  # the file with the converter's stdout and stderr
+_LAST_LINES = 64 << 10  # bytes at the end of the output that are searched for the error
 _PAUSE = 0.05  # seconds between two looks at the child
-# What the child needs of our environment: to find its packages' libraries, and how many threads to take.
+# The variables that the child needs: for the libraries of its packages, and for its number of threads.
 _KEPT = (
     "PATH",
     "LANG",
@@ -41,8 +42,15 @@ _UNSHARED = ("unshare", "--user", "--map-root-user", "--net", "--")
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What the child may take: bytes of address space and of one file, open files, seconds of the processor and in all."""
+class ProcessLimits:
+    """The resources that the converter's process may use.
+
+    memory: bytes of address space.
+    file: bytes of a single file.
+    files: number of open files.
+    processor: seconds of processor time.
+    seconds: seconds from start to end.
+    """
 
     memory: int
     file: int
@@ -51,47 +59,69 @@ class Limits:
     seconds: float
 
     @classmethod
-    def of(cls, nbytes: int, elements: int, weight_files: int) -> Limits:
-        """Return those for a checkpoint with so many bytes and numbers in so many files.
+    def of(cls, nbytes: int, elements: int, weight_files: int) -> ProcessLimits:
+        """Return the limits for a checkpoint with this many bytes, numbers and weight files.
 
-        Importing torch and transformers takes 10 GB of addresses and half a minute; weights are mapped, and lie in
-        memory in float32 a few at a time. A slow disk writes 10 MB a second.
+        Importing torch and transformers takes 10 GB of addresses and half a minute. The converter maps the weights, and
+        holds a few tensors at a time in memory as float32. A slow disk writes 10 MB a second.
         """
         seconds = 600 + nbytes // (10 << 20)
         return cls((24 << 30) + 3 * nbytes, (1 << 30) + 5 * elements, 1024 + weight_files, 4 * seconds, seconds)
 
     def of_process(self) -> dict[str, int]:
-        """Return the limits that the system keeps, by their names there."""
+        """Return the limits that the system enforces, by the names of its resources."""
         return {
             "RLIMIT_AS": self.memory, "RLIMIT_FSIZE": self.file, "RLIMIT_NOFILE": self.files,
             "RLIMIT_CPU": self.processor, "RLIMIT_CORE": 0,
         }  # fmt: skip
 
 
-def convert(
-    converter: Converter, stage: Path, target: Path, outtype: str, limits: Limits,
-    *, rotary: tuple[int, int] = (1, 1), more: Sequence[str] = (), vocabulary: bool = True, progress: Progress = nobody,
-) -> str:  # fmt: skip
-    """Write the staged checkpoint as a GGUF file; return what stopped the converter, nothing if it did its work.
+@dataclass(frozen=True)
+class Conversion:
+    """What the converter makes of a staged checkpoint.
 
-    rotary: how many channels of a head of how many turn. more: options beside these. vocabulary: whether it writes the tokenizer too.
-    What it says, and whatever it writes besides, lies beside the target.
-    Raises: MissingDependency where its Python cannot be started.
+    stage: the folder with the staged checkpoint.
+    target: the GGUF file. The converter may write only into its folder.
+    outtype: the converter's --outtype.
+    rotary: the number of channels of a head that rotate, and of all its channels.
+    options: more options of the converter.
+    vocabulary: also write the tokenizer.
     """
-    stage, target = stage.absolute(), target.absolute()  # the child works in a folder of its own
+
+    stage: Path
+    target: Path
+    outtype: str
+    rotary: tuple[int, int] = (1, 1)
+    options: Sequence[str] = ()
+    vocabulary: bool = True
+
+    def task(self, script: Path, limits: ProcessLimits) -> str:
+        """Return the argument of `launch.py`, as JSON. The paths are absolute, because the process has another folder."""
+        stage, target = self.stage.absolute(), self.target.absolute()
+        task = {
+            "script": str(script), "folder": str(target.parent), "limits": limits.of_process(),
+            "arguments": [str(stage), "--outfile", str(target), "--outtype", self.outtype, *self.options],
+            "vocabulary": self.vocabulary, "rotary": self.rotary,
+        }  # fmt: skip
+        return json.dumps(task)
+
+
+def convert(converter: Converter, conversion: Conversion, limits: ProcessLimits, *, progress: Progress = nobody) -> str:
+    """Write the staged checkpoint as a GGUF file. Return why the converter stopped, or an empty string on success.
+
+    The converter's output, and every other file that it writes, is in the folder of the target.
+    Raises: MissingDependency if the converter's Python cannot start.
+    """
+    target = conversion.target.absolute()
     home = target.parent / "home"
     home.mkdir(exist_ok=True)
-    task = {
-        "script": str(converter.script), "folder": str(target.parent), "limits": limits.of_process(),
-        "arguments": [str(stage), "--outfile", str(target), "--outtype", outtype, *more], "vocabulary": vocabulary,
-        "rotary": rotary,
-    }  # fmt: skip
-    command = [*_network(), str(converter.python), "-I", "-B", str(_LAUNCH), json.dumps(task)]
-    said = target.parent / "said"
-    with said.open("wb") as output:
+    task = conversion.task(converter.script, limits)
+    command = [*_network(), str(converter.python), "-I", "-B", str(_LAUNCH), task]
+    output = target.parent / OUTPUT
+    with output.open("wb") as stream:
         try:
             child = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, cwd=home,
+                command, stdin=subprocess.PIPE, stdout=stream, stderr=subprocess.STDOUT, cwd=home,
                 env=_environment(home), start_new_session=True,
             )  # fmt: skip
         except OSError as error:
@@ -104,11 +134,11 @@ def convert(
         _end(child)
     if child.returncode == 0 and not late:
         return "" if target.is_file() else "it ended without writing a file"
-    return _reason(child.returncode, late, limits, said)
+    return _reason(child.returncode, late, limits, output)
 
 
 def _environment(home: Path) -> dict[str, str]:
-    """Return an environment in which nothing is fetched, and nothing but the folder is written."""
+    """Return an environment without downloads. All caches and temporary files go to the folder."""
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     folders = dict.fromkeys(("HOME", "HF_HOME", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"), str(home))
     return {
@@ -119,21 +149,21 @@ def _environment(home: Path) -> dict[str, str]:
 
 @cache
 def _network() -> tuple[str, ...]:
-    """Return what in front of a command gives it a network of its own, without any other machine, where the system can.
+    """Return the words before a command that isolate its network, or nothing if the system cannot do that.
 
-    Elsewhere the child's own hook refuses connections.
+    Without them, the hook in `launch.py` refuses connections.
     """
     if sys.platform != "linux" or shutil.which(_UNSHARED[0]) is None:
         return ()
     try:
-        tried = subprocess.run([*_UNSHARED, "true"], capture_output=True, check=False, timeout=60)
+        trial = subprocess.run([*_UNSHARED, "true"], capture_output=True, check=False, timeout=60)
     except subprocess.TimeoutExpired:
         return ()
-    return _UNSHARED if tried.returncode == 0 else ()
+    return _UNSHARED if trial.returncode == 0 else ()
 
 
 def _waited(child: subprocess.Popen[bytes], target: Path, seconds: float, progress: Progress) -> bool:
-    """Wait for the child's end, and return whether its time was up before."""
+    """Wait until the child ends, and return whether it exceeded its time."""
     end = time.monotonic() + seconds
     while child.poll() is None:
         if time.monotonic() > end:
@@ -144,8 +174,8 @@ def _waited(child: subprocess.Popen[bytes], target: Path, seconds: float, progre
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the child and whatever it has started."""
-    with suppress(OSError):  # it has ended, and nothing of its group is left
+    """End the child and every process that it has started."""
+    with suppress(OSError):  # the whole group has ended already
         if sys.platform == "win32":
             child.kill()
         else:
@@ -155,8 +185,8 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         child.stdin.close()
 
 
-def _reason(code: int, late: bool, limits: Limits, said: Path) -> str:
-    last = _last_words(said)
+def _reason(code: int, late: bool, limits: ProcessLimits, output: Path) -> str:
+    last = last_line(output)
     if late:
         return f"it did not end within {limits.seconds:g} seconds"
     if code < 0:
@@ -165,9 +195,9 @@ def _reason(code: int, late: bool, limits: Limits, said: Path) -> str:
     return last or f"it ended with exit code {code}"
 
 
-def _last_words(said: Path) -> str:
-    """Return the last line that says something; behind a traceback that is the error."""
-    with said.open("rb") as file:
-        file.seek(max(0, said.stat().st_size - _LAST_LINES))
+def last_line(output: Path) -> str:
+    """Return the last line of the converter's output that is not blank, which after a traceback is the error."""
+    with output.open("rb") as file:
+        file.seek(max(0, output.stat().st_size - _LAST_LINES))
         lines = file.read().decode("utf-8", "replace").splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), "")[:400]
