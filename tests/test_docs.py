@@ -25,6 +25,7 @@ import ropetool
 from ropetool import families
 from ropetool.choosing.options import CandidateOptions
 from ropetool.cli import COMMANDS, group
+from ropetool.gguf_export.options import ExportArguments
 from ropetool.lab.tuning.options import TuneOptions
 from ropetool.lab.tuning.report import tune_json
 from ropetool.plans.advice import advise, with_bounds
@@ -275,6 +276,7 @@ def test_every_function_is_documented_with_its_parameters() -> None:
     fields = {
         "bake": [field.name for field in dataclasses.fields(BakeOptions)],
         "plan": [*PlanArguments.__annotations__],
+        "export": [*ExportArguments.__annotations__],
     }
     for name in set(ropetool.__all__) - {"__version__"}:
         known = inspect.signature(getattr(ropetool, name)).parameters

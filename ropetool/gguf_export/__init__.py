@@ -6,11 +6,11 @@ checkpoint that the file or llama.cpp cannot represent, and one that ropetool ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropetool.checkpoint import provenance
 from ropetool.checkpoint.gguf_keys import KL as INEXACT_KL
@@ -23,7 +23,6 @@ from ropetool.escaping import Shown
 from ropetool.files import hub
 from ropetool.files.counting import nobody
 from ropetool.files.gguf import Value, ValueType
-from ropetool.files.gguf.splitting import limits_of
 from ropetool.files.gguf.writer import overwrite_value
 from ropetool.gguf_export import files, kquants
 from ropetool.gguf_export import sidecars as companions
@@ -31,11 +30,11 @@ from ropetool.gguf_export.comparing import compare
 from ropetool.gguf_export.container import File, Progress
 from ropetool.gguf_export.converter import prepared
 from ropetool.gguf_export.converter.trial import check_runs
-from ropetool.gguf_export.files import Choices
 from ropetool.gguf_export.imatrix import Weights
-from ropetool.gguf_export.preparing import ExportOptions, PreparedExport, prepare
+from ropetool.gguf_export.options import ExportArguments, ExportOptions
+from ropetool.gguf_export.preparing import PreparedExport, prepare
 from ropetool.gguf_export.vouching import check_grade, vouched
-from ropetool.gguf_model.outtypes import AUTO, check_outtype
+from ropetool.gguf_model.outtypes import check_outtype
 from ropetool.rope.deviation import Deviation
 from ropetool.runtimes import inspection
 from ropetool.verification.kl_gate import KL
@@ -43,7 +42,10 @@ from ropetool.verification.kl_gate import NAMES as KL_NAMES
 from ropetool.verification.results import NOT_RUN, Check
 from ropetool.verification.short_divergence import COMPARING_LOGITS, ModelLengths
 
-__all__ = ["COMPARING_LOGITS", "Exported", "Progress", "check_export", "export_checkpoint"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["COMPARING_LOGITS", "Exported", "Progress", "check_export", "export_checkpoint", "export_source"]
 
 
 # The next step where a refusal names none of its own.
@@ -95,144 +97,157 @@ class Exported(Shown):
         return {**plain, "output": str(self.output), "checks": checks, "sidecars": sidecars, "deviation": apart}
 
 
-@_with_next_step()
 def export_checkpoint(
     source: str | Path,
     output: str | Path | None = None,
     *,
-    outtype: str = AUTO,
-    imatrix: str | Path | None = None,
-    split_max_size: str | None = None,
-    split_max_tensors: int | None = None,
-    allow_nan: bool = False,
-    force: bool = False,
-    allow_full_attention: bool = False,
-    allow_unverified: bool = False,
-    require: str = "",
-    rearch: str = "",
-    converter: str = "",
-    shift_safe: bool = False,
-    allow_inexact: bool = False,
-    check: bool = True,
-    sidecars: bool = True,
-    command: str = "",
     progress: Progress | None = None,
+    **options: Unpack[ExportArguments],
 ) -> Exported:
-    """Write a checkpoint as a GGUF file, whole or not at all, and return what was written.
+    """Write a checkpoint as a GGUF file, completely or not at all. Its record is written next to it.
 
-    Without an output it goes beside the source, as NAME-TYPE.gguf; its provenance goes beside it, and with `sidecars` a
-    model card and a Modelfile. `command` is the command line that asked for it, for the card. `outtype` is the type
-    of the matrices, one of outtypes.OUTTYPES, or auto for the source's own; `imatrix` an importance matrix for those
-    that libllama makes. Tensors of more bytes than `split_max_size`, as "2G", or more than `split_max_tensors` of them
-    go to several files, NAME-00001-of-00003.gguf. `rearch` is another architecture whose graph computes the same.
-    `converter`: what converts a family that has no table here, a folder of llama.cpp's sources, the script, or `auto`.
-    `shift_safe` puts the attention factor into the keys, so that llama.cpp can turn cached ones again. `allow_inexact`
-    writes the nearest tables where llama.cpp cannot hold the exact ones. What ropetool
-    made is refused if its verification failed, or if it is not what its record says, unless `allow_unverified`. `require`
-    asks for a passing certificate of a grade up to the whole context.
-    With `check` the tokens are compared before anything is written, and tables and logits before the file gets its name.
-    `progress` is told the tensor, the bytes done, and those of the whole; in the stage COMPARING_LOGITS tokens, and 0 where
-    that is unknown.
-    Raises: CheckpointError for broken files and for a source that is broken or lacks such a certificate, ConfigError for broken values,
-    UnknownName for an unknown family or type, LossyExport for what a GGUF file or llama.cpp cannot hold, OutputError,
-    MissingDependency for a type that needs llama-cpp-python; VerificationFailed for a file that computes something
-    else. A NaN or an infinity among the weights is a CheckpointError, unless `allow_nan`.
+    source: a path, or the id of a model on the hub.
+    output: None writes NAME-TYPE.gguf next to the source.
+    options: the fields of `ExportOptions`, by name.
+    progress: called with a tensor's name, and the finished and total bytes. In the stage COMPARING_LOGITS, the numbers
+      are tokens, and the total is 0 while it is unknown.
+
+    Raises: CheckpointError for a broken file, for a NaN or an infinity in the weights without `allow_nan`, for an
+    extension by ropetool that failed its verification, that differs from its record, or that lacks the required
+    certificate; ConfigError for an invalid option; UnknownName for an unknown family or type; LossyExport for a model
+    that a GGUF file or llama.cpp cannot represent; OutputError; MissingDependency for a type that needs
+    llama-cpp-python; VerificationFailed for a file that computes something else.
     """
-    matrix = None if imatrix is None else Path(imatrix)
-    choices = Choices(outtype, allow_nan, matrix, limits_of(split_max_size, split_max_tensors))
-    check_outtype(outtype)
-    entries = kquants.check(outtype, matrix)
-    options = ExportOptions(
-        outtype, force, allow_full_attention, rearch, shift_safe, check, choices.limits, sidecars, allow_inexact
-    )
+    return export_source(source, output, ExportOptions(**options), progress=progress)
+
+
+@_with_next_step()
+def export_source(
+    source: str | Path, output: str | Path | None, options: ExportOptions, *, progress: Progress | None = None
+) -> Exported:
+    """Write a checkpoint as `export_checkpoint` does. Raises: as `export_checkpoint`."""
+    _ = options.limits  # invalid limits are the first error
+    check_outtype(options.outtype)
+    entries = kquants.check(options.outtype, options.matrix)
+    check_grade(options.require)
     tell = progress or nobody
-    asking = _Asking(matrix, entries, allow_unverified, require, command)
-    with _ready(hub.local(source), output, options, converter, tell) as ready:
-        return _written(ready, choices, options, asking, tell)
+    with _ready(hub.local(source), output, options, tell) as ready:
+        return _written(ready, options, entries, tell)
 
 
 @contextmanager
 def _ready(
-    source: Path, output: str | Path | None, options: ExportOptions, asked: str, progress: Progress
+    source: Path, output: str | Path | None, options: ExportOptions, progress: Progress
 ) -> Iterator[PreparedExport]:
-    """Yield the export of a checkpoint: by its family's table, or where it has none by the converter that is asked for."""
+    """Yield the prepared export of a checkpoint: by its family's table, else by the requested converter."""
     checkpoint = open_checkpoint(source)
-    if not asked or not isinstance(checkpoint, HfCheckpoint):
+    if not options.converter or not isinstance(checkpoint, HfCheckpoint):
         yield prepare(checkpoint, output, options)
     elif checkpoint.family.export is not None:
         ready = prepare(checkpoint, output, options)
         unused = f"ropetool ignored --converter, because it has its own tensor table for {checkpoint.name}"
         yield replace(ready, notes=(unused, *ready.notes))
     else:
-        with prepared(checkpoint, output, options, asked, progress) as ready:
+        with prepared(checkpoint, output, options, progress) as ready:
             yield ready
 
 
+def _written(ready: PreparedExport, options: ExportOptions, entries: Weights, tell: Progress) -> Exported:
+    """Write the files of a prepared export. entries: the importance matrix by tensor, empty without one."""
+    matrix = options.matrix
+    matrix_notes = kquants.check_fit(matrix, entries, ready.layout) if matrix is not None else ()
+    gate_notes = _gate(ready, options, tell)
+    certificate = companions.fresh_certificate(ready.source)  # the gate may have written it
+    export = _Export(ready, options, entries, tell, certificate, _trained_length(ready.source))
+    outputs = files.write(
+        ready.target, ready.source.path, File(export.keys(), ready.layout, ready.encoding.tensors), options,
+        export.record, export.sidecars, export.compared if options.check else None, tell,
+    )  # fmt: skip
+    count = len(outputs.paths)
+    several = (f"the model is split into {count} files; load this one, the first",) if count > 1 else ()
+    return Exported(
+        output=outputs.paths[0],
+        arch=ready.arch,
+        outtype=ready.outtype,
+        tensors=outputs.tensors,
+        nbytes=outputs.nbytes,
+        encoding=ready.encoding.name,
+        context_length=ready.context_length,
+        notes=(
+            *ready.notes, *matrix_notes, *outputs.notes, *several, *gate_notes, *_unseen(ready, outputs.checks),
+        ),
+        bakes=ready.bakes,
+        checks=(*ready.checks, *outputs.checks),
+        serving=tuple(companions.serving(outputs.paths, ready.context_length, outputs.sidecars)),
+        sidecars=outputs.sidecars,
+        deviation=ready.deviation,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, eq=False)
-class _Asking:
-    """What is asked of an export beside its content: an importance matrix with its entries, and the options of the gate."""
+class _Export:
+    """A prepared export, and what is written with it.
 
-    matrix: Path | None
+    entries: the importance matrix by tensor, empty without one.
+    certificate: of the source, None unless it is of these bytes.
+    trained_length: of the source, in tokens; None if it is unknown.
+    """
+
+    ready: PreparedExport
+    options: ExportOptions
     entries: Weights
-    allow_unverified: bool
-    require: str
-    command: str
+    tell: Progress
+    certificate: Mapping[str, Any] | None
+    trained_length: int | None
 
-    def __post_init__(self) -> None:
-        check_grade(self.require)
+    def keys(self) -> dict[str, Value]:
+        """Return the keys of the file, with those of ropetool and of the importance matrix."""
+        ready, matrix = self.ready, self.options.matrix
+        values = {**ready.values, **stamp(ready.source.record, ready.bakes, self.certificate)}
+        values |= kquants.imatrix_keys(matrix, self.entries) if matrix is not None else {}
+        values |= stamp_inexact(ready.deviation) if ready.deviation is not None else {}
+        return values
 
-
-def _written(
-    ready: PreparedExport, choices: Choices, options: ExportOptions, asking: _Asking, tell: Progress
-) -> Exported:
-    matrix_notes = kquants.check_fit(asking.matrix, asking.entries, ready.layout) if asking.matrix is not None else ()
-    gate_notes = _gate(ready, asking, tell)
-    found = companions.fresh_certificate(ready.source)
-    values = {**ready.values, **stamp(ready.source.record, ready.bakes, found)}
-    values |= kquants.imatrix_keys(asking.matrix, asking.entries) if asking.matrix is not None else {}
-    values |= stamp_inexact(ready.deviation) if ready.deviation is not None else {}
-    trained = _trained_length(ready)
-
-    def compared(file: Path, outtype: str) -> tuple[Check, ...]:
-        if ready.converter:
-            check_runs(file)
-        lengths = ModelLengths(trained or ready.context_length, ready.context_length, ready.window)
-        checks = compare(ready.source.path, file, (outtype,), lengths, tell, weights=True)
-        measured = next((check.figure for check in checks if check.name == KL), None)
-        if ready.deviation is not None and measured is not None:
-            overwrite_value(file, INEXACT_KL, Value.of(ValueType.F32, measured))
-        return checks
-
-    def told(checks: tuple[Check, ...]) -> companions.Exporting:
-        checks = (*ready.checks, *checks)
-        return companions.Exporting(
-            ready.outtype,
-            ready.encoding.name,
-            ready.context_length,
-            ready.bakes,
-            checks,
-            asking.command,
-            ready.deviation,
+    def record(self, checks: Sequence[Check]) -> Provenance:
+        """Return the record of the file: the source's own plan and trained length, as far as it has them."""
+        ready, source = self.ready, self.ready.source
+        export: dict[str, Any] = {"outtype": ready.outtype, "encoding": ready.encoding.name}
+        optional = {
+            "converter": ready.converter,
+            "bakes": list(ready.bakes),
+            "checks": [vars(check) for check in (*ready.checks, *checks)],
+            "deviation": None if ready.deviation is None else ready.deviation.to_json(),
+        }
+        return Provenance(
+            source=str(hub.absolute(source.path)),
+            source_fingerprint=provenance.fingerprint(source.path, source.text),
+            trained_length=self.trained_length,
+            plan=source.record.plan if source.record else {},
+            export=export | {name: value for name, value in optional.items() if value},
         )
 
-    written = files.write(
-        ready.target, ready.source.path, File(values, ready.layout, ready.encoding.tensors), choices,
-        lambda checks: _provenance(ready, trained, (*ready.checks, *checks)),
-        lambda paths, checks: companions.texts(ready.source, paths, told(checks), found) if options.sidecars else {},
-        compared if options.check else None, force=options.force, progress=tell,
-    )  # fmt: skip
-    lines = companions.serving(written.paths, ready.context_length, written.sidecars)
-    unseen = _unseen(ready, written.checks)
-    several = (
-        ()
-        if len(written.paths) == 1
-        else (f"the model is split into {len(written.paths)} files; load this one, the first",)
-    )
-    return Exported(
-        written.paths[0], ready.arch, ready.outtype, written.tensors, written.nbytes, ready.encoding.name,
-        ready.context_length, (*ready.notes, *matrix_notes, *written.notes, *several, *gate_notes, *unseen), ready.bakes,
-        (*ready.checks, *written.checks), tuple(lines), written.sidecars, ready.deviation,
-    )  # fmt: skip
+    def sidecars(self, paths: Sequence[Path], checks: Sequence[Check]) -> Mapping[Path, str]:
+        """Return the texts of the model card and the Modelfile by path, nothing without the option."""
+        if not self.options.sidecars:
+            return {}
+        ready = self.ready
+        exporting = companions.Exporting(
+            ready.outtype, ready.encoding.name, ready.context_length, ready.bakes, (*ready.checks, *checks),
+            self.options.command, ready.deviation,
+        )  # fmt: skip
+        return companions.texts(ready.source, paths, exporting, self.certificate)
+
+    def compared(self, file: Path, outtype: str) -> tuple[Check, ...]:
+        """Return how a file with matrices of this type compares with the checkpoint."""
+        ready = self.ready
+        if ready.converter:
+            check_runs(file)
+        lengths = ModelLengths(self.trained_length or ready.context_length, ready.context_length, ready.window)
+        checks = compare(ready.source.path, file, (outtype,), lengths, self.tell, weights=True)
+        divergence = next((check.figure for check in checks if check.name == KL), None)
+        if ready.deviation is not None and divergence is not None:
+            overwrite_value(file, INEXACT_KL, Value.of(ValueType.F32, divergence))
+        return checks
 
 
 @_with_next_step()
@@ -244,13 +259,13 @@ def check_export(source: str | Path, output: str | Path, *, force: bool = False,
     prepare(hub.local(source), output, ExportOptions(force=force, check=False, sidecars=sidecars))
 
 
-def _gate(ready: PreparedExport, asking: _Asking, tell: Progress) -> tuple[str, ...]:
+def _gate(ready: PreparedExport, options: ExportOptions, tell: Progress) -> tuple[str, ...]:
     """Return notes on the certificate of a source that ropetool made. Raises: CheckpointError as `vouched`."""
     if ready.source.record is None:
         return ()
-    if asking.allow_unverified:
+    if options.allow_unverified:
         return ("exported without a certificate (--allow-unverified): `ropetool verify` measures the checkpoint",)
-    return vouched(ready.source, ready.context_length, asking.require, tell)
+    return vouched(ready.source, ready.context_length, options.require, tell)
 
 
 def _unseen(ready: PreparedExport, checks: Sequence[Check]) -> tuple[str, ...]:
@@ -265,22 +280,5 @@ def _unseen(ready: PreparedExport, checks: Sequence[Check]) -> tuple[str, ...]:
     )
 
 
-def _trained_length(ready: PreparedExport) -> int | None:
-    source = ready.source
+def _trained_length(source: HfCheckpoint) -> int | None:
     return (source.record or inspection.inspect_checkpoint(source)).trained_length
-
-
-def _provenance(ready: PreparedExport, trained_length: int | None, checks: Sequence[Check]) -> Provenance:
-    """Return what the file says about its making: the source's own plan and trained length, as far as it has them."""
-    source, made = ready.source, ready.source.record
-    export = {"outtype": ready.outtype, "encoding": ready.encoding.name}
-    more: dict[str, Any] = {
-        "converter": ready.converter,
-        "bakes": list(ready.bakes),
-        "checks": [vars(check) for check in checks],
-    }
-    more["deviation"] = None if ready.deviation is None else ready.deviation.to_json()
-    return Provenance(
-        str(hub.absolute(source.path)), provenance.fingerprint(source.path, source.text), trained_length, made.plan if made else {},
-        export=export | {name: value for name, value in more.items() if value},
-    )  # fmt: skip

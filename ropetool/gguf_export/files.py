@@ -24,6 +24,7 @@ from ropetool.files.hf import SafetensorsInfo
 from ropetool.files.output import check_output, check_place
 from ropetool.gguf_export import container, kquants
 from ropetool.gguf_export.container import File, Progress
+from ropetool.gguf_export.options import ExportOptions
 from ropetool.gguf_export.splitting import split
 from ropetool.gguf_model import mxfp4
 from ropetool.gguf_model.outtypes import dtype_of, is_made_by_libllama
@@ -37,18 +38,15 @@ Checks = tuple[Check, ...]
 
 
 @dataclass(frozen=True)
-class Choices:
-    """What a user may ask of the files: outtype as it was given, auto included."""
+class ExportedFiles:
+    """The files of an export.
 
-    outtype: str
-    allow_nan: bool
-    imatrix: Path | None
-    limits: SplitLimits
-
-
-@dataclass(frozen=True)
-class Written:
-    """The files that were written, how many tensors and bytes they have together, how they compare, what to know."""
+    paths: the GGUF files, in order.
+    tensors, nbytes: number of tensors, and bytes, in all files together.
+    checks: how the file compares with the checkpoint.
+    sidecars: the model card and the Modelfile, as far as they were written.
+    notes: sentences for the user.
+    """
 
     paths: tuple[Path, ...]
     tensors: int
@@ -86,37 +84,42 @@ def _parts_of(target: Path) -> list[Path]:
 
 
 def write(
-    target: Path, source: Path, file: File, choices: Choices, record: Callable[[Checks], Provenance],
+    target: Path, source: Path, file: File, options: ExportOptions, record: Callable[[Checks], Provenance],
     beside: Callable[[Sequence[Path], Checks], Mapping[Path, str]], compared: Callable[[Path, str], Checks] | None,
-    *, force: bool, progress: Progress,
-) -> Written:  # fmt: skip
-    """Write the file, or its parts under the names that llama.cpp asks for, with a record and the texts beside it.
+    progress: Progress,
+) -> ExportedFiles:  # fmt: skip
+    """Write the file, or several files under the names that llama.cpp requires, with a record and sidecars.
 
-    compared: holds a file with matrices of this type against the checkpoint, before it gets its name.
-    Raises: what container.write, kquants.quantise and `compared` do; OutputError if a file exists.
+    record: returns the record for the results of the comparison.
+    beside: returns the texts of the sidecars by path, for the GGUF files and the results of the comparison.
+    compared: compares a file, whose matrices have this type, with the checkpoint, before it gets its name. None
+      compares nothing.
+
+    Raises: as container.write, kquants.quantise and `compared`; OutputError if a file exists.
     """
     notes: tuple[str, ...] = ()
-    found: Checks = ()
-    by_libllama = is_made_by_libllama(choices.outtype)
-    with _unwound_when_terminated(), gguf_output.gguf_output(target, source, force=force) as made:
+    checks: Checks = ()
+    limits, force = options.limits, options.force
+    by_libllama = is_made_by_libllama(options.outtype)
+    with _unwound_when_terminated(), gguf_output.gguf_output(target, source, force=force) as output:
         if by_libllama:
-            expected = _expected(target, file, choices.limits)
+            expected = _expected(target, file, limits)
             if expected:
                 gguf_output.check(expected, source, force=force)
-            file, found = _quantised(made.transaction.workspace(), file, choices, record, compared, progress)
-            notes = _narrow_note(file.layout, choices.outtype)
-        parts = split(file, choices.limits)
-        stages = made.stage(len(parts))
+            file, checks = _quantised(output.transaction.workspace(), file, options, record, compared, progress)
+            notes = _narrow_note(file.layout, options.outtype)
+        parts = split(file, limits)
+        stages = output.stage(len(parts))
         total, done = sum(part.size() for part in parts), 0
         for part, path in zip(parts, stages, strict=True):
-            done += container.write(path, part, _shifted(progress, done, total), allow_nan=choices.allow_nan)
+            done += container.write(path, part, _shifted(progress, done, total), allow_nan=options.allow_nan)
         if compared is not None:
-            provenance.write(record(found), provenance.beside(stages[0]))  # which says what it is compared with
-            found += compared(stages[0], choices.outtype if by_libllama else file.layout.outtype)
-        made.finish(record(found), beside(made.files, found))
-    notes += _leftovers_note(target, made.files) if choices.limits != SplitLimits() else ()
+            provenance.write(record(checks), provenance.beside(stages[0]))  # names the checkpoint of the comparison
+            checks += compared(stages[0], options.outtype if by_libllama else file.layout.outtype)
+        output.finish(record(checks), beside(output.files, checks))
+    notes += _leftovers_note(target, output.files) if limits != SplitLimits() else ()
     count = sum(len(part.infos()) for part in parts)
-    return Written(tuple(made.files), count, total, found, tuple(made.sidecars), (*notes, *made.notes))
+    return ExportedFiles(tuple(output.files), count, total, checks, tuple(output.sidecars), (*notes, *output.notes))
 
 
 def _expected(target: Path, file: File, limits: SplitLimits) -> list[Path]:
@@ -170,23 +173,27 @@ def _shifted(progress: Progress, before: int, total: int) -> Progress:
 
 
 def _quantised(
-    folder: Path, file: File, choices: Choices, record: Callable[[Checks], Provenance],
+    folder: Path, file: File, options: ExportOptions, record: Callable[[Checks], Provenance],
     compared: Callable[[Path, str], Checks] | None, progress: Progress,
 ) -> tuple[File, Checks]:  # fmt: skip
-    """Return the same model with quantised matrices, which lie in this folder.
+    """Return the same model with quantised matrices, which are stored in this folder, and the checks of its logits.
 
-    The file that is quantised is compared first: what a type of two bits costs would hide rows in the wrong order.
+    The unquantised file is compared, because the error of a type with two bits would hide rows in a wrong order.
     """
     plain, small = folder / "plain.gguf", folder / "quantised.gguf"
     container.write(plain, file, progress)
     checks: Checks = ()
     if compared is not None:
         provenance.write(record(checks), provenance.beside(plain))
-        found = compared(plain, file.layout.outtype)
-        checks = tuple(replace(one, name=f"{one.name} before quantising") for one in found if one.name in KL_NAMES)
+        compared_checks = compared(plain, file.layout.outtype)
+        checks = tuple(
+            replace(check, name=f"{check.name} before quantising")
+            for check in compared_checks
+            if check.name in KL_NAMES
+        )
     progress("quantising", 0, 0)
     kept = [placed.info.name for placed in file.layout.tensors if placed.dtype == mxfp4.DTYPE]
-    kquants.quantise(plain, small, choices.outtype, choices.imatrix, kept)
+    kquants.quantise(plain, small, options.outtype, options.matrix, kept)
     plain.unlink()
     return _read(small), checks
 

@@ -6,7 +6,7 @@ Reads headers, config and tokenizer, but no tensors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from ropetool.checkpoint import provenance
@@ -17,44 +17,18 @@ from ropetool.errors import NotACheckpoint
 from ropetool.escaping import command
 from ropetool.files import hub
 from ropetool.files.gguf import Value
-from ropetool.files.gguf.splitting import SplitLimits
 from ropetool.gguf_export import files
 from ropetool.gguf_export import sidecars as companions
+from ropetool.gguf_export.options import ExportOptions
 from ropetool.gguf_export.token_check import check_tokens
 from ropetool.gguf_model.contents import body_of, check_source, keys_of
-from ropetool.gguf_model.outtypes import AUTO, is_made_by_libllama
+from ropetool.gguf_model.outtypes import is_made_by_libllama
 from ropetool.gguf_model.tensors import Layout
 from ropetool.rope.deviation import Deviation
 from ropetool.runtimes.llama_cpp.encodings import GgufEncoding
 from ropetool.verification.results import Check
 
 SUFFIX = ".gguf"
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """The options of an export, as in `export_checkpoint`.
-
-    outtype: the type of the matrices, one of outtypes.NAMES.
-    force: replace an existing output.
-    allow_full_attention: accept that llama.cpp ignores a sliding window.
-    rearch: a different architecture to write; empty for the family's own.
-    shift_safe: move the attention factor into the key weights.
-    check: compare the tokens with the original tokenizer.
-    limits: the size and the number of tensors of each file.
-    sidecars: write a model card and a Modelfile next to the file.
-    allow_inexact: write the nearest RoPE table if llama.cpp cannot store the exact one.
-    """
-
-    outtype: str = AUTO
-    force: bool = False
-    allow_full_attention: bool = False
-    rearch: str = ""
-    shift_safe: bool = False
-    check: bool = True
-    limits: SplitLimits = field(default_factory=SplitLimits)
-    sidecars: bool = True
-    allow_inexact: bool = False
 
 
 @dataclass(frozen=True, eq=False)

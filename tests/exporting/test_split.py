@@ -18,7 +18,8 @@ from ropetool.files.gguf import read_shards
 from ropetool.files.gguf.splitting import SplitLimits, grouped, limits_of
 from ropetool.files.renames import file_key
 from ropetool.gguf_export import container, files, splitting
-from ropetool.gguf_export.preparing import ExportOptions, prepare
+from ropetool.gguf_export.options import ExportOptions
+from ropetool.gguf_export.preparing import prepare
 
 SPLIT = ("split.no", "split.count", "split.tensors.count")
 LLAMA3 = {
@@ -183,17 +184,14 @@ def test_parts_are_asked_for_before_the_tokenizer(tmp_path: Path, monkeypatch: p
     maker.export(source, tmp_path / "x.gguf", split_max_tensors=8)
     monkeypatch.delattr("ropetool.gguf_model.contents.tokenizer_values")
     with pytest.raises(OutputError, match="exists already, as a part of a split model with this name"):
-        prepare(source, tmp_path / "x.gguf", ExportOptions(limits=SplitLimits(tensors=5)))
+        prepare(source, tmp_path / "x.gguf", ExportOptions(split_max_tensors=5))
 
 
 def test_a_file_that_a_split_would_not_touch_is_no_obstacle(tmp_path: Path) -> None:
     source = maker.checkpoint(tmp_path / "model")
     (tmp_path / "y.gguf").write_bytes(b"precious")
     (tmp_path / "y-00001-of-3.gguf").write_bytes(b"no part")
-    assert (
-        prepare(source, tmp_path / "y.gguf", ExportOptions(check=False, limits=SplitLimits(tensors=8))).target.name
-        == "y.gguf"
-    )
+    assert prepare(source, tmp_path / "y.gguf", ExportOptions(check=False, split_max_tensors=8)).target.name == "y.gguf"
     with pytest.raises(OutputError, match="exists already"):
         prepare(source, tmp_path / "y.gguf", ExportOptions(check=False))
 

@@ -30,7 +30,8 @@ from ropetool.gguf_export.converter.finding import OPTION, Converter, find
 from ropetool.gguf_export.converter.reading import EMBEDDING, TOKENS, check_computed, checked
 from ropetool.gguf_export.converter.rotary import with_rotation
 from ropetool.gguf_export.converter.staging import AUTO_MAP, stage
-from ropetool.gguf_export.preparing import ExportOptions, PreparedExport, beside
+from ropetool.gguf_export.options import ExportOptions
+from ropetool.gguf_export.preparing import PreparedExport, beside
 from ropetool.gguf_export.splitting import moved
 from ropetool.gguf_export.token_check import check_tokens
 from ropetool.gguf_model import metadata
@@ -53,17 +54,14 @@ _TOKENIZER, _ALIGNMENT = "tokenizer.", "general.alignment"
 
 @contextmanager
 def prepared(
-    checkpoint: HfCheckpoint, output: str | Path | None, options: ExportOptions, asked: str, progress: Progress
+    checkpoint: HfCheckpoint, output: str | Path | None, options: ExportOptions, progress: Progress
 ) -> Iterator[PreparedExport]:
-    """Yield the export of a checkpoint, after the converter has written its file into a hidden folder next to the
-    output.
+    """Yield the export of a checkpoint that the converter has written into a hidden folder beside the output.
 
-    asked: `auto`, or the path of the converter.
-    Raises: the errors of preparing.prepare; LossyExport if the converter stops; CorruptFile if its file is not the
-    model.
+    Raises: as preparing.prepare does; LossyExport where the converter stops, CorruptFile where its file is not the model.
     """
     _check_options(options)
-    converter, form = find(asked), HfFormat.of(checkpoint, None)
+    converter, form = find(options.converter), HfFormat.of(checkpoint, None)
     computable.check(checkpoint)
     check_weights(checkpoint)
     source = form.read(checkpoint.runtime).understood(checkpoint.where)

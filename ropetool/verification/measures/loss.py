@@ -328,12 +328,12 @@ def _sections(lengths: Sequence[LengthResult], result: VerifyResult) -> Iterator
 
 
 def _prepare(setting: Setting, prepared: Sequence[Measurement]) -> LastSegment:
-    prepared = prepare_last_segment(
+    measurement = prepare_last_segment(
         setting.corpus, setting.lengths, setting.trained_length, context_length=setting.context_length,
         margin=setting.limits.asked.margin, segments=setting.suite.segments, seed=setting.seed,
         most_scored=setting.suite.most_scored,
     )  # fmt: skip
-    return replace(prepared, baseline_reach=setting.baseline_reach)
+    return replace(measurement, baseline_reach=setting.baseline_reach)
 
 
 def _evidence(lengths: Sequence[LengthResult], grading: Grading) -> list[Evidence]:
