@@ -1,8 +1,7 @@
-"""Functions have at most eight parameters and 80 lines below their docstrings. tests/function_sizes.json lists exceptions."""
+"""Functions have at most eight parameters, and 60 lines besides their docstrings."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,13 @@ from loading import script
 import ropetool
 
 PACKAGE = Path(ropetool.__file__).parent
-MOST_PARAMETERS, MOST_LINES = 8, 80
+MOST_PARAMETERS, MOST_LINES = 8, 60
 sizes = script("house.py").sizes
-# By function: its parameters and its lines. Lower a figure with its cause; nothing is added.
-KNOWN: dict[str, list[int]] = json.loads(Path(__file__).with_name("function_sizes.json").read_text(encoding="utf-8"))
+# By function: its parameters and its lines. Remove a function that has become small enough; nothing is added.
+KNOWN: dict[str, list[int]] = {
+    "ropetool.verification.served.verify_served": [5, 71],
+    "ropetool.verification.whole_suites.measure_suites": [4, 67],
+}
 
 
 def too_large() -> dict[str, list[int]]:

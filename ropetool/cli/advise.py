@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ropetool.cli import notes, print_json, show, terminal_width
-from ropetool.cli.options import AS, EXPLAIN, for_runtimes, target_length
+from ropetool.cli.options import AS, JSON, explain, for_runtimes, target_length
 
 
 @click.command("advise")
@@ -15,8 +15,8 @@ from ropetool.cli.options import AS, EXPLAIN, for_runtimes, target_length
     "A runtime that must read the output correctly (repeatable). Default: transformers, or llama.cpp for GGUF files."
 )
 @AS
-@EXPLAIN
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@explain()
+@JSON
 def advise_command(
     source: str, target_length: int, for_runtimes: tuple[str, ...], as_type: str | None, explain: bool, as_json: bool
 ) -> None:

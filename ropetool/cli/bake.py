@@ -3,18 +3,63 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ropetool.cli import config_alone, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.options import NUMBER, Name, check_in_place, in_place, list_value, written_beside
+from ropetool.cli.options import (
+    DRY_RUN,
+    FORCE,
+    JSON,
+    NO_SIDECARS,
+    NUMBER,
+    PLAN_OUT,
+    Name,
+    PlanOptions,
+    check_in_place,
+    gathered,
+    in_place,
+    list_value,
+    written_beside,
+)
 from ropetool.errors import ConfigError
 from ropetool.escaping import read_whole
 
+if TYPE_CHECKING:
+    from ropetool.plans.applying import Applied
+    from ropetool.plans.bakes import BakeOptions
+    from ropetool.plans.plan import Plan
+    from ropetool.weights.checking import LayerCheck
+
 MAX_PAIRS = 65536  # of a list; a head has at most a few hundred
+
+
+def read_gains(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[float, ...]:
+    """Return the gains of a JSON list or file, none without the option. Raises: ConfigError."""
+    return () if value is None else tuple(list_value("gain", value, "--gain"))
+
+
+def read_pairs(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    """Return the pairs of a list like 0,60-63. Raises: ConfigError."""
+    pairs: list[int] = []
+    try:
+        for part in filter(None, value.split(",")):
+            first, _, last = part.partition("-")
+            start, end = read_whole(first), read_whole(last or first) + 1
+            if start >= end:
+                raise ValueError
+            if len(pairs) + end - start > MAX_PAIRS:
+                raise ConfigError(
+                    f"{value!r} contains more than {MAX_PAIRS} pairs; no head has that many", where="--pairs"
+                )
+            pairs += range(start, end)
+    except ValueError:
+        raise ConfigError(f"{value!r} is not a list of pairs; write 0,60-63", where="--pairs") from None
+    return tuple(pairs)
 
 
 @click.command("bake")
@@ -28,8 +73,9 @@ MAX_PAIRS = 65536  # of a list; a head has at most a few hundred
     "if the model has it, else q.",
 )
 @click.option(
-    "--gain", "gains", metavar="LIST|FILE", help="For pair-gain: one number per rotary pair, as a JSON list or file."
-)
+    "--gain", "gains", metavar="LIST|FILE", callback=read_gains,
+    help="For pair-gain: one number per rotary pair, as a JSON list or file.",
+)  # fmt: skip
 @click.option("--multiplier", type=NUMBER, help="For score: the multiplier of the whole score.")
 @click.option(
     "--to",
@@ -41,6 +87,7 @@ MAX_PAIRS = 65536  # of a list; a head has at most a few hundred
     "--pairs",
     default="",
     metavar="I,I-J,...",
+    callback=read_pairs,
     help="For drop-pairs: the pairs, such as 0,60-63. Pair 0 rotates fastest.",
 )
 @click.option(
@@ -65,20 +112,16 @@ MAX_PAIRS = 65536  # of a list; a head has at most a few hundred
 )
 @click.option("--output", "-o", type=click.Path(), help="The output path. Default: SOURCE-baked, next to the source.")
 @in_place
-@click.option("--dry-run", is_flag=True, help="Print the plan with every value. Do not write the output.")
-@click.option("--plan-out", type=click.Path(), help="Also write the plan to this file, for `ropetool apply`.")
+@DRY_RUN
+@PLAN_OUT
 @click.option("--copy", is_flag=True, help="Copy the unchanged weight files instead of linking them.")
-@click.option(
-    "--no-sidecars", "sidecars", is_flag=True, default=True, flag_value=False,
-    help="Do not change the model card. For a GGUF file, do not write a card or a Modelfile.",
-)  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace an earlier output of ropetool.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@NO_SIDECARS
+@FORCE
+@JSON
+@gathered(baking="ropetool.plans.bakes.BakeOptions", options=PlanOptions)
 def bake_command(
-    source: str, what: str, gains: str | None, pairs: str, check: bool, output: str | None, dry_run: bool,
-    plan_out: str | None, in_place: bool, copy_if_needed: bool, copy: bool, sidecars: bool, force: bool, as_json: bool,
-    **options: Any,
-) -> None:  # fmt: skip
+    source: str, what: str, baking: BakeOptions, options: PlanOptions, bake_dtype: str, check: bool, as_json: bool
+) -> None:
     """Fold scaling factors into the weights.
 
     For runtimes that ignore the config keys that set a factor. Writes a copy of the checkpoint. With --dry-run a config without
@@ -105,41 +148,49 @@ def bake_command(
     ropetool bake model-yarn-8x.gguf shift-safe
     """
     from ropetool.checkpoint.opening import open_checkpoint
-    from ropetool.cli.apply import applied, applied_in_place, way_in_place
+    from ropetool.cli.apply import applied
     from ropetool.plans.bakes import make_bake
-    from ropetool.report.baked import check_possible, checks_of, checks_text
-    from ropetool.report.planned import applied_json, applied_text, plan_text, planned_json
+    from ropetool.report.baked import check_possible, checks_of
 
-    check_in_place(in_place, copy_if_needed, {"--output": output, "--copy": copy, "--force": force, "--check": check})
-    chosen = tuple(list_value("gain", gains, "--gain")) if gains is not None else ()
-    presume = dry_run and plan_out is None and not check
+    excluded = {"--output": options.output, "--copy": options.copy, "--force": options.force, "--check": check}
+    check_in_place(options.in_place, options.copy_if_needed, excluded)
+    presume = options.dry_run and options.plan_out is None and not check
     path = (config_alone(source) if presume else None) or local_source(source)
     opened = cache(open_checkpoint)
-    plan = make_bake(opened(path), what, presume=presume, gains=chosen, pairs=_pairs(pairs), **options)
+    plan = make_bake(opened(path), what, bake_dtype=bake_dtype, presume=presume, **vars(baking))
     if check:
         check_possible(plan, opened(path))
-    target = Path(output) if output is not None else path if in_place else plan.output_beside(path)
-    if in_place:
+    target = options.target(plan, path)
+    if options.in_place:
         opened.cache_clear()  # an edit in place refuses a file with readers, and a mapped header is one
-    with written_beside(plan_out, plan):
-        if dry_run:
-            place = str(target)
-            way: dict[str, Any] = {}
-            if in_place:
-                place, way = way_in_place(plan, path, copy_if_needed=copy_if_needed)
-            if as_json:
-                print_json({**planned_json(plan, target), **way})
-            else:
-                show(plan_text(plan, place, width=terminal_width()))
-                notes(plan.notes)
+    with written_beside(options.plan_out, plan):
+        if options.dry_run:
+            _show_plan(plan, path, target, options, as_json)
             return
-        if in_place:
-            written = applied_in_place(plan, path, copy_if_needed=copy_if_needed)
-        else:
-            written = applied(plan, path, target, force=force, copy=copy, sidecars=sidecars)
-    checks = checks_of(plan, opened(path), written.output) if check else ()
+        written = applied(plan, path, target, options)
+    _show(plan, written, checks_of(plan, opened(path), written.output) if check else (), as_json)
+
+
+def _show_plan(plan: Plan, source: Path, target: Path, options: PlanOptions, as_json: bool) -> None:
+    """Print the plan of --dry-run."""
+    from ropetool.cli.apply import place_of
+    from ropetool.report.planned import plan_text, planned_json
+
+    place, way = place_of(plan, source, target, options)
     if as_json:
-        print_json({**applied_json(plan, written), "checks": [vars(one) for one in checks]})
+        print_json({**planned_json(plan, target), **way})
+    else:
+        show(plan_text(plan, place, width=terminal_width()))
+        notes(plan.notes)
+
+
+def _show(plan: Plan, written: Applied, checks: Sequence[LayerCheck], as_json: bool) -> None:
+    """Print what was written, and the attention scores of --check."""
+    from ropetool.report.baked import checks_text
+    from ropetool.report.planned import applied_json, applied_text
+
+    if as_json:
+        print_json({**applied_json(plan, written), "checks": [vars(check) for check in checks]})
         return
     show(applied_text(plan, written))
     if checks:
@@ -150,22 +201,3 @@ def bake_command(
 def bakes() -> list[str]:
     """Return the names of the bakes, from the help of the command: what they are loads numpy."""
     return sorted(re.findall(r"^ {6}([a-z-]+) {2}", bake_command.help or "", re.MULTILINE))
-
-
-def _pairs(text: str) -> tuple[int, ...]:
-    """Return the pairs of a list like 0,60-63."""
-    found: list[int] = []
-    try:
-        for part in filter(None, text.split(",")):
-            first, _, last = part.partition("-")
-            start, end = read_whole(first), read_whole(last or first) + 1
-            if start >= end:
-                raise ValueError
-            if len(found) + end - start > MAX_PAIRS:
-                raise ConfigError(
-                    f"{text!r} contains more than {MAX_PAIRS} pairs; no head has that many", where="--pairs"
-                )
-            found += range(start, end)
-    except ValueError:
-        raise ConfigError(f"{text!r} is not a list of pairs; write 0,60-63", where="--pairs") from None
-    return tuple(found)

@@ -8,18 +8,42 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ropetool.cli import notes, show
+from ropetool.cli import command_line, notes, show
+from ropetool.cli.options import ResultOptions
 from ropetool.errors import ConfigError, OutputError
 from ropetool.escaping import command
 
 if TYPE_CHECKING:
     from ropetool.checkpoint.opening import Checkpoint
+    from ropetool.cli.options import PlanOptions
     from ropetool.verification.results import VerifyResult
 
 
 @dataclass(frozen=True)
+class ChainOptions:
+    """The options of `extend` for what follows the output.
+
+    verify: verify the output.
+    suite, grade: of the verification; None for the defaults.
+    export: the GGUF file to write, None for no file.
+    allow_unverified: export without a verification.
+    """
+
+    verify: bool
+    suite: str | None
+    grade: str | None
+    export: str | None
+    allow_unverified: bool
+
+
+@dataclass(frozen=True)
 class Chain:
-    """What follows the output: a verification by this suite for this grade, an export to this file, or neither."""
+    """What follows the output of `extend`.
+
+    suite, grade: of the verification; a suite of None verifies nothing.
+    export: the GGUF file to write, None for no file.
+    force, sidecars: as in `OutputOptions`.
+    """
 
     suite: str | None
     grade: str | None
@@ -28,22 +52,23 @@ class Chain:
     sidecars: bool
 
     @classmethod
-    def of(cls, options: dict[str, Any], dry_run: bool) -> Chain:
-        """Return what the options ask for; to export is to verify first, unless that is waived."""
-        export, waived = options["export"], options["allow_unverified"]
-        verified = options["verify"] or (export is not None and not waived)
-        if dry_run and (verified or export is not None):
+    def of(cls, options: ChainOptions, output: PlanOptions) -> Chain:
+        """Return what the options request. An export includes a verification unless --allow-unverified is passed.
+
+        Raises: click.UsageError for options that exclude each other.
+        """
+        export, waived = options.export, options.allow_unverified
+        verified = options.verify or (export is not None and not waived)
+        if output.dry_run and (verified or export is not None):
             raise click.UsageError("--verify and --export need an output, which --dry-run does not write")
-        if waived and (options["verify"] or export is None):
+        if waived and (options.verify or export is None):
             raise click.UsageError("--allow-unverified requires --export, and excludes --verify")
-        if options["suite"] is not None and not verified:
+        if options.suite is not None and not verified:
             raise click.UsageError("--suite requires --verify or --export")
-        if options["grade"] is not None and not verified:
+        if options.grade is not None and not verified:
             raise click.UsageError("--grade requires --verify or --export")
-        suite = (options["suite"] or "quick") if verified else None
-        return cls(
-            suite, options["grade"], Path(export) if export is not None else None, options["force"], options["sidecars"]
-        )
+        suite = (options.suite or "quick") if verified else None
+        return cls(suite, options.grade, None if export is None else Path(export), output.force, output.sidecars)
 
     def check_source(self, source: Checkpoint) -> None:
         """Refuse to export what is a GGUF file already."""
@@ -71,32 +96,34 @@ class Chain:
             ) from None
 
     def run(self, output: Path, as_json: bool) -> tuple[int, dict[str, Any]]:
-        """Return the exit code, and what --json prints of the verification and the export."""
+        """Verify and export. Return the exit code, and what --json prints of both."""
         if self.export is not None:
             from ropetool.gguf_export import check_export
 
             check_export(output, self.export, force=self.force, sidecars=self.sidecars)  # a verification may take hours
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         code = 0
         if self.suite is not None:
             from ropetool.report.verdict import verify_json
 
             result = _verified(output, self.suite, self.grade, as_json)
-            code, found["verification"] = result.exit_code, verify_json(result)
+            code, results["verification"] = result.exit_code, verify_json(result)
         if self.export is not None and code == 0:
-            found["export"] = self._exported(output, self.export, as_json)
+            results["export"] = self._exported(output, self.export, as_json)
         elif self.export is not None:
-            found["export"] = None
+            results["export"] = None
             notes([f"{self.export} was not written, because the output did not pass its verification"])
-        return code, found
+        return code, results
 
     def _exported(self, output: Path, file: Path, as_json: bool) -> dict[str, Any]:
         from ropetool.cli.export import exported
+        from ropetool.gguf_export.options import ExportOptions
         from ropetool.report.exported import exported_text, written_json
 
-        written = exported(
-            output, file, force=self.force, allow_unverified=self.suite is None, sidecars=self.sidecars
-        )  # fmt: skip
+        options = ExportOptions(
+            force=self.force, allow_unverified=self.suite is None, sidecars=self.sidecars, command=command_line()
+        )
+        written = exported(output, file, options)
         if not as_json:
             show(f"\n{exported_text(written)}")
             notes(written.notes)
@@ -104,12 +131,16 @@ class Chain:
 
 
 def _verified(output: Path, suite: str, grade: str | None, as_json: bool) -> VerifyResult:
-    """Return the result of a verification, shown as `ropetool verify` shows it."""
+    """Return the result of a verification. Without --json, print it as `ropetool verify` does."""
     from ropetool.cli.verify import measured, run_verify
+    from ropetool.verification.gate import Limits
+    from ropetool.verification.options import VerifyOptions
+    from ropetool.verification.readback.terms import Terms
 
     words = ["verify", str(output), "--suite", suite, *(["--grade", grade] if grade is not None else [])]
     again = f"`{command('ropetool', *words, '--resume')}`"
+    options = VerifyOptions(suite=suite, limits=None if grade is None else Limits(grade=grade), terms=Terms())
     if as_json:
-        return measured(output, quiet=True, suite=suite, grade=grade, again=again, words=words)
+        return measured(output, options, None, ResultOptions(as_json=True), again=again, words=words)
     click.echo()
-    return run_verify(output, suite=suite, grade=grade, again=again, words=words)
+    return run_verify(output, options, again=again, words=words)

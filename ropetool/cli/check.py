@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ropetool.cli import local_source, notes, print_json, show, terminal_width
-from ropetool.cli.options import WHOLE
+from ropetool.cli.options import JSON, WHOLE
 
 
 @click.command("check")
@@ -19,7 +19,7 @@ from ropetool.cli.options import WHOLE
     metavar="N",
     help="The trained length in tokens, before any extension. Default: from the record, else from the baseline.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@JSON
 def check_command(target: str, baseline: str | None, trained_length: int | None, as_json: bool) -> int:
     """Compare a checkpoint with its record and its source.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +13,20 @@ from ropetool.cli.options import (
     DEVICE,
     DTYPE,
     GRADE,
+    JSON,
     READING,
+    REPORT,
     TEXTS,
     WHOLE,
     Factor,
     Grouped,
     Length,
-    Lengths,
+    LengthList,
     Minutes,
+    ResultOptions,
     check_new,
     for_runtimes,
+    gathered,
     naming_a_smaller_run,
     write_new,
 )
@@ -29,7 +34,9 @@ from ropetool.cli.wording import in_own_words
 
 if TYPE_CHECKING:
     from ropetool.checkpoint.opening import Checkpoint
+    from ropetool.choosing.options import CandidateOptions
     from ropetool.choosing.results import Comparison
+    from ropetool.verification.options import VerifyOptions
 
 
 AS_PLAN = "{} --dry-run --plan-out FILE, then --plan FILE"
@@ -91,7 +98,7 @@ GROUPS = {
 @for_runtimes("A runtime that must read the outputs correctly (repeatable). Default: transformers.")
 @TEXTS
 @click.option(
-    "--lengths", type=Lengths(), metavar="N,N,...",
+    "--lengths", type=LengthList(), metavar="N,N,...",
     help="Measure all candidates at these lengths, in tokens. Default: doubling up to the context length of each candidate.",
 )  # fmt: skip
 @click.option("--baseline-beyond", is_flag=True, help="Also measure the unchanged source beyond its trained length.")
@@ -123,14 +130,24 @@ GROUPS = {
 @click.option(
     "--csv", "csv_file", type=click.Path(), metavar="FILE", help="Also write a row for each candidate and length."
 )
-@click.option("--report", type=click.Path(), help="Write an HTML report with plots into this new folder.")
+@REPORT
 @click.option("--force", is_flag=True, help="Replace the folder of an earlier report.")
 @click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 @click.option("--explain", is_flag=True, help="Describe the columns below each table.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@JSON
+@gathered(
+    candidates="ropetool.choosing.options.CandidateOptions",
+    options="ropetool.verification.options.VerifyOptions",
+    printing=ResultOptions,
+)
 def compare_command(
-    source: str, as_json: bool, explain: bool, csv_file: str | None, report: str | None, force: bool, **options: Any
-) -> int:
+    source: str,
+    candidates: CandidateOptions,
+    options: VerifyOptions,
+    printing: ResultOptions,
+    grade: str | None,
+    csv_file: str | None,
+) -> int:  # fmt: skip
     """Measure and rank several methods on one model.
 
     Loads the model once and changes its RoPE table in memory. Does not write a model. All candidates read the same tokens, and
@@ -144,46 +161,45 @@ def compare_command(
     """
     from ropetool.report.compared import compare_text
     from ropetool.report.compared_page import write_report
-    from ropetool.report.page import check_folder
+    from ropetool.verification.gate import Limits
 
-    if report is not None:
-        check_folder(Path(report), force=force)
+    printing.check_report()
     if csv_file is not None:
         check_new("--csv", Path(csv_file))
     line = click.get_current_context().find_root().obj
     with naming_a_smaller_run(line), in_own_words(AS_PLAN, {"--method": "--methods", "--factor": "--factors"}):
-        found = compared(local_source(source), quiet=as_json, **options)
+        options = replace(options, limits=None if grade is None else Limits(grade=grade))
+        comparison = compared(local_source(source), candidates, options, quiet=printing.as_json)
     if csv_file is not None:
-        write_new("--csv", Path(csv_file), found.to_csv())
-    if report is not None:
-        write_report(found, Path(report), force=force, command=command_line())
-    if as_json:
-        print_json(found.to_json())
+        write_new("--csv", Path(csv_file), comparison.to_csv())
+    if printing.report is not None:
+        write_report(comparison, Path(printing.report), force=printing.force, command=command_line())
+    if printing.as_json:
+        print_json(comparison.to_json())
     else:
         colour = in_colour()
-        show(compare_text(found, width=terminal_width(), colour=colour, explained=explain), colour=colour)
-    notes(list(found.notes))
+        text = compare_text(comparison, width=terminal_width(), colour=colour, explained=printing.explain)
+        show(text, colour=colour)
+    notes(list(comparison.notes))
     return 0
 
 
-def compared(source: Path | Checkpoint, *, quiet: bool = False, **options: Any) -> Comparison:
-    """Return the comparison with these options of the command; show progress and the duration ahead."""
-    from ropetool.choosing.comparing import compare
+def compared(
+    source: Path | Checkpoint, candidates: CandidateOptions, options: VerifyOptions, *, quiet: bool
+) -> Comparison:
+    """Return the comparison; show its progress, and its estimated duration unless quiet."""
+    from ropetool.choosing.comparing import compare_candidates
     from ropetool.cli.progress import bar, unfinished
     from ropetool.plans.advice import CLOSED_FORMS
-    from ropetool.verification.gate import Limits
 
-    if options["factors"] and options["target_lengths"]:
+    if candidates.factors and candidates.target_lengths:
         raise click.UsageError("pass only one of --factors and --target-length")
-    if not options["methods"] and (options["factors"] or options["target_lengths"]):
-        options["methods"] = CLOSED_FORMS
-    grade = options.pop("grade")
-    limits = None if grade is None else Limits(grade=grade)
+    if not candidates.methods and (candidates.factors or candidates.target_lengths):
+        candidates = replace(candidates, methods=CLOSED_FORMS)
+    say = None if quiet else lambda line: notes([line])
     try:
         with bar() as progress:
-            return compare(
-                source, limits=limits, progress=progress, say=None if quiet else lambda line: notes([line]), **options
-            )
+            return compare_candidates(source, candidates, options, progress=progress, say=say)
     except KeyboardInterrupt as error:
         notes([unfinished(error)])
         raise

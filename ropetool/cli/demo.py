@@ -85,20 +85,23 @@ def _extend(source: Path) -> Path:
 
 def _verify(source: Path, target: Path) -> VerifyResult:
     from ropetool.cli.verify import run_verify
+    from ropetool.verification.options import VerifyOptions
+    from ropetool.verification.readback.terms import Terms
 
     click.echo(f"$ {command('ropetool', 'verify', target.name)}")
     again = f"`{command('ropetool', 'verify', target, '--baseline', source, '--resume')}`"
-    result = run_verify(target, baseline=source, again=again)
+    result = run_verify(target, VerifyOptions(baseline=source, terms=Terms()), again=again)
     click.echo()
     return result
 
 
 def _export(target: Path) -> None:
     from ropetool.cli.export import exported
+    from ropetool.gguf_export.options import ExportOptions
     from ropetool.report.exported import exported_text
 
     click.echo(f"$ ropetool export {target.name} --outtype f32")
-    written = exported(target, None, outtype="f32", command="")
+    written = exported(target, None, ExportOptions(outtype="f32"))
     show(_without(target.parent, exported_text(written)))
     notes(written.notes)
     show(f"parity: {_parity(target, written.output)}\n")

@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ropetool.cli import local_source, print_json, show, terminal_width
-from ropetool.cli.options import check_in_place, for_runtimes, in_place
+from ropetool.cli.options import check_in_place, for_runtimes, gathered, in_place
+
+if TYPE_CHECKING:
+    from ropetool.doctor.fixing import Destination
+
+
+@dataclass(frozen=True)
+class RepairOptions:
+    """The options of a repair.
+
+    fix: write a corrected copy of each checkpoint.
+    output: the path of the copy; None chooses a name next to the checkpoint.
+    in_place: correct the GGUF file itself.
+    copy_if_needed: with in_place, rewrite the whole file if the edit does not fit.
+    """
+
+    fix: bool
+    output: str | None
+    in_place: bool
+    copy_if_needed: bool
+
+    def check(self, sources: tuple[str, ...]) -> None:
+        """Raise click.UsageError for options that exclude each other, or need exactly one source."""
+        if self.output is not None and (not self.fix or len(sources) != 1):
+            raise click.UsageError("--output requires --fix and exactly one SOURCE")
+        if self.in_place and not self.fix:
+            raise click.UsageError("--in-place requires --fix")
+        check_in_place(self.in_place, self.copy_if_needed, {"--output": self.output})
+
+    def destination(self) -> Destination:
+        """Return the place of the corrected files."""
+        from ropetool.doctor.fixing import Destination
+
+        return Destination(None if self.output is None else Path(self.output), self.in_place, self.copy_if_needed)
 
 
 @click.command("doctor")
@@ -32,16 +67,14 @@ from ropetool.cli.options import check_in_place, for_runtimes, in_place
     "--sarif", "sarif_file", type=click.Path(), metavar="FILE", help="Also write the findings as SARIF 2.1.0."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings, or the rules, as JSON.")
+@gathered(repair=RepairOptions)
 def doctor_command(
     sources: tuple[str, ...],
     origin: str | None,
     for_runtimes: tuple[str, ...],
     only: tuple[str, ...],
     list_rules: bool,
-    fix: bool,
-    output: str | None,
-    in_place: bool,
-    copy_if_needed: bool,
+    repair: RepairOptions,
     sarif_file: str | None,
     as_json: bool,
 ) -> int:
@@ -67,39 +100,39 @@ def doctor_command(
     """
     from ropetool.cli.progress import bar
     from ropetool.doctor import examine
-    from ropetool.doctor.fixing import Destination, exit_code, repaired
-    from ropetool.doctor.rules import chosen
+    from ropetool.doctor.fixing import exit_code, repaired
     from ropetool.report import sarif
-    from ropetool.report.diagnosed import diagnosis_json, diagnosis_text, rules_json, rules_text
+    from ropetool.report.diagnosed import diagnosis_json, diagnosis_text
 
     if list_rules:
-        rules = chosen(only)
-        if as_json:
-            print_json(rules_json(rules))
-        else:
-            show(rules_text(rules, terminal_width()))
+        _show_rules(only, as_json)
         return 0
     if not sources:
         raise click.UsageError("Missing argument 'SOURCE...'.")
-    if output is not None and (not fix or len(sources) != 1):
-        raise click.UsageError("--output requires --fix and exactly one SOURCE")
-    if in_place and not fix:
-        raise click.UsageError("--in-place requires --fix")
-    check_in_place(in_place, copy_if_needed, {"--output": output})
+    repair.check(sources)
     if sarif_file is not None:
         sarif.check_place(Path(sarif_file))
     origin = None if origin is None else str(local_source(origin))
-    with bar("checkpoints") as shown:
-        found = examine(sources, source=origin, only=only, for_runtimes=for_runtimes, progress=shown)
-    if output is not None and len(found.examined) != 1:
+    with bar("checkpoints") as progress:
+        diagnosis = examine(sources, source=origin, only=only, for_runtimes=for_runtimes, progress=progress)
+    if repair.output is not None and len(diagnosis.examined) != 1:
         raise click.UsageError("--output writes one copy, but SOURCE contains several checkpoints")
-    repairs = (
-        repaired(found, Destination(None if output is None else Path(output), in_place, copy_if_needed)) if fix else ()
-    )
+    repairs = repaired(diagnosis, repair.destination()) if repair.fix else ()
     if sarif_file is not None:
-        sarif.write_sarif(found, Path(sarif_file))
+        sarif.write_sarif(diagnosis, Path(sarif_file))
     if as_json:
-        print_json(diagnosis_json(found, repairs))
+        print_json(diagnosis_json(diagnosis, repairs))
     else:
-        show(diagnosis_text(found, terminal_width(), repairs))
-    return exit_code(found, repairs)
+        show(diagnosis_text(diagnosis, terminal_width(), repairs))
+    return exit_code(diagnosis, repairs)
+
+
+def _show_rules(only: tuple[str, ...], as_json: bool) -> None:
+    from ropetool.doctor.rules import chosen
+    from ropetool.report.diagnosed import rules_json, rules_text
+
+    rules = chosen(only)
+    if as_json:
+        print_json(rules_json(rules))
+    else:
+        show(rules_text(rules, terminal_width()))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ropetool.cli import command_line, local_source, notes, print_json, show
-from ropetool.cli.options import WHOLE
+from ropetool.cli.options import FORCE, JSON, WHOLE, gathered
 
 if TYPE_CHECKING:
     from ropetool.gguf_export import Exported
+    from ropetool.gguf_export.options import ExportOptions
 
 
 @click.command("export")
@@ -73,11 +75,10 @@ if TYPE_CHECKING:
     "--no-sidecars", "sidecars", is_flag=True, default=True, flag_value=False,
     help="Do not write a model card and a Modelfile next to the file.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace an earlier output of ropetool.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def export_command(
-    source: str, output: str | None, imatrix: str | None, as_json: bool, **choices: Any
-) -> None:  # fmt: skip
+@FORCE
+@JSON
+@gathered(options="ropetool.gguf_export.options.ExportOptions")
+def export_command(source: str, output: str | None, options: ExportOptions, as_json: bool) -> None:
     """Write a checkpoint as a GGUF file for llama.cpp.
 
     llama.cpp computes the same positions from the file as transformers from the checkpoint. If a GGUF file or llama.cpp cannot
@@ -96,10 +97,8 @@ def export_command(
     """
     from ropetool.report.exported import exported_text, written_json
 
-    written = exported(
-        local_source(source), Path(output) if output is not None else None,
-        imatrix=Path(imatrix) if imatrix is not None else None, **choices,
-    )  # fmt: skip
+    target = None if output is None else Path(output)
+    written = exported(local_source(source), target, replace(options, command=command_line()))
     if as_json:
         print_json(written_json(written))
     else:
@@ -107,15 +106,14 @@ def export_command(
         notes(written.notes)
 
 
-def exported(source: Path, output: Path | None, *, command: str | None = None, **choices: Any) -> Exported:
-    """Write a checkpoint as a GGUF file with these options of the command, and show how far it is."""
+def exported(source: Path, output: Path | None, options: ExportOptions) -> Exported:
+    """Write a checkpoint as a GGUF file, and show the progress."""
     from ropetool.cli.progress import BYTES, bar
-    from ropetool.gguf_export import COMPARING_LOGITS, export_checkpoint
+    from ropetool.gguf_export import COMPARING_LOGITS, export_source
 
-    command = command_line() if command is None else command
-    with bar(BYTES) as shown:
+    with bar(BYTES) as progress:
 
         def tell(stage: str, done: int, total: int) -> None:
-            shown(stage, done, total, "tokens" if stage == COMPARING_LOGITS else BYTES)
+            progress(stage, done, total, "tokens" if stage == COMPARING_LOGITS else BYTES)
 
-        return export_checkpoint(source, output, command=command, progress=tell, **choices)
+        return export_source(source, output, options, progress=tell)

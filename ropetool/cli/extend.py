@@ -1,4 +1,4 @@
-"""ropetool extend."""
+"""ropetool extend: choose a method, plan the extension, and carry it out."""
 
 from __future__ import annotations
 
@@ -10,37 +10,43 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ropetool.cli import config_alone, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.chain import Chain
-from ropetool.cli.companion import Companion
+from ropetool.cli.chain import Chain, ChainOptions
+from ropetool.cli.extension import AUTO, ExtensionOptions
 from ropetool.cli.options import (
     AS,
-    EXPLAIN,
+    DRY_RUN,
+    FORCE,
     GRADE,
+    JSON,
     METHOD,
+    NO_SIDECARS,
     NUMBER,
+    PLAN_OUT,
     READING,
     Factor,
     Grouped,
     Length,
+    PlanOptions,
     check_in_place,
     check_new,
+    explain,
     for_runtimes,
+    gathered,
     in_place,
-    naming_a_smaller_run,
     target_length,
     written_beside,
 )
-from ropetool.cli.retrying import OPENED, collected, completed_tries, number_or_name
-from ropetool.cli.wording import in_own_words
+from ropetool.cli.retrying import OPENED, completed_tries
 from ropetool.escaping import command, word
 
 if TYPE_CHECKING:
+    from functools import _lru_cache_wrapper
+
     from ropetool.checkpoint.opening import Checkpoint
+    from ropetool.cli.companion import Companion
+    from ropetool.cli.method_choice import MethodChoice
+    from ropetool.plans.applying import Applied
     from ropetool.plans.plan import Plan
-
-AUTO = "auto"  # no method, but the one that serves the model best
-OF_A_METHOD = ("beta_fast", "beta_slow", "rope_theta", "temperature_scope")
-
 
 GROUPS = {
     "How far": ("method", "factor", "target_length", "reading", "params"),
@@ -128,14 +134,11 @@ GROUPS = {
     help="A draft model for speculative decoding. Gets the same table, in a separate output next to DRAFT.",
 )
 @in_place
-@click.option("--dry-run", is_flag=True, help="Print the plan with every value. Do not write the output.")
-@click.option("--plan-out", type=click.Path(), help="Also write the plan to this file, for `ropetool apply`.")
+@DRY_RUN
+@PLAN_OUT
 @click.option("--copy", is_flag=True, help="Copy the weight files instead of linking them.")
-@click.option(
-    "--no-sidecars", "sidecars", is_flag=True, default=True, flag_value=False,
-    help="Do not change the model card. For a GGUF file, do not write a card or a Modelfile.",
-)  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace an earlier output of ropetool.")
+@NO_SIDECARS
+@FORCE
 @click.option("--verify", is_flag=True, help="Verify the output, and store the result as its certificate.")
 @click.option(
     "--suite", type=click.Choice(["quick", "standard", "full"]), help="The suite of the verification. Default: quick."
@@ -148,24 +151,18 @@ GROUPS = {
     help="Also write the output as a GGUF file, if it passes verification. Implies --verify.",
 )
 @click.option("--allow-unverified", is_flag=True, help="With --export: export without verification.")
-@EXPLAIN
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@explain(expose_value=False)  # read from the command line when an error is printed
+@JSON
+@gathered(extension=ExtensionOptions, options=PlanOptions, following=ChainOptions)
 @completed_tries()
 def extend_command(
     source: str,
-    method: str | None,
-    factor: float | None,
-    target_length: int | None,
-    reading: str | None,
-    params: tuple[tuple[str, str], ...],
-    attention_factor: str,
-    output: str | None,
+    extension: ExtensionOptions,
+    options: PlanOptions,
+    following: ChainOptions,
     companion: str | None,
-    dry_run: bool,
-    plan_out: str | None,
-    as_json: bool,
     tune_minutes: float | None,
-    **options: Any,
+    as_json: bool,
 ) -> int:
     """Write a copy of a model with a longer context.
 
@@ -188,235 +185,205 @@ def extend_command(
     ropetool extend model.gguf --method yarn --factor 4 --in-place
     ropetool extend model --method yarn --factor 8 --verify --export model-yarn-8x.gguf
     """
-    from ropetool.checkpoint.opening import open_checkpoint
-    from ropetool.cli.apply import applied, applied_in_place, way_in_place
-    from ropetool.files.output import check_output
-    from ropetool.plans.flags import flag_lines
-    from ropetool.plans.formats import CONFIG_ONLY
-    from ropetool.plans.search import make_plan
-    from ropetool.report.planned import applied_json, applied_text, plan_text, planned_json
+    from ropetool.cli.method_choice import choose
 
-    if companion is not None and plan_out is not None:
-        raise click.UsageError("--plan-out stores one plan: run a separate command for the plan of the draft model")
-    edits_itself, copy_if_needed = options["in_place"], options["copy_if_needed"]
-    excluded = {
-        "--output": output,
-        "--companion": companion,
-        **{f"--{name}": options[name] for name in ("copy", "force")},
-    }
-    check_in_place(edits_itself, copy_if_needed, excluded)
-    chain = Chain.of(options, dry_run)
-    auto = method == AUTO
-    if tune_minutes is not None and not auto:
-        raise click.UsageError("--tune-minutes requires --method auto")
-    if auto and companion is not None:
-        raise click.UsageError("--method auto does not work with --companion: name the method")
-    peeked = config_alone(source) if dry_run and plan_out is None and not auto else None
-    path = peeked or local_source(source)
-    opened = cache(open_checkpoint)
-    click.get_current_context().meta[OPENED] = opened
-    chain.check_source(opened(path))
-    if auto and plan_out is not None:
-        check_new("--plan-out", Path(plan_out))
-    if auto and output is not None and not dry_run:
-        check_output(Path(output), path, force=options["force"], directory=True)
-        chain.check_place(path, Path(output))
-    measured = (
-        _measured(
-            opened(path), factor, target_length, reading, params, options, attention_factor, tune_minutes, quiet=as_json
-        )
-        if auto
-        else None
-    )
-    chosen, advised_factor, why = (
-        (measured.plan.method, "auto", measured.why) if measured
-        else (method, "auto", "") if method is not None
-        else _advised(opened(path), factor, target_length, reading, params, options)
-    )  # fmt: skip
-    if attention_factor == "auto":
-        attention_factor = advised_factor
-
-    def planned(
-        for_runtimes: tuple[str, ...], of: Path | None = None, trained: int | None = None, instead: str | None = None
-    ) -> Plan:
-        stated = options["original_length"]
-        return make_plan(
-            opened(of or path), chosen, factor=factor, target_length=target_length, reading=instead or reading,
-            params=collected(params, options), attention_factor=number_or_name(attention_factor),
-            temperature_scope=options["temperature_scope"], original_length=trained if stated is None else stated,
-            for_runtimes=for_runtimes, config_style=options["config_style"], as_type=options["as_type"],
-            force_factor=options["force_factor"],
-        )  # fmt: skip
-
-    def unbaked(plan: Plan) -> Plan:
-        """Return the same extension with its factor in the config, where one runtime alone reads it there: for flags."""
-        return planned(()) if plan.bakes and not (measured and measured.tuned) else plan
-
-    plan = measured.plan if measured else planned(options["for_runtimes"])
-    if why:
-        notes((why,))
-    if peeked is not None and plan.bakes:  # it names tensors, and whether they can hold it
-        peeked, path = None, local_source(source)
-        opened.cache_clear()  # the same folder, with its weights now
-        plan = planned(options["for_runtimes"])
-    if peeked is not None:
-        plan = replace(plan, notes=tuple(note for note in plan.notes if note != CONFIG_ONLY))
-    target = Path(output) if output is not None else path if edits_itself else plan.output_beside(path)
-    drafting = None
-    if companion is not None:
-        drafting = Companion.of(
-            companion, path, plan, options["as_type"], opened,
-            lambda of, instead: planned(options["for_runtimes"], of, plan.trained_length, instead),
-        )  # fmt: skip
-    flags = flag_lines(unbaked(plan), opened(path)) if dry_run else []
-    opened.cache_clear()  # an edit in place refuses a file with readers, and a mapped header is one
-    with written_beside(plan_out, plan):
-        if dry_run:
-            if peeked is not None:
-                flags = [line.replace(word(path), _for_servers(source)) for line in flags]
-            place = str(target)
-            way: dict[str, Any] = {}
-            if edits_itself:
-                place, way = way_in_place(plan, path, copy_if_needed=copy_if_needed)
-            if as_json:
-                beside = {"companion": planned_json(drafting.plan, drafting.output)} if drafting else {}
-                print_json({**planned_json(plan, target), "flags": flags, **beside, **way})
-            else:
-                show(plan_text(plan, place, flags, terminal_width()))
-                notes(plan.notes)
-                if drafting:
-                    show("\n" + plan_text(drafting.plan, str(drafting.output), (), terminal_width()))
-                    notes([note for note in drafting.plan.notes if note not in plan.notes])
+    chain = _checked(extension, options, following, companion, tune_minutes)
+    config_is_enough = options.dry_run and options.plan_out is None and extension.method != AUTO
+    origin = _Origin.of(source, config_is_enough=config_is_enough)
+    chain.check_source(origin.checkpoint)
+    if extension.method == AUTO:  # a measurement takes minutes
+        _check_places(options, chain, origin.path)
+    choice = choose(origin.checkpoint, extension, following.grade, tune_minutes, quiet=as_json)
+    planned = _planned(origin, choice, options, companion)
+    origin.opened.cache_clear()  # an edit in place refuses a file with readers, and a mapped header is one
+    with written_beside(options.plan_out, planned.plan):
+        if options.dry_run:
+            _show_plan(planned, options, as_json)
             return 0
-        if not edits_itself:
-            chain.check_place(path, target)
-        if drafting:
-            drafting.check_place(path, target, force=options["force"])
-        if edits_itself:
-            written = applied_in_place(plan, path, copy_if_needed=copy_if_needed)
-        else:
-            written = applied(
-                plan, path, target, force=options["force"], copy=options["copy"], sidecars=options["sidecars"]
-            )  # fmt: skip
-        drafted = drafting and applied(
-            drafting.plan, drafting.source, drafting.output,
-            force=options["force"], copy=options["copy"], sidecars=options["sidecars"],
-        )  # fmt: skip
+        written, drafted = _carried_out(planned, options, chain)
     if not as_json:
-        show(applied_text(plan, written))
-        notes((*plan.notes, *written.notes))
-        if drafting and drafted:
-            show(
-                f"\ndraft model, with the same table: {applied_text(drafting.plan, replace(drafted, serving=(), following=None))}"
-            )
-            notes([note for note in (*drafting.plan.notes, *drafted.notes) if note not in plan.notes])
-    code, found = chain.run(written.output, as_json)
+        _show(planned, written, drafted)
+    code, results = chain.run(written.output, as_json)
     if as_json:
-        beside = {"companion": applied_json(drafting.plan, drafted)} if drafting and drafted else {}
-        print_json({**applied_json(plan, written), **beside, **found})
+        _print_json(planned, written, drafted, results)
     return code
 
 
-def _advised(
-    source: Checkpoint, factor: float | None, target_length: int | None, reading: str | None,
-    params: tuple[tuple[str, str], ...], options: dict[str, Any],
-) -> tuple[str, str, str]:  # fmt: skip
-    """Return the method that is advised, its attention factor, and the reason in a sentence. Raises: ConfigError where none leads there."""
-    from ropetool.plans.advice import advised_method
-
-    of_a_method = {
-        "-p": params,
-        **{f"--{name.replace('_', '-')}": options[name] for name in ("beta_fast", "beta_slow", "rope_theta")},
+def _checked(
+    extension: ExtensionOptions,
+    options: PlanOptions,
+    following: ChainOptions,
+    companion: str | None,
+    tune_minutes: float | None,
+) -> Chain:
+    """Return what follows the output. Raises: click.UsageError for options that exclude each other."""
+    if companion is not None and options.plan_out is not None:
+        raise click.UsageError("--plan-out stores one plan: run a separate command for the plan of the draft model")
+    excluded = {
+        "--output": options.output,
+        "--companion": companion,
+        "--copy": options.copy,
+        "--force": options.force,
     }
-    given = [name for name, value in of_a_method.items() if value]
-    if given:
-        raise click.UsageError(f"{given[0]} is a parameter of a method: name the method with --method")
-    method, attention_factor, why = advised_method(
-        source,
-        factor,
-        target_length,
-        reading,
-        options["original_length"],
-        options["as_type"],
-        options["for_runtimes"],
-        options["force_factor"],
-    )
-    beside = "" if attention_factor == "auto" else f", --attention-factor {attention_factor}"
-    return method, attention_factor, f"method {method}{beside}: {why}"
+    check_in_place(options.in_place, options.copy_if_needed, excluded)
+    chain = Chain.of(following, options)
+    if tune_minutes is not None and extension.method != AUTO:
+        raise click.UsageError("--tune-minutes requires --method auto")
+    if extension.method == AUTO and companion is not None:
+        raise click.UsageError("--method auto does not work with --companion: name the method")
+    return chain
 
 
 @dataclass(frozen=True)
-class _Found:
-    """What measuring came to: a plan, why, and whether it is one of `tune`."""
+class _Origin:
+    """The source of an extension.
+
+    named: as the user wrote it, a path or a hub id.
+    path: the files on this disk.
+    config_only: only the config of a hub id is there, and no weights.
+    opened: opens a checkpoint, each one once.
+    """
+
+    named: str
+    path: Path
+    config_only: bool
+    opened: _lru_cache_wrapper[Checkpoint]
+
+    @classmethod
+    def of(cls, named: str, *, config_is_enough: bool) -> _Origin:
+        """Return the source. From the hub, it downloads only the config if that is enough."""
+        from ropetool.checkpoint.opening import open_checkpoint
+
+        config = config_alone(named) if config_is_enough else None
+        origin = cls(named, config or local_source(named), config is not None, cache(open_checkpoint))
+        click.get_current_context().meta[OPENED] = origin.opened
+        return origin
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The source, opened."""
+        return self.opened(self.path)
+
+
+def _check_places(options: PlanOptions, chain: Chain, source: Path) -> None:
+    """Refuse a plan file or an output that cannot be written. Raises: ConfigError, OutputError."""
+    from ropetool.files.output import check_output
+
+    if options.plan_out is not None:
+        check_new("--plan-out", Path(options.plan_out))
+    if options.output is not None and not options.dry_run:
+        check_output(Path(options.output), source, force=options.force, directory=True)
+        chain.check_place(source, Path(options.output))
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A planned extension.
+
+    source, target: the files to read, and the path to write.
+    drafting: the draft model with its plan, None without --companion.
+    flags: command lines that make servers compute the table without a new file, for --dry-run.
+    """
 
     plan: Plan
-    why: str
-    tuned: bool
+    source: Path
+    target: Path
+    drafting: Companion | None
+    flags: list[str]
 
 
-def _measured(
-    source: Checkpoint, factor: float | None, target_length: int | None, reading: str | None, params: tuple[tuple[str, str], ...],
-    options: dict[str, Any], attention_factor: str, tune_minutes: float | None, *, quiet: bool,
-) -> _Found:  # fmt: skip
-    """Return the best of the closed forms, measured in the loaded model, or with minutes to tune what tuning makes better."""
-    from ropetool.choosing.choice import DEFAULT, choose
-    from ropetool.cli.compare import compared
-    from ropetool.plans.advice import CLOSED_FORMS
+def _planned(origin: _Origin, choice: MethodChoice, options: PlanOptions, companion: str | None) -> _Planned:
+    """Plan the extension by the chosen method, and the same for the draft model."""
+    from ropetool.cli.companion import Companion
+    from ropetool.plans.formats import CONFIG_ONLY
+    from ropetool.plans.search import plan_for
 
-    if (factor is None) == (target_length is None):
-        raise click.UsageError("--method auto requires either --factor or --target-length")
-    given = {
-        "-p": params, "--attention-factor": attention_factor != "auto",
-        **{f"--{name.replace('_', '-')}": options[name] for name in OF_A_METHOD},
-    }  # fmt: skip
-    given |= {"--as": options["as_type"], "--config-style": options["config_style"]}
-    for option in (name for name, value in given.items() if value):
-        raise click.UsageError(f"--method auto does not accept {option}: name the method with --method")
-    if tune_minutes is not None and options["original_length"] is not None:
-        raise click.UsageError("--tune-minutes requires the original length in the file: leave out --original-length")
-    _check_reach(source, factor, target_length, reading, options)
-    unmeasured = {"--method": None, "--tune-minutes": None}
-    line = click.get_current_context().find_root().obj
-    with naming_a_smaller_run(line, unmeasured), in_own_words():
-        found = compared(
-            source, methods=CLOSED_FORMS, factors=[] if factor is None else [factor],
-            target_lengths=[] if target_length is None else [target_length], reading=reading,
-            original_length=options["original_length"], for_runtimes=options["for_runtimes"], grade=options["grade"], quiet=quiet,
-            measures=["last-segment"], budget=tune_minutes,
+    request = choice.extension.request()
+    plan = choice.plan or plan_for(origin.checkpoint, request)
+    if choice.why:
+        notes((choice.why,))
+    if origin.config_only and plan.bakes:  # only the weights show which tensors change, and whether they can store it
+        origin = _Origin.of(origin.named, config_is_enough=False)
+        plan = plan_for(origin.checkpoint, request)
+    elif origin.config_only:
+        plan = replace(plan, notes=tuple(note for note in plan.notes if note != CONFIG_ONLY))
+    drafting = None
+    if companion is not None:
+        length = plan.trained_length if request.original_length is None else request.original_length
+        drafting = Companion.of(
+            companion, origin.path, plan, request.as_type, origin.opened,
+            lambda draft, reading: plan_for(
+                origin.opened(draft), replace(request, reading=reading or request.reading, original_length=length)
+            ),
         )  # fmt: skip
-    choice = choose(found)
-    why = f"{choice.candidate.name}: {choice.why}"
-    if tune_minutes is None:
-        return _Found(choice.plan, why, tuned=False)
-    if choice.plan.method != DEFAULT:
-        return _Found(choice.plan, f"{why}; not tuned, because tuning supports only {DEFAULT}", tuned=False)
-    from ropetool.cli.progress import bar
-    from ropetool.registry import addition
+    flags = _flags(origin, choice, plan) if options.dry_run else []
+    return _Planned(plan, origin.path, options.target(plan, origin.path), drafting, flags)
 
-    with bar() as progress:
-        tuned = addition("tune")(
-            source, choice.plan.max_position_embeddings, budget=tune_minutes, reading=reading, for_runtimes=options["for_runtimes"],
-            progress=progress, say=None if quiet else lambda line: notes([line]),
-        )  # fmt: skip
-    if not tuned.is_better:
-        return _Found(choice.plan, f"{why}; tuning found nothing significantly better than the default", tuned=False)
-    return _Found(
-        tuned.plan, f"tuned, {tuned.winner}: significantly better than the default on unseen text", tuned=True
+
+def _flags(origin: _Origin, choice: MethodChoice, plan: Plan) -> list[str]:
+    """Return command lines that make servers compute the table of a plan from the source."""
+    from ropetool.plans.flags import flag_lines
+    from ropetool.plans.search import plan_for
+
+    source = origin.checkpoint
+    if plan.bakes and not choice.tuned:  # flags need the factor in the config, where a single runtime reads it
+        plan = plan_for(source, replace(choice.extension.request(), for_runtimes=()))
+    lines = flag_lines(plan, source)
+    return (
+        [line.replace(word(origin.path), _for_servers(origin.named)) for line in lines] if origin.config_only else lines
     )
 
 
-def _check_reach(
-    source: Checkpoint, factor: float | None, target_length: int | None, reading: str | None, options: dict[str, Any]
-) -> None:
-    """Refuse to measure methods for a context that has to be forced. Raises: TooFar."""
-    from ropetool.plans.advice import CLOSED_FORMS, requested_context
-    from ropetool.plans.proposals import extent_of
-    from ropetool.runtimes.inspection import inspect
+def _show_plan(planned: _Planned, options: PlanOptions, as_json: bool) -> None:
+    """Print the plan of --dry-run."""
+    from ropetool.cli.apply import place_of
+    from ropetool.report.planned import plan_text, planned_json
 
-    found = inspect(source)
-    if found.rope is not None:
-        target = requested_context(found, factor, target_length, reading, options["original_length"])
-        extent_of(found, CLOSED_FORMS[0], target).check(options["force_factor"])
+    plan, drafting = planned.plan, planned.drafting
+    place, way = place_of(plan, planned.source, planned.target, options)
+    if as_json:
+        draft = {"companion": planned_json(drafting.plan, drafting.output)} if drafting else {}
+        print_json({**planned_json(plan, planned.target), "flags": planned.flags, **draft, **way})
+        return
+    show(plan_text(plan, place, planned.flags, terminal_width()))
+    notes(plan.notes)
+    if drafting:
+        show("\n" + plan_text(drafting.plan, str(drafting.output), (), terminal_width()))
+        notes([note for note in drafting.plan.notes if note not in plan.notes])
+
+
+def _carried_out(planned: _Planned, options: PlanOptions, chain: Chain) -> tuple[Applied, Applied | None]:
+    """Write the output, and the output of the draft model."""
+    from ropetool.cli.apply import applied
+
+    drafting = planned.drafting
+    if not options.in_place:
+        chain.check_place(planned.source, planned.target)
+    if drafting:
+        drafting.check_place(planned.source, planned.target, force=options.force)
+    written = applied(planned.plan, planned.source, planned.target, options)
+    return written, applied(drafting.plan, drafting.source, drafting.output, options) if drafting else None
+
+
+def _show(planned: _Planned, written: Applied, drafted: Applied | None) -> None:
+    """Print what was written."""
+    from ropetool.report.planned import applied_text
+
+    show(applied_text(planned.plan, written))
+    notes((*planned.plan.notes, *written.notes))
+    if planned.drafting and drafted:
+        plan = planned.drafting.plan
+        text = applied_text(plan, replace(drafted, serving=(), following=None))
+        show(f"\ndraft model, with the same table: {text}")
+        notes([note for note in (*plan.notes, *drafted.notes) if note not in planned.plan.notes])
+
+
+def _print_json(planned: _Planned, written: Applied, drafted: Applied | None, results: dict[str, Any]) -> None:
+    """Print what was written as JSON. results: of the verification and the export."""
+    from ropetool.report.planned import applied_json
+
+    draft = {"companion": applied_json(planned.drafting.plan, drafted)} if planned.drafting and drafted else {}
+    print_json({**applied_json(planned.plan, written), **draft, **results})
 
 
 def _for_servers(source: str) -> str:

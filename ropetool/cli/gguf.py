@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ropetool.cli import command_line, is_terminal, local_source, notes, print_json, show
-from ropetool.cli.options import WHOLE, check_in_place, in_place
+from ropetool.cli.options import FORCE, JSON, WHOLE, check_in_place, gathered, in_place
 from ropetool.errors import CorruptFile
 from ropetool.escaping import read_number
 
@@ -32,7 +33,7 @@ def gguf_command() -> None:
 
 @gguf_command.command("list")
 @click.argument("source", metavar="FILE", type=click.Path())
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@JSON
 def list_command(source: str, as_json: bool) -> None:
     """List the keys of a file with types and values.
 
@@ -98,7 +99,7 @@ def _is_number(word: str) -> bool:
     return True
 
 
-FORCE = click.option(
+FORCE_EDIT = click.option(
     "--force", is_flag=True,
     help="Make an edit that llama.cpp rejects or misreads. Also replace an earlier output of ropetool.",
 )  # fmt: skip
@@ -106,7 +107,23 @@ OUTPUT = click.option("-o", "--output", metavar="FILE", type=click.Path(), requi
 EITHER = click.option(
     "-o", "--output", metavar="FILE", type=click.Path(), help="Write a copy to this file, instead of --in-place."
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+
+
+@dataclass(frozen=True)
+class EditOptions:
+    """The options of an edit of a key.
+
+    output: the file for a copy; None edits the file itself.
+    in_place, copy_if_needed: as in `OutputOptions`.
+    force: make an edit that llama.cpp rejects or misreads, and replace an earlier output of ropetool.
+    as_json: print the result as JSON.
+    """
+
+    output: str | None
+    in_place: bool
+    copy_if_needed: bool
+    force: bool
+    as_json: bool
 
 
 @gguf_command.command("set", cls=_Valued)
@@ -121,9 +138,10 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as
 )
 @EITHER
 @in_place
-@FORCE
+@FORCE_EDIT
 @JSON
-def set_command(source: str, key: str, words: tuple[str, ...], from_file: str | None, **choices: Any) -> None:
+@gathered(options=EditOptions)
+def set_command(source: str, key: str, words: tuple[str, ...], from_file: str | None, options: EditOptions) -> None:
     """Set a key in a file or in a copy.
 
     TYPE is u8, i8, u16, i16, u32, i32, u64, i64, f32, f64, bool, str, or arr: with one of these, such as arr:i32. Default: the
@@ -150,8 +168,8 @@ def set_command(source: str, key: str, words: tuple[str, ...], from_file: str | 
         type_label(words[0])
     text = _text_of(from_file) if from_file is not None else words[-1]
     label = type_label(words[0]) if typed else ""
-    edit = set_key(_headers(source, **choices), key, text, label, force=choices["force"])
-    _write(edit, **choices)
+    edit = set_key(_headers(source, options), key, text, label, force=options.force)
+    _write(edit, options)
 
 
 @gguf_command.command("unset")
@@ -159,9 +177,10 @@ def set_command(source: str, key: str, words: tuple[str, ...], from_file: str | 
 @click.argument("key")
 @EITHER
 @in_place
-@FORCE
+@FORCE_EDIT
 @JSON
-def unset_command(source: str, key: str, **choices: Any) -> None:
+@gathered(options=EditOptions)
+def unset_command(source: str, key: str, options: EditOptions) -> None:
     """Remove a key from a file or from a copy.
 
     It refuses to remove a key that llama.cpp requires.
@@ -171,7 +190,7 @@ def unset_command(source: str, key: str, **choices: Any) -> None:
     """
     from ropetool.plans.key_edits import unset_key
 
-    _write(unset_key(_headers(source, **choices), key, force=choices["force"]), **choices)
+    _write(unset_key(_headers(source, options), key, force=options.force), options)
 
 
 def _text_of(path: str) -> str:
@@ -188,20 +207,19 @@ def _text_of(path: str) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
-def _headers(
-    source: str, output: str | None, in_place: bool, copy_if_needed: bool, **_: bool
-) -> tuple[GgufHeader, ...]:
-    """Return the headers of a model that is to be edited, in it or in a copy."""
+def _headers(source: str, options: EditOptions) -> tuple[GgufHeader, ...]:
+    """Return the headers of a model that is edited, in place or in a copy."""
     from ropetool.files.gguf import read_shards
     from ropetool.plans.in_place import editable
 
-    check_in_place(in_place, copy_if_needed, {"--output": output})
-    if not in_place and output is None:
+    check_in_place(options.in_place, options.copy_if_needed, {"--output": options.output})
+    if not options.in_place and options.output is None:
         raise click.UsageError("requires -o FILE for a copy, or --in-place.")
-    return editable(source) if in_place else read_shards(local_source(source))
+    return editable(source) if options.in_place else read_shards(local_source(source))
 
 
-def _write(edit: KeyEdit, output: str | None, in_place: bool, copy_if_needed: bool, force: bool, as_json: bool) -> None:
+def _write(edit: KeyEdit, options: EditOptions) -> None:
+    """Write the edit, and print it."""
     from pathlib import Path
 
     from ropetool.cli.progress import BYTES, bar
@@ -209,20 +227,20 @@ def _write(edit: KeyEdit, output: str | None, in_place: bool, copy_if_needed: bo
     from ropetool.report.gguf_keys import edit_json, edit_text
     from ropetool.report.planned import in_place_json, in_place_text
 
-    if output is None:
-        edited = write_in_place(edit, copy_if_needed=copy_if_needed, command=command_line())
-        row, said = ("in place", in_place_text(edited)), edited.notes
-        more: dict[str, Any] = {"in_place": in_place_json(edited)}
+    if options.output is None:
+        edited = write_in_place(edit, copy_if_needed=options.copy_if_needed, command=command_line())
+        row, write_notes = ("in place", in_place_text(edited)), edited.notes
+        place: dict[str, Any] = {"in_place": in_place_json(edited)}
     else:
-        with bar(BYTES) as shown:
-            written = write_copy(edit, Path(output), force=force, progress=shown)
+        with bar(BYTES) as progress:
+            written = write_copy(edit, Path(options.output), force=options.force, progress=progress)
         files = [str(path) for path in written.files]
-        row, more, said = ("output", files[0]), {"output": files}, written.notes
-    if as_json:
-        print_json(edit_json(edit, more))
+        row, place, write_notes = ("output", files[0]), {"output": files}, written.notes
+    if options.as_json:
+        print_json(edit_json(edit, place))
     else:
         show(edit_text(edit, [row]))
-        notes([*edit.notes, *said])
+        notes([*edit.notes, *write_notes])
 
 
 @gguf_command.command("split")
@@ -237,7 +255,7 @@ def _write(edit: KeyEdit, output: str | None, in_place: bool, copy_if_needed: bo
     required=True,
     help="The output name: NAME.gguf becomes NAME-00001-of-00003.gguf.",
 )
-@click.option("--force", is_flag=True, help="Replace an earlier output of ropetool.")
+@FORCE
 @JSON
 def split_command(
     source: str, max_size: str | None, max_tensors: int | None, output: str, force: bool, as_json: bool
@@ -259,15 +277,15 @@ def split_command(
     if max_size is None and max_tensors is None:
         raise click.UsageError("requires --max-size or --max-tensors.")
     limits = limits_of(max_size, max_tensors, PREFIX)
-    with bar(BYTES) as shown:
-        done = split_model(Path(local_source(source)), Path(output), limits, force=force, progress=shown)
+    with bar(BYTES) as progress:
+        done = split_model(Path(local_source(source)), Path(output), limits, force=force, progress=progress)
     _show_files(done, as_json)
 
 
 @gguf_command.command("merge")
 @click.argument("source", metavar="SHARD", type=click.Path())
 @OUTPUT
-@click.option("--force", is_flag=True, help="Replace an earlier output of ropetool.")
+@FORCE
 @JSON
 def merge_command(source: str, output: str, force: bool, as_json: bool) -> None:
     """Write a model of several files as one.
@@ -283,8 +301,8 @@ def merge_command(source: str, output: str, force: bool, as_json: bool) -> None:
     from ropetool.cli.progress import BYTES, bar
     from ropetool.plans.resharding import merge_model
 
-    with bar(BYTES) as shown:
-        done = merge_model(Path(local_source(source)), Path(output), force=force, progress=shown)
+    with bar(BYTES) as progress:
+        done = merge_model(Path(local_source(source)), Path(output), force=force, progress=progress)
     _show_files(done, as_json)
 
 

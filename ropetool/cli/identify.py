@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -12,15 +12,61 @@ from typing import TYPE_CHECKING
 import click
 
 from ropetool.cli import local_source, notes, print_json, show
-from ropetool.cli.options import Lengths, WholeRange
+from ropetool.cli.options import JSON, LengthList, WholeRange, gathered
 from ropetool.errors import ConfigError
 from ropetool.escaping import word
 
 if TYPE_CHECKING:
     from ropetool.checkpoint.hf import HfCheckpoint
+    from ropetool.identify.asking import IdentifyOptions, PromptIds
     from ropetool.identify.hypotheses import Hypothesis
+    from ropetool.servers.base import Server
 
 UNNAMED = 3
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """The source of the answers.
+
+    server, model: the URL of a server, and the model on it.
+    logprobs: a file of prompts and answers.
+    prompts_out: the file for the prompts, if there are no answers yet.
+    """
+
+    server: str | None
+    model: str | None
+    logprobs: str | None
+    prompts_out: str | None
+
+    def check(self) -> None:
+        """Raise click.UsageError unless there is exactly one source."""
+        if [self.server, self.logprobs, self.prompts_out].count(None) != 2:
+            raise click.UsageError("pass exactly one of --server, --logprobs and --prompts-out")
+
+    def server_for(self, checkpoint: HfCheckpoint) -> tuple[Server, PromptIds | None]:
+        """Return the server, or the file as one with its prompts. Raises: CheckpointError for a file of another model."""
+        if self.logprobs is not None:
+            from ropetool.checkpoint.style import context_key
+            from ropetool.identify.filed import FiledServer
+
+            filed = FiledServer.read(Path(self.logprobs))
+            part = checkpoint.section
+            filed.check(part.get("vocab_size"), part.get(context_key(part, checkpoint.family)))
+            return filed, filed.prompts
+        from ropetool.servers.http import Http
+        from ropetool.servers.opening import open_server
+
+        http = Http(str(self.server))
+        notes(http.notes)
+        return open_server(http, self.model), None
+
+
+def only_one(context: click.Context, parameter: click.Parameter, value: list[int] | None) -> int | None:
+    """Return the only length of a list, None without the option. Raises: click.UsageError for several lengths."""
+    if value is not None and len(value) != 1:
+        raise click.UsageError("--length accepts only one number of tokens")
+    return value[0] if value else None
 
 
 @click.command("identify")
@@ -45,7 +91,8 @@ UNNAMED = 3
 )
 @click.option(
     "--length",
-    type=Lengths(),
+    type=LengthList(),
+    callback=only_one,
     metavar="N",
     help="Length of the longest prompt in tokens. Default: the limit of the model and the server.",
 )
@@ -60,11 +107,11 @@ UNNAMED = 3
     help="The device of the reference model.",
 )
 @click.option("--dtype", default="float32", show_default=True, metavar="auto|float32|bfloat16|float16|float64")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@JSON
+@gathered(answers=AnswerOptions, asked="ropetool.identify.asking.IdentifyOptions")
 def identify_command(
-    source: str | None, gguf: str | None, server: str | None, model: str | None, logprobs: str | None, prompts_out: str | None,
-    length: tuple[int, ...] | None, count: int, device: str, dtype: str, as_json: bool,
-) -> int:  # fmt: skip
+    source: str | None, gguf: str | None, answers: AnswerOptions, asked: IdentifyOptions, as_json: bool
+) -> int:
     """Identify the RoPE table that a running server uses.
 
     Runs the checkpoint with each table that a runtime could use: the intended table, a table without the scaling or without the
@@ -82,45 +129,35 @@ def identify_command(
     """
     from contextlib import ExitStack
 
-    from ropetool.checkpoint.style import context_key
     from ropetool.cli.progress import bar
     from ropetool.identify import asking
-    from ropetool.identify.filed import FiledServer, write_prompts
     from ropetool.report.identified import identified_text
-    from ropetool.servers.http import Http
-    from ropetool.servers.opening import open_server
 
-    if [server, logprobs, prompts_out].count(None) != 2:
-        raise click.UsageError("pass exactly one of --server, --logprobs and --prompts-out")
-    if length is not None and len(length) != 1:
-        raise click.UsageError("--length accepts only one number of tokens")
+    answers.check()
     if (source is None) == (gguf is None):
         raise click.UsageError("pass exactly one of --source and --gguf")
-    longest = None if length is None else length[0]
-    asked = asking.IdentifyOptions(longest, count, device, dtype)
     with ExitStack() as stack, bar() as progress:
         checkpoint = _directory(source) if source is not None else stack.enter_context(_imported(str(gguf)))
         if gguf is not None:
             asked = replace(asked, more=_options_of(gguf))
-        if prompts_out is not None:
-            made = asking.prepare(checkpoint, asked, progress=progress)
-            write_prompts(Path(prompts_out), made)
-            notes([f"{prompts_out}: {len(made.prompts)} prompts; `{asking.FILL}`"])
+        if answers.prompts_out is not None:
+            _write_prompts(answers.prompts_out, asking.prepare(checkpoint, asked, progress=progress))
             return 0
-        if logprobs is not None:
-            filed = FiledServer.read(Path(logprobs))
-            part = checkpoint.section
-            filed.check(part.get("vocab_size"), part.get(context_key(part, checkpoint.family)))
-            found = asking.identify(checkpoint, filed, asked, given=filed.prompts, progress=progress)
-        else:
-            http = Http(str(server))
-            notes(http.notes)
-            found = asking.identify(checkpoint, open_server(http, model), asked, progress=progress)
+        server, prompts = answers.server_for(checkpoint)
+        identified = asking.identify(checkpoint, server, asked, given=prompts, progress=progress)
     if as_json:
-        print_json(found.to_json())
+        print_json(identified.to_json())
     else:
-        show(identified_text(found))
-    return 0 if found.name == asking.AS_MEANT and found.sure else UNNAMED
+        show(identified_text(identified))
+    return 0 if identified.name == asking.AS_MEANT and identified.sure else UNNAMED
+
+
+def _write_prompts(file: str, prepared: PromptIds) -> None:
+    from ropetool.identify.asking import FILL
+    from ropetool.identify.filed import write_prompts
+
+    write_prompts(Path(file), prepared)
+    notes([f"{file}: {len(prepared.prompts)} prompts; `{FILL}`"])
 
 
 def _directory(source: str) -> HfCheckpoint:

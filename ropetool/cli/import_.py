@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ropetool.cli import local_source, notes, print_json, show
+from ropetool.cli.options import FORCE, JSON
 
 
 @click.command("import")
@@ -31,9 +31,11 @@ from ropetool.cli import local_source, notes, print_json, show
     "--no-check", "check", is_flag=True, default=True, flag_value=False,
     help="Do not compare tokens, tables and logits of the checkpoint with the file.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace an earlier output of ropetool.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def import_command(source: str, output: str | None, as_json: bool, **choices: Any) -> None:
+@FORCE
+@JSON
+def import_command(
+    source: str, output: str | None, dtype: str, as_type: str, check: bool, force: bool, as_json: bool
+) -> None:
     """Write a GGUF file as a Hugging Face checkpoint.
 
     The checkpoint computes the same as llama.cpp with the file. ropetool decodes quantised numbers. If no class of transformers
@@ -51,13 +53,15 @@ def import_command(source: str, output: str | None, as_json: bool, **choices: An
     from ropetool.gguf_import import COMPARING_LOGITS, import_gguf
     from ropetool.report.exported import imported_text, written_json
 
-    with bar(BYTES) as shown:
+    with bar(BYTES) as progress:
 
         def tell(stage: str, done: int, total: int) -> None:
-            shown(stage, done, total, "tokens" if stage == COMPARING_LOGITS else BYTES)
+            progress(stage, done, total, "tokens" if stage == COMPARING_LOGITS else BYTES)
 
-        target = Path(output) if output is not None else None
-        written = import_gguf(local_source(source), target, progress=tell, **choices)
+        written = import_gguf(
+            local_source(source), None if output is None else Path(output), dtype=dtype, as_type=as_type, check=check,
+            force=force, progress=tell,
+        )  # fmt: skip
     if as_json:
         print_json(written_json(written))
     else:

@@ -11,8 +11,11 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import wraps
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -27,6 +30,7 @@ LONGEST = 2**31  # tokens
 LIST_FILE_BYTES = 4 << 20
 _PACKAGE = Path(__file__).parents[1]
 _NO_SOURCE = Path(os.devnull)  # nothing is rewritten
+T = TypeVar("T")
 if TYPE_CHECKING:
     from ropetool.plans.plan import Plan
 
@@ -110,7 +114,7 @@ class Length(_Type):
         return length
 
 
-class Lengths(_Type):
+class LengthList(_Type):
     """Lengths in tokens, between commas."""
 
     name = "lengths"
@@ -260,11 +264,24 @@ AS = click.option(
 )
 
 
-EXPLAIN = click.option(
-    "--explain",
-    is_flag=True,
-    help="Print the reason for each way of writing the table that was refused, not only for the first one.",
-)
+NO_SIDECARS = click.option(
+    "--no-sidecars", "sidecars", is_flag=True, default=True, flag_value=False,
+    help="Do not change the model card. For a GGUF file, do not write a card or a Modelfile.",
+)  # fmt: skip
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Print the plan with every value. Do not write the output.")
+PLAN_OUT = click.option("--plan-out", type=click.Path(), help="Also write the plan to this file, for `ropetool apply`.")
+FORCE = click.option("--force", is_flag=True, help="Replace an earlier output of ropetool.")
+REPORT = click.option("--report", type=click.Path(), help="Write an HTML report with plots into this new folder.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+
+
+def explain(**more: Any) -> Callable[..., Any]:
+    """Return --explain of a plan."""
+    return click.option(
+        "--explain", is_flag=True,
+        help="Print the reason for each way of writing the table that was refused, not only for the first one.",
+        **more,
+    )  # fmt: skip
 
 
 def for_runtimes(help: str) -> Callable[..., Any]:
@@ -361,6 +378,107 @@ def check_in_place(in_place: bool, copy_if_needed: bool, others: Mapping[str, An
     given = [name for name, value in others.items() if value]
     if in_place and given:
         raise click.UsageError(f"--in-place edits the source itself and does not accept {given[0]}")
+
+
+# --- options as objects
+
+
+def gathered(**groups: type[Any] | str) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Pass parameters to a command as objects, one for each argument that is named here.
+
+    groups: the dataclass of each argument. For a dataclass of the library, its dotted name, because `--help` does not
+      import the library.
+
+    An object has the parameters with the names of its fields. A parameter can be in several objects. The command gets
+    parameters that are in no object under their own names.
+    """
+
+    def decorate(command: Callable[..., T]) -> Callable[..., T]:
+        @wraps(command)
+        def call(**values: Any) -> T:
+            objects = {argument: instance(_dataclass(group), values) for argument, group in groups.items()}
+            known = {field.name for each in objects.values() for field in fields(each)}
+            rest = {name: value for name, value in values.items() if name not in known}
+            return command(**objects, **rest)
+
+        return call
+
+    return decorate
+
+
+def instance(group: Callable[..., T], values: Mapping[str, Any]) -> T:
+    """Return the object of a dataclass with the values that have the names of its fields."""
+    own = {field.name: values[field.name] for field in fields(group) if field.name in values}  # type: ignore[arg-type]
+    return group(**own)
+
+
+def _dataclass(group: type[Any] | str) -> type[Any]:
+    if not isinstance(group, str):
+        return group
+    module, _, name = group.rpartition(".")
+    named: type[Any] = getattr(import_module(module), name)
+    return named
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """The options of an output.
+
+    output: the path; None chooses a name next to the source.
+    in_place: edit the source itself, a GGUF file.
+    copy_if_needed: with in_place, rewrite the whole file if the edit does not fit.
+    copy: copy the weight files, and do not link them.
+    sidecars: also write the model card, and the Modelfile of a GGUF file.
+    force: replace an earlier output of ropetool.
+    """
+
+    output: str | None
+    in_place: bool
+    copy_if_needed: bool
+    copy: bool
+    sidecars: bool
+    force: bool
+
+    def target(self, plan: Plan, source: Path) -> Path:
+        """Return the path that the plan changes or writes."""
+        if self.output is not None:
+            return Path(self.output)
+        return source if self.in_place else plan.output_beside(source)
+
+
+@dataclass(frozen=True)
+class PlanOptions(OutputOptions):
+    """The options of an output, and of its plan.
+
+    dry_run: print the plan, and do not write the output.
+    plan_out: the file for the plan, None for no file.
+    """
+
+    dry_run: bool
+    plan_out: str | None
+
+
+@dataclass(frozen=True)
+class ResultOptions:
+    """How a measured result is printed.
+
+    as_json: as JSON, and no notes on the work ahead.
+    explain: with descriptions of the columns.
+    report: the folder of an HTML report, None for no report.
+    force: replace the folder of an earlier report.
+    """
+
+    as_json: bool = False
+    explain: bool = False
+    report: str | None = None
+    force: bool = False
+
+    def check_report(self) -> None:
+        """Refuse the folder of the report if it cannot be written, before long work."""
+        if self.report is not None:
+            from ropetool.report.page import check_folder
+
+            check_folder(Path(self.report), force=self.force)
 
 
 # --- help of commands with many options

@@ -10,21 +10,17 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ropetool.cli.options import list_value, with_flag, with_options
-from ropetool.errors import RopetoolError, UnknownParameter
-from ropetool.escaping import command, number, read_number, words
+from ropetool.cli.extension import AUTO, ExtensionOptions
+from ropetool.cli.options import instance, with_flag, with_options
+from ropetool.errors import RopetoolError
+from ropetool.escaping import command, number, words
 
 EXTEND = ["ropetool", "extend"]
-AUTO = "auto"  # as --method: the methods are measured before one is planned
 OPENED = "ropetool.opened"  # in the meta of a context: what opens a source once
 # Options of a method: another method may not have them.
 OF_METHODS = ("params", "attention_factor", "temperature_scope", "beta_fast", "beta_slow", "rope_theta")
 # What a try decides itself, and an option that only explains.
 DECIDED = ("source", "method", "factor", "target_length", "reading", "original_length", "tune_minutes", "explain")
-PLANNED = (
-    "factor", "target_length", "reading", "temperature_scope", "original_length", "for_runtimes", "config_style", "as_type",
-    "force_factor",
-)  # fmt: skip
 
 
 @contextmanager
@@ -99,40 +95,13 @@ def _as_words(option: click.Parameter, value: Any) -> list[str]:
 def _problem(line: Sequence[str], context: click.Context) -> RopetoolError | None:
     """Return why no plan can be made of a command line of `extend`, None if one can. Does not write."""
     from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
-    from ropetool.plans.search import make_plan
+    from ropetool.plans.search import plan_for
 
     given = _parsed(line, context)
     assert given is not None  # the words in front are those of `extend`
     opened: Callable[[Path], Checkpoint] = context.meta.get(OPENED, open_checkpoint)
     try:
-        make_plan(
-            opened(Path(given["source"])), given["method"], params=collected(given["params"], given),
-            attention_factor=number_or_name(given["attention_factor"]),
-            **{name: given[name] for name in PLANNED if name in given},
-        )  # fmt: skip
+        plan_for(opened(Path(given["source"])), instance(ExtensionOptions, given).request())
     except RopetoolError as error:
         return error
     return None
-
-
-def collected(params: tuple[tuple[str, str], ...], options: dict[str, Any]) -> dict[str, Any]:
-    """Return the method's parameters from -p and from the options of the everyday ones."""
-    values: dict[str, Any] = {}
-    for name, value in params:
-        if name in values:
-            raise UnknownParameter("given twice", where=f"-p {name}")
-        values[name] = list_value(name, value) if name in ("long_factor", "short_factor") else value
-    for name in ("beta_fast", "beta_slow", "rope_theta"):
-        if options[name] is not None:
-            if name in values:
-                raise UnknownParameter("given twice", where=f"-p {name}")
-            values[name] = options[name]
-    return values
-
-
-def number_or_name(value: str) -> str | float:
-    """Return an attention factor as a number, or the name of one."""
-    try:
-        return read_number(value)
-    except ValueError:
-        return value

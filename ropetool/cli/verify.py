@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,22 +14,31 @@ from ropetool.cli.options import (
     DEVICE,
     DTYPE,
     GRADE,
+    JSON,
     NUMBER,
+    REPORT,
     TEXTS,
     WHOLE,
     Grouped,
-    Lengths,
+    LengthList,
     Minutes,
+    ResultOptions,
+    gathered,
     naming_a_smaller_run,
 )
 from ropetool.escaping import command
 
 if TYPE_CHECKING:
+    from ropetool.verification.gate import Limits
+    from ropetool.verification.options import VerifyOptions
+    from ropetool.verification.readback.terms import Terms
     from ropetool.verification.results import VerifyResult
     from ropetool.verification.runners.vllm_engine import Engine
     from ropetool.verification.served import Served
 
+OPTIONS = "ropetool.verification.options.VerifyOptions"
 OF_FILES = ("stated", "finetuned", "strict")  # options of readback
+AGAIN = "the same command with --resume"
 
 
 def say_grade(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
@@ -49,6 +59,100 @@ def print_measures(context: click.Context, parameter: click.Parameter, names: tu
         show("".join(f"{name}\n" for name in measures.offered()))
         context.exit(0)
     return names
+
+
+def by_key(context: click.Context, parameter: click.Parameter, value: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return pairs as a dictionary."""
+    return dict(value)
+
+
+@dataclass(frozen=True)
+class GateOptions:
+    """The limits of a verification: `Limits` explains the fields."""
+
+    grade: str | None
+    max_kl: float | None
+    require_useful: bool
+
+    def limits(self) -> Limits | None:
+        """Return the limits, or None if no option sets one. Raises: ConfigError."""
+        from ropetool.verification.gate import Limits
+
+        values = {name: value for name, value in vars(self).items() if value is not None and value is not False}
+        return Limits(**values) if values else None
+
+
+@dataclass(frozen=True)
+class RunnerOptions:
+    """What runs the model.
+
+    server: the URL of a server.
+    model, tokenizer: the model on the server, and a directory with its tokenizer; None for the defaults.
+    runner: `vllm` for vLLM in this process; None for transformers or llama.cpp.
+    tensor_parallel_size, pipeline_parallel_size: numbers of devices and stages for vLLM.
+    score_prompts: a server or vLLM scores whole prompts.
+    exact_numbers: llama.cpp computes in float32.
+    """
+
+    server: str | None
+    model: str | None
+    tokenizer: str | None
+    runner: str | None
+    tensor_parallel_size: int | None
+    pipeline_parallel_size: int | None
+    score_prompts: bool
+    exact_numbers: bool
+
+    def served(self, others: Mapping[str, Any]) -> Served | None:
+        """Return the server, or None without --server.
+
+        others: the other options by name.
+        Raises: click.UsageError for an option that does not apply to a server, or that requires one.
+        """
+        if self.server is None:
+            for option, value in {"--model": self.model, "--tokenizer": self.tokenizer}.items():
+                if value:
+                    raise click.UsageError(f"{option} requires --server URL")
+            return None
+        from ropetool.verification.options import UNSERVED
+        from ropetool.verification.served import Served
+
+        reasons = {
+            **UNSERVED,
+            "certificate": UNSERVED["certificate_file"],
+            "max_kl": UNSERVED["against"],
+            **dict.fromkeys(OF_FILES, "it applies only to files"),
+        }
+        for name, reason in reasons.items():
+            if others.get(name) not in (None, False, (), {}):
+                raise click.UsageError(f"--{name.replace('_', '-')} does not apply to a served model: {reason}")
+        return Served(self.server, self.model, self.tokenizer, self.score_prompts)
+
+    def engine(self, options: VerifyOptions) -> Engine | None:
+        """Return the engine of vLLM, or None without --runner vllm.
+
+        Raises: click.UsageError for an option that does not apply to vLLM, or that requires it.
+        """
+        sizes = {
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "pipeline_parallel_size": self.pipeline_parallel_size,
+        }
+        score_prompts = self.score_prompts and self.server is None  # else it is an option of the server
+        if self.runner is None:
+            for name, value in {**sizes, "score_prompts": score_prompts}.items():
+                if value:
+                    needs = "--server URL or --runner vllm" if name == "score_prompts" else "--runner vllm"
+                    raise click.UsageError(f"--{name.replace('_', '-')} requires {needs}")
+            return None
+        if self.server is not None:
+            raise click.UsageError("--runner does not apply to a served model: the server runs it")
+        defaults = {"against": None, "judge": None, "compare_with": None, "device": "auto"}
+        for name, default in defaults.items():
+            if getattr(options, name) != default:
+                raise click.UsageError(f"--runner vllm does not accept --{name.replace('_', '-')}")
+        from ropetool.verification.runners.vllm_engine import Engine
+
+        return Engine(score_prompts=score_prompts, **{name: size for name, size in sizes.items() if size is not None})
 
 
 GROUPS = {
@@ -88,7 +192,7 @@ GROUPS = {
     help="The trained length in tokens, before any extension. Default: from the record, else from the baseline.",
 )  # fmt: skip
 @click.option(
-    "--stated", type=(str, str), multiple=True, metavar="KEY VALUE",
+    "--stated", type=(str, str), multiple=True, metavar="KEY VALUE", callback=by_key,
     help="For a TARGET without a record: accept this key although the method gives a different value (repeatable). The VALUE "
     "as-is accepts any value.",
 )  # fmt: skip
@@ -101,7 +205,7 @@ GROUPS = {
 @TEXTS
 @click.option(
     "--lengths",
-    type=Lengths(),
+    type=LengthList(),
     metavar="N,N,...",
     help="The lengths to measure, in tokens: 4096,8192 or 4k,8k. Default: doubling up to the configured context length.",
 )
@@ -174,7 +278,7 @@ GROUPS = {
     help="With --server (vLLM, SGLang) or --runner vllm: score whole prompts. This needs GB of memory, so do not use it on a "
     "shared server.",
 )  # fmt: skip
-@click.option("--report", type=click.Path(), help="Write an HTML report with plots into this new folder.")
+@REPORT
 @click.option("--resume", is_flag=True, help="Continue an undecided or interrupted run.")
 @click.option(
     "--certificate",
@@ -188,8 +292,23 @@ GROUPS = {
 )
 @click.option("--force", is_flag=True, help="Replace the folder of an earlier report.")
 @click.option("--explain", is_flag=True, help="Also print the single texts and all checks, and describe the columns.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def verify_command(target: str, as_json: bool, explain: bool, **options: Any) -> int:
+@JSON
+@gathered(
+    options=OPTIONS,
+    terms="ropetool.verification.readback.terms.Terms",
+    gate=GateOptions,
+    runner=RunnerOptions,
+    printing=ResultOptions,
+)
+def verify_command(
+    target: str,
+    options: VerifyOptions,
+    terms: Terms,
+    gate: GateOptions,
+    runner: RunnerOptions,
+    printing: ResultOptions,
+    certificate: str | None,
+) -> int:  # fmt: skip
     """Measure whether an extended model still works.
 
     Answers three questions within --budget minutes. Do tables, weights and files match the record and the source? How much
@@ -220,87 +339,39 @@ def verify_command(target: str, as_json: bool, explain: bool, **options: Any) ->
     if extra:
         line = command("ropetool", "verify", target, "--baseline", extra[0])
         raise click.UsageError(f"Got unexpected extra argument {extra[0]!r}. To compare with it: {line}")
-    if options.pop("exact_numbers") and options["dtype"] == "auto":
-        options["dtype"] = "float32"
     path = local_source(target)
-    served = _served(options)
-    if served is not None:
-        options["served"] = served
-    engine = _engine(options)
-    if engine is not None:
-        options["engine"] = engine
-    if options["lm_eval"] is not None and not _told_commands(path, options):
+    served = runner.served({**vars(options), **vars(terms), **vars(gate), "certificate": certificate})
+    options = replace(options, engine=runner.engine(options), terms=terms, certificate_file=certificate)
+    options = replace(options, limits=gate.limits())
+    if runner.exact_numbers and options.dtype == "auto":
+        options = replace(options, dtype="float32")
+    if options.lm_eval is not None and _lacks_logs(path, options.lm_eval, options.baseline, terms.trained_length):
         return 1
-    return run_verify(path, as_json=as_json, explain=explain, **options).exit_code
+    return run_verify(path, options, served, printing).exit_code
 
 
-def _served(options: dict[str, Any]) -> Served | None:
-    """Take the options of a server out of the others; return what they say, None where no server is named.
-
-    Raises: click.UsageError for options that say nothing together.
-    """
-    named = {name: options.pop(name) for name in ("server", "model", "tokenizer")}
-    url = named.pop("server")
-    if url is None:
-        given = next((name for name, value in named.items() if value), None)
-        if given is not None:
-            raise click.UsageError(f"--{given.replace('_', '-')} requires --server URL")
-        return None
-    from ropetool.verification.options import UNSERVED
-    from ropetool.verification.served import Served
-
-    reasons = {
-        **UNSERVED,
-        "certificate": UNSERVED["certificate_file"],
-        "max_kl": UNSERVED["against"],
-        **dict.fromkeys(OF_FILES, "it applies only to files"),
-    }
-    for name, reason in reasons.items():
-        if options.get(name) not in (None, False, ()):
-            raise click.UsageError(f"--{name.replace('_', '-')} does not apply to a served model: {reason}")
-    return Served(url, score_prompts=options.pop("score_prompts"), **named)
-
-
-def _engine(options: dict[str, Any]) -> Engine | None:
-    """Take the options of vLLM in process out of the others; return what they say, None where it is not asked for.
-
-    Raises: click.UsageError for options that say nothing together.
-    """
-    sizes = {name: options.pop(name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
-    runner, score_prompts = options.pop("runner"), options.pop("score_prompts", False)
-    if runner is None:
-        given = next((name for name, value in {**sizes, "score_prompts": score_prompts}.items() if value), None)
-        if given is not None:
-            needs = "--server URL or --runner vllm" if given == "score_prompts" else "--runner vllm"
-            raise click.UsageError(f"--{given.replace('_', '-')} requires {needs}")
-        return None
-    if "served" in options:
-        raise click.UsageError("--runner does not apply to a served model: the server runs it")
-    usual = {"against": None, "judge": None, "compare_with": None, "device": "auto"}
-    for name, value in usual.items():
-        if options[name] != value:
-            raise click.UsageError(f"--runner vllm does not accept --{name.replace('_', '-')}")
-    from ropetool.verification.runners.vllm_engine import Engine
-
-    return Engine(score_prompts=score_prompts, **{name: size for name, size in sizes.items() if size is not None})
-
-
-def _told_commands(target: Path, options: Mapping[str, Any]) -> bool:
-    """Return whether there are logs of lm-evaluation-harness; if not, print the commands that make them."""
+def _lacks_logs(target: Path, folder: str | Path, baseline: str | Path | None, trained_length: int | None) -> bool:
+    """Return whether there are no logs of lm-evaluation-harness. Then print the commands that make them."""
     from ropetool.registry import addition
 
-    named = {name: options[name] for name in ("baseline", "trained_length")}
-    lines = addition("lm_eval_lines")(target, Path(options["lm_eval"]), **named)
+    lines = addition("lm_eval_lines")(target, Path(folder), baseline=baseline, trained_length=trained_length)
     if lines:
         show("".join(f"{line}\n" for line in lines))
-        notes([f"{options['lm_eval']} does not contain logs yet: run these commands, then verify again"])
-    return not lines
+        notes([f"{folder} does not contain logs yet: run these commands, then verify again"])
+    return bool(lines)
 
 
-def run_verify(target: Path, *, as_json: bool = False, explain: bool = False, **options: Any) -> VerifyResult:
-    """Verify, print the result and its notes, write the report asked for, and return the result."""
-    result = measured(target, quiet=as_json, **options)
-    if as_json:
+def run_verify(
+    target: Path, options: VerifyOptions, served: Served | None = None, printing: ResultOptions | None = None,
+    *, again: str = AGAIN, words: Sequence[str] | None = None,
+) -> VerifyResult:  # fmt: skip
+    """Verify, print the result and its notes, write the requested report, and return the result.
+
+    again, words: as for `measured`.
+    """
+    printing = printing or ResultOptions()
+    result = measured(target, options, served, printing, again=again, words=words)
+    if printing.as_json:
         from ropetool.report.verdict import verify_json
 
         print_json(verify_json(result))
@@ -308,64 +379,53 @@ def run_verify(target: Path, *, as_json: bool = False, explain: bool = False, **
         from ropetool.report.verified import verify_text
 
         colour = in_colour()
-        show(verify_text(result, width=terminal_width(), colour=colour, explained=explain), colour=colour)
+        text = verify_text(result, width=terminal_width(), colour=colour, explained=printing.explain)
+        show(text, colour=colour)
     notes(list(result.notes))
     return result
 
 
 def measured(
-    target: Path, *, quiet: bool = False, again: str = "the same command with --resume",
-    words: Sequence[str] | None = None, **options: Any,
+    target: Path, options: VerifyOptions, served: Served | None, printing: ResultOptions,
+    *, again: str = AGAIN, words: Sequence[str] | None = None,
 ) -> VerifyResult:  # fmt: skip
-    """Run a verification with these options of the command; show the progress and the estimated duration.
+    """Run a verification; show the progress and the estimated duration, and write the requested report.
 
+    served: the server of the model, None for files.
     again: the next step after an interruption; empty for none.
     words: the command line of this verification; None for the running command.
     """
     from ropetool.cli.progress import bar, unfinished
     from ropetool.verification.checkpoints import verify_target
-    from ropetool.verification.gate import Limits
-    from ropetool.verification.options import VerifyOptions
-    from ropetool.verification.readback.terms import Terms
 
-    served = options.pop("served", None)
-    report, force = options.pop("report", None), options.pop("force", False)
-    if report is not None:
-        from ropetool.report.page import check_folder
-
-        check_folder(Path(report), force=force)
-    asked = {name: options.pop(name, None) for name in ("grade", "max_kl", "require_useful")}
-    limits = {name: value for name, value in asked.items() if value is not None and value is not False}
-    grade = Limits(**limits) if limits else None
-    terms = Terms(
-        stated=dict(options.pop("stated", ())),
-        **{name: options.pop(name) for name in ("trained_length", "finetuned", "strict") if name in options},
-    )
-    chosen = VerifyOptions(
-        limits=grade, terms=terms, certificate_file=options.pop("certificate", None), command=command_line(), **options
-    )
-    say = None if quiet else lambda line: notes([line])
+    printing.check_report()
+    options = replace(options, command=command_line())
+    say = None if printing.as_json else lambda line: notes([line])
+    line = words if words is not None else click.get_current_context().find_root().obj
     try:
-        line = words if words is not None else click.get_current_context().find_root().obj
         with bar() as progress, naming_a_smaller_run(line):
             if served is not None:
                 from ropetool.verification.served import verify_served
 
-                result = verify_served(target, served, chosen, progress=progress, say=say)
+                result = verify_served(target, served, options, progress=progress, say=say)
             else:
-                result = verify_target(target, chosen, progress=progress, say=say)
+                result = verify_target(target, options, progress=progress, say=say)
     except KeyboardInterrupt as error:
         if again or getattr(error, "unkept", ""):
             notes([unfinished(error, again)])
         raise
-    if report is not None:
-        from ropetool.plans.serving import serving_lines
-        from ropetool.report.html import write_report
-        from ropetool.runtimes.inspection import inspect
-
-        found = inspect(target)
-        write_report(
-            result, Path(report), force=force, command=command_line(), target=found,
-            serving=serving_lines(found, str(target)),
-        )  # fmt: skip
+    if printing.report is not None:
+        _write_report(result, target, Path(printing.report), force=printing.force)
     return result
+
+
+def _write_report(result: VerifyResult, target: Path, folder: Path, *, force: bool) -> None:
+    from ropetool.plans.serving import serving_lines
+    from ropetool.report.html import write_report
+    from ropetool.runtimes.inspection import inspect
+
+    inspection = inspect(target)
+    write_report(
+        result, folder, force=force, command=command_line(), target=inspection,
+        serving=serving_lines(inspection, str(target)),
+    )  # fmt: skip

@@ -30,8 +30,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "notes.txt").write_text("mine")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ropetool.choosing.comparing.compare", never)
-    monkeypatch.setattr("ropetool.lab.tuning.tuning.tune", never)
+    monkeypatch.setattr("ropetool.choosing.comparing.compare_candidates", never)
+    monkeypatch.setattr("ropetool.lab.tuning.tuning.tune_source", never)
     return tmp_path
 
 

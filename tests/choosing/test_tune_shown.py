@@ -15,6 +15,7 @@ from making import run
 from ropetool.lab.tuning import tuning
 from ropetool.lab.tuning.figures import AllowedLoss, Documents
 from ropetool.lab.tuning.judging import judge
+from ropetool.lab.tuning.options import TuneOptions
 from ropetool.lab.tuning.report import tune_json, tune_text, write_report
 from ropetool.plans.plan import Plan
 
@@ -125,11 +126,11 @@ def test_the_page_says_the_same(tmp_path: Path) -> None:
 def test_the_command_writes_the_plan_that_is_recommended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
-    def tune(source: Path, length: int, **options: Any) -> Any:
-        asked.update(options, source=source, length=length)
+    def tune(source: Path, length: int, options: TuneOptions, **callbacks: Any) -> Any:
+        asked.update(vars(options), source=source, length=length)
         return sample(0.1)
 
-    monkeypatch.setattr(tuning, "tune", tune)
+    monkeypatch.setattr(tuning, "tune_source", tune)
     place = tmp_path / "plan.json"
     line = [
         "tune",

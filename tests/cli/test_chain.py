@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,12 @@ import ropetool
 from ropetool.checkpoint import certificate, fingerprints, provenance
 from ropetool.checkpoint.certificate import Certificate
 from ropetool.cli import verify
+from ropetool.cli.options import ResultOptions
 from ropetool.errors import ConfigError
 from ropetool.report import verdict
+from ropetool.verification.gate import Limits
+from ropetool.verification.options import VerifyOptions
+from ropetool.verification.readback.terms import Terms
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 YARN = ("extend", "model", "--method", "yarn", "--factor", "4")
@@ -55,16 +60,20 @@ class Verifier:
     grade: str | None = None
     asked: list[tuple[Path, str]] = field(default_factory=list)
 
-    def run_verify(self, target: Path, *, as_json: bool = False, **options: Any) -> Result:
-        result = self.measured(target, **options)
-        print("{}" if as_json else "THE TABLES")  # noqa: T201  # as the real one prints its report
+    def run_verify(self, target: Path, options: VerifyOptions, *, again: str, words: Sequence[str]) -> Result:
+        result = self.measured(target, options, None, ResultOptions(), again=again, words=words)
+        print("THE TABLES")  # noqa: T201  # as the real one prints its report
         return result
 
-    def measured(self, target: Path, *, quiet: bool = False, suite: str = "", **options: Any) -> Result:
-        asked = [] if self.grade is None else ["--grade", self.grade]
-        words = ["verify", str(target), "--suite", suite, *asked]
-        again = shlex.join(["ropetool", *words, "--resume"])
-        assert options == {"again": f"`{again}`", "grade": self.grade, "words": words}
+    def measured(
+        self, target: Path, options: VerifyOptions, served: None, printing: ResultOptions,
+        *, again: str, words: Sequence[str],
+    ) -> Result:  # fmt: skip
+        suite = str(options.suite)
+        expected = ["verify", str(target), "--suite", suite, *([] if self.grade is None else ["--grade", self.grade])]
+        assert (words, again) == (expected, f"`{shlex.join(['ropetool', *expected, '--resume'])}`")
+        limits = None if self.grade is None else Limits(self.grade)
+        assert (options, served) == (VerifyOptions(suite=suite, limits=limits, terms=Terms()), None)
         self.asked.append((target, suite))
         if self.error is not None:
             raise self.error

@@ -11,7 +11,7 @@ from making import run
 
 import ropetool
 from ropetool.cli import group
-from ropetool.cli.options import Factor, Length, Lengths, Number, Whole, WholeRange
+from ropetool.cli.options import Factor, Length, LengthList, Number, Whole, WholeRange
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 # Python's int and float take all of these.
@@ -37,7 +37,7 @@ def test_every_number_option_has_a_type_that_reads_ascii_digits_alone() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [Whole(), WholeRange(1, 4096), Number(), Factor(), Length(), Lengths()],
+    [Whole(), WholeRange(1, 4096), Number(), Factor(), Length(), LengthList()],
     ids=lambda kind: type(kind).__name__,
 )
 def test_a_type_takes_no_other_spelling(kind: click.ParamType) -> None:
@@ -50,7 +50,7 @@ def test_a_type_takes_no_other_spelling(kind: click.ParamType) -> None:
 def test_what_the_contract_writes_is_taken() -> None:
     assert [Factor().convert(text, None, None) for text in ("4", "4x", "4X", "2.5", "1e1")] == [4, 4, 4, 2.5, 10]
     assert [Length().convert(text, None, None) for text in ("32768", "32k", "1M")] == [32768, 32768, 1 << 20]
-    assert Lengths().convert("256, 4k", None, None) == [256, 4096]
+    assert LengthList().convert("256, 4k", None, None) == [256, 4096]
     assert [Number().convert(text, None, None) for text in ("1e6", "-.5", "+2.")] == [1e6, -0.5, 2.0]
 
 

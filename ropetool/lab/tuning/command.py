@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,17 +13,23 @@ from ropetool.cli import command_line, local_source, notes, print_json, show, te
 from ropetool.cli.options import (
     DEVICE,
     DTYPE,
+    JSON,
     NUMBER,
     READING,
     SPACE,
     TEXTS,
     WHOLE,
+    ResultOptions,
     check_new,
     for_runtimes,
+    gathered,
     target_length,
     write_new,
 )
 from ropetool.cli.wording import in_own_words
+
+if TYPE_CHECKING:
+    from ropetool.lab.tuning.options import TuneOptions
 
 PLAN_OUT = "--plan-out"
 
@@ -60,15 +66,10 @@ PLAN_OUT = "--plan-out"
 @click.option("--report", type=click.Path(), help="Write an HTML report into this new folder.")
 @click.option("--force", is_flag=True, help="Replace the folder of an earlier report.")
 @click.option("--resume", is_flag=True, help="Continue an interrupted run.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@JSON
+@gathered(options="ropetool.lab.tuning.options.TuneOptions", printing=ResultOptions)
 def tune_command(
-    source: str,
-    target_length: int,
-    plan_out: str | None,
-    report: str | None,
-    force: bool,
-    as_json: bool,
-    **options: Any,
+    source: str, target_length: int, options: TuneOptions, plan_out: str | None, printing: ResultOptions
 ) -> None:
     """Search for the best RoPE settings of one model.
 
@@ -85,31 +86,29 @@ def tune_command(
     """
     from ropetool.cli.progress import bar
     from ropetool.lab.tuning.report import tune_json, tune_text, write_report
-    from ropetool.lab.tuning.tuning import tune
-    from ropetool.report.page import check_folder
+    from ropetool.lab.tuning.tuning import tune_source
 
     path = local_source(source)
-    place = Path(plan_out) if plan_out is not None else _beside(path, target_length, options["space"])
+    place = Path(plan_out) if plan_out is not None else _beside(path, target_length, options.space)
     check_new(PLAN_OUT, place)
-    if report is not None:
-        check_folder(Path(report), force=force)
-    say = None if as_json else lambda line: notes([line])
+    printing.check_report()
+    say = None if printing.as_json else lambda line: notes([line])
     try:
         with bar() as progress, in_own_words("another --for"):
-            found = tune(path, target_length, progress=progress, say=say, **options)
+            result = tune_source(path, target_length, options, progress=progress, say=say)
     except KeyboardInterrupt as error:
         rows, unkept = getattr(error, "rows", 0), getattr(error, "unkept", "")
         again = f"{rows} rows are saved; repeat the command with --resume to continue"
         notes([f"the results are not saved: {unkept}" if unkept else again if rows else "no results to save yet"])
         raise
-    write_new(PLAN_OUT, place, json.dumps(found.plan.to_json(), indent=2) + "\n")
-    if report is not None:
-        write_report(found, Path(report), place, force=force, command=command_line())
-    if as_json:
-        print_json(tune_json(found, place))
+    write_new(PLAN_OUT, place, json.dumps(result.plan.to_json(), indent=2) + "\n")
+    if printing.report is not None:
+        write_report(result, Path(printing.report), place, force=printing.force, command=command_line())
+    if printing.as_json:
+        print_json(tune_json(result, place))
     else:
-        show(tune_text(found, source, place, terminal_width()))
-        notes(found.notes)
+        show(tune_text(result, source, place, terminal_width()))
+        notes(result.notes)
 
 
 def _beside(path: Path, target_length: int, space: str) -> Path:
