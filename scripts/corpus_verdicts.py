@@ -35,7 +35,7 @@ from ropetool.verification.scoring import (
     Piece,
     Predictions,
     Scores,
-    Wanted,
+    TokenFilter,
     ignore,
 )
 
@@ -103,7 +103,7 @@ def logits(self: Any, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
         yield start, found[start : start + PIECE_TOKENS]
 
 
-def read(self: Any, ids: Sequence[int], wanted: Wanted) -> Iterator[Piece]:
+def read(self: Any, ids: Sequence[int], wanted: TokenFilter) -> Iterator[Piece]:
     """Stand in for the method of a runner: what the wanted tokens of a row cost, a piece after the other."""
     for start in range(0, len(ids), PIECE_TOKENS):
         tokens = np.arange(start + 1, min(start + PIECE_TOKENS, len(ids) - 1) + 1)

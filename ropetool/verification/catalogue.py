@@ -1,4 +1,4 @@
-"""A description of the texts of a verification, with which other people can read the same texts.
+"""A description of the texts of a verification, so that other people can read the same texts.
 
 The manifest ropetool/texts/manifest.json lists the documents of the catalogue by the SHA-256 of their text.
 scripts/catalogue/text_catalogue.py downloads them.

@@ -1,4 +1,4 @@
-"""Verification of a checkpoint as a user names it: the three questions by default, or whole suites."""
+"""Verification of a checkpoint by path or Hub id: the three questions by default, or a whole suite."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def verify_target(
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> VerifyResult:
-    """Return what `verify_checkpoint` does, by these options. Raises: CheckpointError, ConfigError."""
+    """Verify a checkpoint as `verify_checkpoint` does, with these options. Raises: CheckpointError, ConfigError."""
     clock = Clock(60 * (MINUTES if options.budget is None else options.budget))
     session = Session.open(target, options.baseline, options.terms)
     _check_cache_type(session.target, options.cache_type)
@@ -63,7 +63,7 @@ def verify_target(
 
 
 def _check_cache_type(target: Checkpoint, cache_type: str | None) -> None:
-    """Raise ConfigError for a type that is not one of llama.cpp's, or a target that it does not run."""
+    """Raise ConfigError for an unknown cache type, or if the target is not a GGUF file."""
     check_cache_type(cache_type)
     if cache_type is not None and not isinstance(target, GgufCheckpoint):
         raise ConfigError(

@@ -1,6 +1,6 @@
 """The conditions of a run besides its rows: the bytes of models and texts, program versions, the device.
 
-A journal compares the conditions with those of an interrupted run.
+A journal compares the conditions with the conditions of an interrupted run.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def read_corpus(texts: Sequence[Document], runners: Mapping[str, Tokenizes], pat
     """Return the documents as ids of the target's tokenizer.
 
     runners, paths: the tokenizer and the path of each role.
-    Raises: ConfigError if the tokenizer of another role returns different ids.
+    Raises: ConfigError if the tokenizers of two roles return different ids.
     """
     target = runners[TARGET]
     tokens = [target.tokenize(document.text) for document in texts]

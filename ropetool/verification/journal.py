@@ -49,7 +49,7 @@ class Journal:
     problem: the reason why figures are only in memory, or an empty string.
     lost: the reason why saved figures are not used, or an empty string.
     changed: the conditions that differ from the saved ones, as the end of a sentence.
-    stays: whether a complete run leaves its rows for another run.
+    stays: whether a complete run keeps its rows for later runs.
     """
 
     def __init__(self, key: str, conditions: Mapping[str, str] | None = None, *, resume: bool) -> None:

@@ -38,7 +38,7 @@ class Suite:
 
 @dataclass(frozen=True)
 class Setting:
-    """The input of `prepare`: all that the rows of a run depend on.
+    """The input of `prepare`: everything that determines the rows of a run.
 
     suite: the measures, and their amounts.
     corpus: the texts, as ids of the target's tokenizer.

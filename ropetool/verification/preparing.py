@@ -1,4 +1,4 @@
-"""The preparation of a run of a suite: its lengths and rows, the checks of its options, and what its texts can decide."""
+"""The preparation of a run of a suite: its lengths and rows, the checks of its options, and the precision of its texts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def default_lengths(trained_length: int, target_length: int) -> list[int]:
 
 
 def check_amounts(lengths: Sequence[int], trained_length: int, suite: Suite) -> None:
-    """Raise ConfigError for lengths or amounts with which nothing can be measured."""
+    """Raise ConfigError if the lengths or the amounts of the suite are invalid or too small."""
     if not lengths:
         raise ConfigError("the list of lengths is empty", where="--lengths")
     for length in lengths:

@@ -1,7 +1,7 @@
 """Comparison of the logits of a target without a record with its implied extension, rebuilt from the baseline.
 
-It runs after readback if the types or the formats differ. If both have the same bytes and the same tables, their logits are
-equal too, and nothing runs.
+It runs after readback if the types or the formats differ. Otherwise equal bytes and tables give equal logits, so a run is not
+necessary.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _compared(
     progress: Progress,
     allowed: floors.Floor | None,
 ) -> tuple[DivergenceResult, Noise | None] | str:
-    """Return the divergence of the two, or the reason why there is none. extended: the extension, or why it is missing."""
+    """Return the divergence of the two, or why they cannot be compared. extended: the extension, or why it is missing."""
     if isinstance(extended, str):
         return extended
     tables = same_tables(target, extended)

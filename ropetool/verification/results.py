@@ -22,7 +22,7 @@ BETTER, NO_WORSE, WORSE, UNDECIDED, NOT_JUDGED = "better", "no worse", "worse", 
 class Estimate:
     """A mean over tokens with its 95 % interval, clustered by document.
 
-    mean: the unit is that of the values, mostly nats per token.
+    mean: in the unit of the values, mostly nats per token.
     low, high: the ends of the interval; infinite for fewer than two documents.
     standard_error: infinite for fewer than two documents.
     documents, tokens: the number of documents and of values.
@@ -58,7 +58,7 @@ class LengthResult:
     """The losses of the last tokens of each segment at one length.
 
     length: tokens of model input.
-    target, baseline: the loss in nats per token. baseline is None if it was not measured at this length.
+    target, baseline: the loss in nats per token. A baseline that was not measured at this length is None.
     target_bits, baseline_bits: the loss in bits per byte of scored text.
     difference_to_truncation: the target's loss minus the baseline's loss on the last min(length, trained length) tokens of
       the same segments, in nats per token; None without a comparison.
@@ -75,7 +75,7 @@ class LengthResult:
     segments, documents: the number of segments and of their documents.
     partial: there are too few segments or documents for a verdict.
     note: the reason for `partial`, or another remark; may be empty.
-    kinds: the difference by kind of text; empty if all texts have the same kind.
+    kinds: the difference for each kind of text; empty if all texts have the same kind.
     """
 
     length: int
@@ -220,7 +220,7 @@ def is_true(checks: Iterable[Check]) -> str:
 class VerifyResult(Tabular):
     """The result of a verification: its subject, its figures and its checks.
 
-    target, baseline, against: names of the checkpoints. baseline is None if the target was compared with itself.
+    target, baseline, against: names of the checkpoints. Without a baseline, the target was compared with itself.
     suite: `default` for the three questions.
     trained_length, context_length: the trained and the configured context length in tokens.
     scored: the scored tokens at the end of a text.
@@ -230,14 +230,14 @@ class VerifyResult(Tabular):
     lengths: the losses by length.
     divergence: the comparison of logits with `against`, or None.
     bands: the frequencies before and after the extension, or None.
-    checks: the lines of the gate, from which `verdict` follows.
+    checks: the lines of the gate, which determine `verdict`.
     runtime: a description of the program that computed the figures.
     notes: sentences for the reader.
     measures: the results of all other measures by their keys, which --json has too; None or empty for a measure without
       a result.
     certificate: `file`, whether it was `written`, and why an earlier one was `kept`. None without a certificate.
-    extension: method, factor and params of the extension in the record. Without a record they follow from the keys, and
-      params is None. None without an extension.
+    extension: method, factor and params of the extension in the record. Without a record they follow from the keys, without
+      params. None without an extension.
     texts: the documents as `verification.catalogue` describes them. None for documents from the caller.
     grade: the requested grade.
     attainable: the smallest ratio that these texts can probably distinguish from 1, calculated before the run.
@@ -337,7 +337,7 @@ def _placed(fields: Mapping[str, Any], places: Mapping[str, tuple[str, ...]]) ->
 
 
 def plain(value: Any) -> Any:
-    """Return the value with lists instead of tuples, and None instead of numbers that are not finite."""
+    """Return the value with lists instead of tuples. Numbers that are not finite become None."""
     if isinstance(value, Mapping):
         return {key: plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):

@@ -232,7 +232,7 @@ class _SuiteRun:
         return with_proofs(suite, limits, max(lengths) > workload.trained_length, len(workload.texts))
 
     def _open_yardsticks(self, beside: Beside) -> None:
-        """Open the reference attention variants before the measurements, so that an error does not come after hours."""
+        """Open the reference attention variants before the measurements, so that an error occurs early."""
         self._tell("trying the attention variants", 0, 0)
         base, trained = self.runners[self._roles[-1]], self.workload.trained_length
         self._yardsticks = {

@@ -90,17 +90,17 @@ class Piece:
     losses: Array
 
 
-Wanted = Callable[[Tokens], npt.NDArray[np.bool_]]
+TokenFilter = Callable[[Tokens], npt.NDArray[np.bool_]]
 """Returns which tokens must be scored. Shapes: indices of tokens in the row (tokens,) -> (tokens,)."""
 
 
-def asked(wanted: Wanted, start: int, stop: int, length: int) -> npt.NDArray[np.bool_]:
-    """Return for each position of a piece whether the next token is wanted.
+def before_scored(is_scored: TokenFilter, start: int, stop: int, length: int) -> npt.NDArray[np.bool_]:
+    """Return for each position of a piece whether the next token must be scored.
 
-    start, stop: the range of the piece in a row of `length` tokens. The last token of a row has no next token.
+    start, stop: the range of the piece in a row of `length` tokens. The last token of a row does not have a next token.
     Shape: (stop - start,).
     """
-    return wanted(np.arange(start + 1, stop + 1)) & (np.arange(start, stop) < length - 1)
+    return is_scored(np.arange(start + 1, stop + 1)) & (np.arange(start, stop) < length - 1)
 
 
 class Tokenizes(Protocol):
@@ -156,11 +156,11 @@ class Reader(Tokenizes, Protocol):
     @property
     def description(self) -> str: ...
 
-    def read(self, ids: Sequence[int], wanted: Wanted) -> Iterator[Piece]:
-        """Yield the losses of the wanted tokens of one row, in pieces of some hundred tokens.
+    def read(self, ids: Sequence[int], is_scored: TokenFilter) -> Iterator[Piece]:
+        """Yield the losses of the scored tokens of one row, in pieces of some hundred tokens.
 
-        Calls `wanted` before each piece with its tokens. The runner must not compute a different row meanwhile. If a table
-        depends on the length of the text, the row is one piece.
+        Calls `is_scored` before each piece with the indices of its tokens. The runner must not compute a different row
+        meanwhile. If a table depends on the length of the text, the row is one piece.
         """
 
     def close(self) -> None:
@@ -179,7 +179,7 @@ class Corpus:
     tokens: the ids of each document, without `prefix`.
     byte_lengths: the size of each token in UTF-8 bytes.
     prefix: the ids in front of every row.
-    kinds: the kind of text of each document, or "" if it is unknown.
+    kinds: the type of text of each document, for example prose or code; "" if it is unknown.
     """
 
     names: tuple[str, ...]

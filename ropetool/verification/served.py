@@ -195,7 +195,7 @@ def _journal(
 ) -> AbstractContextManager[Wrap | None]:
     """Return the journal of a run on a server; None if the server does not return exact probabilities.
 
-    Raises: ConfigError if such a run is to be resumed; CheckpointError.
+    Raises: ConfigError if --resume is set for such a run; CheckpointError.
     """
     run_conditions = {
         **conditions(models, documents, {}, options.device if BASELINE in models else None),
@@ -216,7 +216,7 @@ def _refuse_other_options(options: VerifyOptions) -> None:
 def _kept(server: Server, resume: bool, journal: AbstractContextManager[Wrap]) -> AbstractContextManager[Wrap | None]:
     """Return the journal, or None for a server that does not return all probabilities.
 
-    The journal cannot store which tokens were missing. Raises: ConfigError if such a run is to be resumed.
+    The journal cannot store which tokens were missing. Raises: ConfigError if `resume` is set for such a run.
     """
     if server.limits.exact:
         return journal

@@ -34,7 +34,7 @@ class Session:
 
     target: the checkpoint to verify.
     source: the given baseline, or else the unchanged source of the target, or None.
-    look, source_look: the decoded settings of both; `source_look` is None without a source.
+    look, source_look: the decoded settings of target and source.
     context: the configured context length of the target in tokens.
     trained: the trained length before any extension in tokens.
     terms: the user's statements about the target.
@@ -83,7 +83,7 @@ class Session:
     def extension(self) -> dict[str, Any] | None:
         """The method, factor and params of the last extension in the target's record. Bakes do not count.
 
-        Without such a record, method and factor come from the target's keys, and params is None. None without an extension.
+        Without such a record, method and factor come from the target's keys, without params. None without an extension.
         """
         plans = (record.plan for record in provenance.lineage(self.target.path))
         plan = next((plan for plan in plans if plan and plan.get("method") != BAKE), None)

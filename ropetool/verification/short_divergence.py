@@ -66,8 +66,7 @@ def short_divergence(
 ) -> tuple[DivergenceResult, Noise | None] | str:
     """Return the divergence of the target and the noise of the reference, or the reason for skipping the comparison.
 
-    The noise takes two more passes. It is None if the figures are `enough`, or the pair is not a directory and a GGUF
-    file.
+    The noise takes two more passes. Without it, the figures are `enough`, or the pair is not a directory and a GGUF file.
     enough: whether the divergence is small enough without the noise.
     Raises: CheckpointError if the target does not load, or has a logit that is not finite.
     """
@@ -159,7 +158,7 @@ def _memory(checkpoint: Checkpoint, elements: int) -> int:
 
 
 def _lacking(sides: Sequence[Checkpoint]) -> str:
-    """Return what is missing to run these checkpoints, or "" if nothing is missing."""
+    """Return a message about the first missing package or class for these checkpoints, or ""."""
     packages = sorted({name for each in sides for name in PACKAGES[each.format]})
     classes = (without_class(each) for each in sides if isinstance(each, HfCheckpoint))
     return lacking(packages) or next(filter(None, classes), "")

@@ -31,9 +31,9 @@ def named(name: str) -> Suite:
 
 
 def choose(name: str | None, chosen: Sequence[str], segments: int | None, trials: int | None = None) -> Suite:
-    """Return the suite with this name and the chosen measures, or only the chosen measures if `name` is None.
+    """Return the suite with this name and the chosen measures. Without a name, it has only the chosen measures.
 
-    Without a name and chosen measures, it is the standard suite. Raises: ConfigError for an unknown name.
+    Without both, it is the standard suite. Raises: ConfigError for an unknown name.
     """
     names = measures.offered()
     for each in chosen:

@@ -96,7 +96,7 @@ def measure_suites(
 
 
 def _readback_checks(session: Session, lengths: Sequence[int]) -> list[Check]:
-    """Return the checks that need no model: readback, rotation, and whether a longer context can be evaluated."""
+    """Return the checks that do not run the model: readback, rotation, and missing comparisons."""
     return [
         *read_back(session.target, session.source, session.terms),
         check_rotation(session.target),
@@ -339,7 +339,7 @@ def _compared_file(session: Session, other: Checkpoint, cache_type: str | None) 
 
 
 def _rounding_types(target: Checkpoint, other: Checkpoint) -> tuple[str, ...]:
-    """Return the types whose rounding makes the two differ: of GGUF files, or those that directories may be rounded to."""
+    """Return the types whose rounding makes the two differ: the types of GGUF files, or else of the directories."""
     files = [each for each in (target, other) if isinstance(each, GgufCheckpoint)]
     if files:
         return tuple(map(_export_type, files))

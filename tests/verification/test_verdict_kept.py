@@ -15,7 +15,7 @@ from ropetool.plans.search import make_plan
 from ropetool.verification import journal
 from ropetool.verification.readback.terms import Terms
 from ropetool.verification.runners.torch_runner import TorchRunner
-from ropetool.verification.scoring import Piece, Wanted
+from ropetool.verification.scoring import Piece, TokenFilter
 from ropetool.verification.verdict import bounds
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
@@ -36,7 +36,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
     own = TorchRunner.read
 
-    def read(self: TorchRunner, ids: Sequence[int], wanted: Wanted) -> Iterator[Piece]:
+    def read(self: TorchRunner, ids: Sequence[int], wanted: TokenFilter) -> Iterator[Piece]:
         found.append((self.path.name, len(ids)))
         return own(self, ids, wanted)
 
@@ -78,7 +78,7 @@ def test_an_open_run_goes_on_where_it_ended(extended: Path, rows: list[tuple[str
 def test_an_interruption_tells_the_rows_of_the_target(extended: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, count = TorchRunner.read, [0]
 
-    def read(self: TorchRunner, ids: Sequence[int], wanted: Wanted) -> Iterator[Piece]:
+    def read(self: TorchRunner, ids: Sequence[int], wanted: TokenFilter) -> Iterator[Piece]:
         count[0] += self.path.name == "out"
         if count[0] > 2:
             raise KeyboardInterrupt

@@ -14,7 +14,7 @@ import pytest
 
 from ropetool.errors import ConfigError
 from ropetool.verification.journal import Journal
-from ropetool.verification.scoring import BASELINE, TARGET, NoMemory, Piece, Wanted
+from ropetool.verification.scoring import BASELINE, TARGET, NoMemory, Piece, TokenFilter
 from ropetool.verification.texts import Document
 from ropetool.verification.verdict import bounds
 from ropetool.verification.verdict.answers import Answers
@@ -60,7 +60,7 @@ class Model:
     def byte_lengths(self, text: str) -> list[int]:
         return [len(text[at : at + CHARACTERS]) for at in range(0, len(text), CHARACTERS)]
 
-    def read(self, ids: Sequence[int], wanted: Wanted) -> Iterator[Piece]:
+    def read(self, ids: Sequence[int], wanted: TokenFilter) -> Iterator[Piece]:
         if len(ids) > self.most:
             raise NoMemory(f"one row of {len(ids)} tokens does not fit into memory")
         self.rows.append(len(ids))
@@ -164,7 +164,7 @@ def test_one_text_that_breaks_does_not_shorten_the_others() -> None:
     ticks, texts = Ticks(), [0]
 
     class Once(Model):
-        def read(self, ids: Sequence[int], wanted: Wanted) -> Iterator[Piece]:
+        def read(self, ids: Sequence[int], wanted: TokenFilter) -> Iterator[Piece]:
             texts[0] += 1
             self.cost = lost_after(12_000, 4.0) if texts[0] == 2 else FREE
             yield from super().read(ids, wanted)

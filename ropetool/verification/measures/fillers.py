@@ -88,12 +88,12 @@ def filler_of_others(
     The tokens are a part of this document, continued with the beginnings of the next documents. If all documents are too
     short, the tokens are repeated.
 
-    Documents of the same kind come first, because code after verses is predicted worse than code after code, independent of
-    positions.
+    Documents of the same kind are preferred, because code after verses is predicted worse than code after code at any
+    position.
 
     document: the index of a document that is not used; None uses all.
     without: tokens that are left out.
-    kind: the preferred kind of text if `document` is None.
+    kind: the preferred kind of text without a `document`.
 
     Raises: ConfigError if nothing is left.
     """

@@ -80,8 +80,8 @@ class KeyTokenResult:
     gain: truncated minus loss, paired.
     note: the reason why nothing is judged, or "".
 
-    The losses are None if the judge selected no token. Without a judge, the tokens of the farthest copies are used, and
-    the gain is the gain from the copy.
+    The losses are None if the judge did not select any token. Without a judge, the tokens of the farthest copies are used,
+    and the gain is the gain from the copy.
     """
 
     length: int

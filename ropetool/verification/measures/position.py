@@ -1,6 +1,6 @@
 """Position probe: the loss of fixed passages with more and more other text in front of them. It should not change.
 
-A shift of position_ids alone would show nothing, because RoPE is relative.
+Shifted position_ids would not change the loss, because RoPE is relative. So the passages get other text in front of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Retrieval: the context contains several keys with values, and its end asks for the value of one key.
+"""Retrieval: the context contains several keys with values, and its end is a question about one value.
 
 With several keys, the model cannot find the answer only by its form, as it could find a single number in prose. The answer
 is one token, so the probabilities of all values can be compared.
@@ -360,7 +360,7 @@ class _Maker:
     def make(self, keys: int, depth: float, rng: random.Random) -> Context:
         """Return a context with this number of keys. The key in the question is at this depth, the others anywhere.
 
-        Sentences with further names of a key come after its first sentence. No word of the sentences occurs in the filler,
+        Sentences with further names of a key are behind its first sentence. No word of the sentences occurs in the filler,
         because each occurrence would be a wrong place to find it.
         """
         task, tokenize = self._task, self._tokenize
@@ -390,7 +390,7 @@ def woven(filler: Sequence[int], placed: Sequence[tuple[float, list[int]]], ends
     """Return the filler with the sentences in it, each after its share of the filler.
 
     placed: the share and the ids of each sentence.
-    ends: if the filler has one of these tokens, each sentence comes after the nearest of them.
+    ends: if the filler has one of these tokens, each sentence is put behind the nearest of them.
     """
     row: list[int] = []
     start = 0

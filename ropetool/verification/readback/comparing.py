@@ -49,7 +49,7 @@ class Origin:
 
     source: the source in the record, or None if it is missing or has changed.
     same_format: the source, else the baseline; None if neither has the target's format.
-    words: what a check calls `same_format`, or why it is None.
+    words: the description of `same_format` in a check, or the reason why it is missing.
     """
 
     source: Path | None

@@ -144,7 +144,7 @@ def plain(value: Value | None) -> Any:
 
 
 def _config(target: HfCheckpoint, expected: HfCheckpoint) -> Iterator[tuple[str, bool]]:
-    """Yield each difference of the configs except for positions, and whether it affects the results or the end of a text.
+    """Yield each difference of the configs except for positions. True marks an effect on the results or the end of a text.
 
     A key in only one config is equal if the class of transformers has the same default, or does not read the key.
     """
@@ -231,7 +231,7 @@ def _is_weights(name: str) -> bool:
 def _file(
     name: str, ours: Path | None, theirs: Path | None, tokenizer_config: Path | None
 ) -> Iterator[tuple[str, bool]]:
-    """Yield each difference of a file, and whether it affects token ids. tokenizer_config: the file of the source."""
+    """Yield each difference of a file. True marks an effect on token ids. tokenizer_config: the file of the source."""
     matters = name in TOKENIZER_FILES or name == _LOADED
     if ours is not None and theirs is not None and same_content(ours, theirs):
         return
@@ -251,7 +251,7 @@ def _object(path: Path | None, name: str) -> Mapping[str, Any]:
 
 
 def _tokens(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    """Yield each difference in a file of the tokenizer, and whether it affects token ids."""
+    """Yield each difference in a file of the tokenizer. True marks an effect on token ids."""
     for key in dict.fromkeys([*theirs, *ours]):
         if key in (*_BATCHES, *_CLASS_KEYS):
             continue

@@ -25,5 +25,5 @@ def unrotated() -> bool:
 
 
 def cache_ways(cache_type: str | None) -> list[str]:
-    """Return what a requested cache type contributes to the key of a run: the type, and whether blocks are unrotated."""
+    """Return the settings of the cache for the key of a run: a requested type, and UNROTATED if blocks are not rotated."""
     return [] if cache_type is None else [f"{cache_type} cache", *([UNROTATED] if unrotated() else [])]

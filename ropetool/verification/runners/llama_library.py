@@ -21,7 +21,7 @@ from ropetool.errors import CheckpointError, MissingDependency
 from ropetool.escaping import install_line
 from ropetool.files.gguf import ggml_type
 from ropetool.machine import processors
-from ropetool.verification.scoring import PIECE_TOKENS, Logits, NoMemory, Tokens, Wanted, asked
+from ropetool.verification.scoring import PIECE_TOKENS, Logits, NoMemory, TokenFilter, Tokens, before_scored
 
 ERROR_LEVEL = 4  # ggml/include/ggml.h; the list in llama-cpp-python's _logger.py is outdated
 
@@ -121,13 +121,13 @@ class LlamaModel:
             if len(positions):
                 yield int(positions[0]), logits
 
-    def steps(self, row: Tokens, wanted: Wanted) -> Iterator[tuple[int, Tokens, Logits]]:
-        """Yield the number of tokens read so far, the positions before the wanted tokens of a piece, and their logits.
+    def steps(self, row: Tokens, is_scored: TokenFilter) -> Iterator[tuple[int, Tokens, Logits]]:
+        """Yield the number of tokens read so far, the positions before the scored tokens of a piece, and their logits.
 
         Raises: as `logits`.
         """
         edges = [*range(0, len(row), PIECE_TOKENS), len(row)]
-        yield from self._pieces(row, edges, lambda start, stop: asked(wanted, start, stop, len(row)))
+        yield from self._pieces(row, edges, lambda start, stop: before_scored(is_scored, start, stop, len(row)))
 
     def _pieces(
         self, row: Tokens, edges: Sequence[int], chosen: Callable[[int, int], npt.NDArray[np.bool_]]

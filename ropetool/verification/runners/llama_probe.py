@@ -1,6 +1,6 @@
 """A test whether llama.cpp uses the decoded table of a GGUF file.
 
-A tiny model gets the rope keys of the file. llama.cpp runs it, and its logits are compared with those of probe_model.py.
+A tiny model gets the rope keys of the file. llama.cpp runs it, and its logits are compared with a forward pass in float64.
 The file's own weights are never loaded.
 """
 

@@ -36,8 +36,8 @@ from ropetool.verification.scoring import (
     Piece,
     Predictions,
     Scores,
+    TokenFilter,
     Tokens,
-    Wanted,
     ignore,
 )
 
@@ -205,11 +205,11 @@ class LlamaRunner:
         done(row.size)
         return Generated(both[0], both[1], self._rounding, False)
 
-    def read(self, ids: Sequence[int], wanted: Wanted) -> Iterator[Piece]:
-        """Yield the losses of the wanted tokens of a row as it is read. Raises: as `score`."""
+    def read(self, ids: Sequence[int], is_scored: TokenFilter) -> Iterator[Piece]:
+        """Yield the losses of the scored tokens of a row piece by piece. Raises: as `score`."""
         row = np.array(ids, dtype=np.int64)
         self._refuse_looking_ahead()
-        for end, positions, logits in self._open(row[None], PIECE_TOKENS).steps(row, wanted):
+        for end, positions, logits in self._open(row[None], PIECE_TOKENS).steps(row, is_scored):
             self._refuse_not_finite(logits, positions, row.size)
             yield Piece(end, positions + 1, _cross_entropy(logits, row[positions + 1]))
 

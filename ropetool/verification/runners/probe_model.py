@@ -25,7 +25,7 @@ BLOCK = 4  # tokens at adjacent positions; each block sees only itself, and the 
 
 
 def weights(arch: str, head_dim: int) -> dict[str, npt.NDArray[np.float32]]:
-    """Return random weights with which the logits depend on positions. The feed-forward part returns 0.
+    """Return random weights that make the logits depend on positions. The feed-forward part returns 0.
 
     Queries and keys have a standard deviation of 1.4, so that a token attends to several others. The embeddings are as
     large as the output of the attention. With smaller embeddings, an error in the last bit of an angle at position 2047

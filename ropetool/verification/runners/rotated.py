@@ -1,4 +1,4 @@
-"""Runners that apply different RoPE tables to one loaded model, so that a table needs no weights of its own."""
+"""Runners that apply different RoPE tables to one loaded model, so that several tables share its weights."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class TokenizerWords:
         self.prefix = reader.prefix
 
     def text_of(self, ids: Sequence[int]) -> str | None:
-        """Return the text that the tokenizer converts to exactly these ids, or None if there is none."""
+        """Return the text that the tokenizer converts to exactly these ids, or None without such a text."""
         text = self._reader.detokenize(ids)
         return text if self._reader.tokenize(text) == [int(token) for token in ids] else None
 

@@ -207,7 +207,7 @@ class ServerRunner:
         return [answer.shown[token] if token in answer.shown else answer.at_most() for token in tokens]
 
     def _prompt_scores(self, row: Sequence[int], scored: int) -> tuple[Array, Array]:
-        """Return the losses of the last tokens of a row, and whether each is the likeliest token.
+        """Return the losses of the last tokens of a row. True marks the likeliest token.
 
         The last token has a separate request, because a server needs room for an answer. The first prompt is scored twice,
         to test that the scores are stable.

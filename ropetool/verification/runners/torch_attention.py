@@ -214,7 +214,7 @@ def attending(model: Any, layers: frozenset[int], attend: Attend) -> Iterator[se
 
 
 def _interfaces(modules: list[Any]) -> list[tuple[Any, str]]:
-    """Return each mapping from which the modules take their attention function, with the key that they use, once."""
+    """Return the mappings that contain the modules' attention functions, each once, with the key that the modules use."""
     interfaces = []
     for module in modules:
         interface = getattr(sys.modules[type(module).__module__], "ALL_ATTENTION_FUNCTIONS", None)

@@ -35,9 +35,9 @@ from ropetool.verification.scoring import (
     Piece,
     Predictions,
     Scores,
+    TokenFilter,
     Tokens,
-    Wanted,
-    asked,
+    before_scored,
     ignore,
 )
 
@@ -180,7 +180,7 @@ class TorchRunner:
         done(row.size)
         return Generated(parts[0], parts[1], model.dtype, not model.fixed_table)
 
-    def read(self, ids: Sequence[int], wanted: Wanted) -> Iterator[Piece]:
+    def read(self, ids: Sequence[int], is_scored: TokenFilter) -> Iterator[Piece]:
         """Yield the losses of the requested tokens of a row, piece by piece. Raises: as `score`."""
         row = np.array([ids], dtype=np.int64)
         model = self._model_for(row)
@@ -191,7 +191,7 @@ class TorchRunner:
             try:
                 with self._torch.inference_mode(), quiet(self._transformers):
                     step = next(pieces, None)
-                    piece = None if step is None else self._piece(model, on_device, *step, wanted)
+                    piece = None if step is None else self._piece(model, on_device, *step, is_scored)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -200,10 +200,10 @@ class TorchRunner:
                 return
             yield piece
 
-    def _piece(self, model: TorchModel, row: Any, start: int, hidden: Hidden, wanted: Wanted) -> Piece:
+    def _piece(self, model: TorchModel, row: Any, start: int, hidden: Hidden, is_scored: TokenFilter) -> Piece:
         """Return the losses of the requested tokens of a piece that begins at token `start`."""
         torch, stop = self._torch, start + hidden.states.shape[1]
-        places = np.flatnonzero(asked(wanted, start, stop, row.shape[1]))
+        places = np.flatnonzero(before_scored(is_scored, start, stop, row.shape[1]))
         chosen = Hidden(hidden.output_class, hidden.states[:, self._on_device(places)])
         targets = row[0, self._on_device(places) + start + 1]
         parts = [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TextAnswer:
-    """The gaps of one text: the loss of the target minus that of the source on the same tokens, in nats per token.
+    """The gaps of one text: the target's loss minus the source's loss on the same tokens, in nats per token.
 
     document, kind: the name of the document, and its kind of text.
     start: the first character of the text in its document.

@@ -1,4 +1,4 @@
-"""The places in documents that a default verification reads. Kinds of text take turns, and within a kind authors do.
+"""The places in documents that a default verification reads. Types of text take turns, and within a type authors do.
 
 Only the necessary part of a document is tokenized. All tokenizers must return the same ids.
 """
@@ -79,7 +79,7 @@ class Places:
         return int(self.length * self._characters * SPARE)
 
     def _shuffled(self, seed: int) -> list[tuple[int, int]]:
-        """Return all places as (document, first character). Kinds, then authors, then their documents take turns."""
+        """Return all places as (document, first character). Types of text, then authors, then documents take turns."""
         rng = random.Random(seed)
         span, by_kind = self._span(), dict[str, dict[int, list[list[tuple[int, int]]]]]()
         for number, document in enumerate(self._documents):
