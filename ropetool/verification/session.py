@@ -129,7 +129,7 @@ def documents_of(
 def unchanged_source(target: Path, notes: list[str]) -> Path | None:
     """Return the source that the target was extended from, or None with a note if the source is missing or has changed.
 
-    An export or a bake has the same table as its source. So the source of that checkpoint is returned.
+    An export or a bake does not change the positions, so the search continues with the record of its source.
     notes: receives the note.
     """
     for record in provenance.lineage(target):

@@ -13,7 +13,7 @@ from ropetool.lab.measures.ruler import (
     effective_length_section,
 )
 from ropetool.report.terminal import section_text
-from ropetool.verification.measures.growing import CacheLength, CacheResult, cache_section
+from ropetool.verification.measures.cached_generation import CacheLength, CacheResult, cache_section
 from ropetool.verification.results import BETTER, NO_WORSE, UNDECIDED, Estimate
 
 FOUND = EffectiveLengthResult(

@@ -12,7 +12,7 @@ import sample
 from ropetool.report.verdict import WORDS, summary, verify_json
 from ropetool.verification import kl_gate, measures
 from ropetool.verification.gate import FAR_TEXT, RATIO
-from ropetool.verification.measures import growing
+from ropetool.verification.measures import cached_generation
 from ropetool.verification.measures.repeats import COPIES
 from ropetool.verification.measures.retrieval import RetrievalPair
 from ropetool.verification.measures.rotary import ROTATION
@@ -189,7 +189,7 @@ def test_every_check_that_can_fail_is_told_in_words() -> None:
         ROTATION,
         RATIO,
         COPIES,
-        growing.NAME,
+        cached_generation.NAME,
         "lm-eval",
         *kl_gate.NAMES,
     ]

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaForCausalLM
 
 from ropetool.verification.corpus import read_corpus
-from ropetool.verification.measures.growing import TOKENS, CacheResult, cache_check, prepare_cache
+from ropetool.verification.measures.cached_generation import TOKENS, CacheResult, cache_check, prepare_cache
 from ropetool.verification.results import FAIL, NOT_ASKED, PASS, Check
 from ropetool.verification.runners import llama_library
 from ropetool.verification.runners.llama_runner import LlamaRunner

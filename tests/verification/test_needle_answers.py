@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from word_reading import Blind, Reader, Vocabulary, make_corpus
 
-from ropetool.verification.measures.answers import NeedleAnswers, needle_answers
 from ropetool.verification.measures.long_pass import KeyTokenResult, key_tokens_check
+from ropetool.verification.measures.needle_answers import NeedleAnswers, needle_answers
 from ropetool.verification.measures.retrieval import Retrieval, prepare_retrieval
 from ropetool.verification.scoring import BASELINE, TARGET, Done, Predictions, ignore
 from ropetool.verification.statistics import lower_bound

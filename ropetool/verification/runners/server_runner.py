@@ -66,7 +66,7 @@ class ServerRunner:
     vocabulary: the number of tokens in the vocabulary, or None if it is unknown.
     score_prompts: use the server's scores of whole prompts, one request at a time.
     where: the command line option that names the server, for error messages.
-    Raises: ConfigError if the server has a different tokenizer, or does not return probabilities of raw prompts.
+    Raises: ConfigError if the server has a different tokenizer; ServerError if its probabilities are not the model's own.
     """
 
     def __init__(
