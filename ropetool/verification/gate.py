@@ -33,6 +33,7 @@ SUSPICIOUS_BITS = 0.4  # bits per byte; models need 0.6 to 0.9 for an unknown te
 class Grade:
     """A grade of quality with its limits.
 
+    name: the name for --grade.
     max_ratio: the largest ratio of perplexities at any length.
     max_lost: the largest loss of correct answers compared with the trained length, as a share of all trials.
     reads_far: the grade requires evidence that the model uses long-range context, and the limit `max_lost`.

@@ -19,6 +19,7 @@ TONES = {BETTER: GOOD, NO_WORSE: "", UNDECIDED: WARN, WORSE: BAD, NOT_JUDGED: ""
 class Suite:
     """The measures of a run, and the amount of work for each.
 
+    name: the name for --suite, or `custom` for single measures.
     measures: the names of the measures.
     segments: the number of scored segments at each length.
     passages: the number of passages for the use of long-range context.

@@ -192,6 +192,7 @@ PARTIAL = "partial"
 class Check:
     """One line of the gate.
 
+    name: the name of the check, which selects the sentences of a report.
     figure, limit: None if the check has no number.
     verdict: a verdict of this module. `NOT_ASKED` and `INEXACT` do not affect the verdict of a run.
     detail: an explanation of the figure.

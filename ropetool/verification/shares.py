@@ -81,7 +81,11 @@ def _score(gained: int, lost: int, trials: int, difference: float) -> float:
 
 @dataclass(frozen=True)
 class PairedTrials:
-    """The number of trials that both models, only the first, only the second, or neither answers correctly."""
+    """The number of trials by the models that answer them correctly.
+
+    both, neither: both models, or neither of them.
+    gained, lost: only the first model, or only the second one.
+    """
 
     both: int
     gained: int

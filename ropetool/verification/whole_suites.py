@@ -289,6 +289,7 @@ class OpenInVllm:
 
 
 def too_long_for(role: str, reach: int, needed: int) -> str:
+    """Return the message for a table that ends after `reach` tokens, if `needed` tokens are necessary."""
     return f"the table of the {role} ends at its context length of {reach} tokens, and vLLM would have to read {needed}"
 
 

@@ -53,6 +53,7 @@ class CacheLength:
 class CacheResult:
     """Cached generation by length.
 
+    lengths: the comparison at each length.
     rounding: the number type of the computation.
     moving: whether the table depends on the text length.
     """
@@ -64,7 +65,11 @@ class CacheResult:
 
 @dataclass(frozen=True)
 class Cache:
-    """Rows of the longest length. Their beginnings are the rows of shorter lengths. Only the target computes them."""
+    """Rows of the longest length. Their beginnings are the rows of shorter lengths. Only the target computes them.
+
+    texts: the ids of each row.
+    lengths, trained_length: tokens.
+    """
 
     texts: tuple[tuple[int, ...], ...]
     lengths: tuple[int, ...]

@@ -100,6 +100,7 @@ class LongPass:
     """The places of the long passes. The last `scored` tokens of each are scored with long and with short context.
 
     Each short window scores its second half, so every token has at least half of the trained length as context.
+    length: the tokens of a long pass. trained_length: the tokens of a short window.
     """
 
     corpus: Corpus

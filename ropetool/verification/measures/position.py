@@ -69,6 +69,8 @@ class PositionResult:
 class PositionProbe:
     """The passages and the lengths of filler. The baseline gets the fillers within its trained length.
 
+    size: the tokens of a passage.
+    fillers: the tokens of filler in front of a passage.
     within: the filler that makes a row as long as the trained length.
     """
 

@@ -56,6 +56,7 @@ class FarResult:
 
     passage, scored: the tokens of a passage, and of its scored end.
     passages, documents: the number of passages, and of their documents.
+    distances: the gain at each distance.
     note: the reason why nothing is judged, or "".
     within: the largest distance within the trained length, or 0.
     own: the gain of the baseline at this distance, or of the target without a baseline.

@@ -185,7 +185,7 @@ class RetrievalResult:
 
 @dataclass(frozen=True)
 class Retrieval:
-    """The contexts of each length. The baseline gets only contexts within the trained length.
+    """The contexts of a task by length. The baseline gets only contexts within the trained length, in tokens.
 
     note: the reason for missing lengths, or "".
     """
