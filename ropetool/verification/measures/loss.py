@@ -216,7 +216,7 @@ def row(corpus: Corpus, segment: Segment, length: int) -> list[int]:
 
 
 def _loss(result: VerifyResult) -> Section:
-    trained, limit = result.trained_length, asked(result)
+    trained, limit = result.trained_length, _limit(result)
     # "no worse" would look like a contradiction next to a ratio above 1.
     shown = {NOT_JUDGED: NONE, NO_WORSE: f"within {limit}"}
     rows = tuple(
@@ -314,7 +314,7 @@ def texts_of(entry: LengthResult) -> str:
     return f"{entry.documents} text{'' if entry.documents == 1 else 's'}"
 
 
-def asked(result: VerifyResult) -> str:
+def _limit(result: VerifyResult) -> str:
     """Return the limit of the ratio from the gate's check, in words."""
     limits = [check.limit for check in result.checks if check.name == "ratio" and check.limit is not None]
     return f"{limits[0]:g}" if limits else "the limit"
