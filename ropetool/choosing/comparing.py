@@ -217,12 +217,12 @@ class _Loaded:
 
     @property
     def trials(self) -> list[Trial]:
-        """Everything that is measured besides the source."""
+        """Return all trials: candidates and reference attention variants."""
         return [*self.able, *self.beside]
 
     @cached_property
     def pace(self) -> estimate.Pace:
-        """The pace of the source, probed once."""
+        """Return the pace of the source. The model is probed only once."""
         setting = self.field.setting
         return estimate.pace(self.runner, setting.corpus, self.rows(self.chosen.run), setting.suite.most_scored or 1)
 

@@ -51,7 +51,7 @@ class SourceModel:
 
     @property
     def rope(self) -> RopeSet:
-        """The tables that the model computes. Raises: ConfigError if its settings cannot be decoded."""
+        """Return the tables that the model computes. Raises: ConfigError if its settings cannot be decoded."""
         if self.look.rope is None:
             raise ConfigError(UNDECODED, where=str(self.checkpoint.path))
         return self.look.rope
@@ -76,5 +76,5 @@ class SourceModel:
     def load(self, device: str, dtype: str, report: Callable[[str], None]) -> TorchRunner:
         """Return the runner of the model. report: receives a sentence for each change that the runner makes."""
         runner = Open({})(self.checkpoint.path, device=device, dtype=dtype, report=report)
-        assert isinstance(runner, TorchRunner)  # it runs directories
+        assert isinstance(runner, TorchRunner)  # the runner of directories
         return runner

@@ -84,7 +84,10 @@ class Case:
 
     @property
     def own(self) -> Decoded | None:
-        """Return the decoded table of the format's own runtime: transformers or llama.cpp. None if it has no decoder."""
+        """Return the decoded table of the format's own runtime: transformers or llama.cpp.
+
+        None if it has no decoder.
+        """
         return next((each for each in self.readings if each.name == self.checkpoint.runtime), None)
 
     @property

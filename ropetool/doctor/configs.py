@@ -111,7 +111,7 @@ def mscale_pair(case: Case) -> Iterator[Finding]:
         return
     for layer_type, entry in case.rope.entries.items():
         settled = entry.params.get(names.ATTENTION_FACTOR) is not None or case.inspection.family.norm_after
-        if entry.table is None or entry.rope_type != "yarn" or settled:  # no other type reads the two keys
+        if entry.table is None or entry.rope_type != "yarn" or settled:  # only yarn reads the two keys
             continue
         where = f"{layer_type}: " if len(case.rope.entries) > 1 else ""
         if (finding := _mscales(entry, where)) is not None:
@@ -128,7 +128,7 @@ def _mscales(entry: LayerRope, where: str) -> Finding | None:
     if (mscale is None) == (all_dim is None):
         return None
     factor = entry.factor or 1.0
-    # The defaults of DeepSeek's own code, which takes the ratio whether or not both keys are there.
+    # The defaults of DeepSeek's own code. It uses the ratio even if only one of the keys is set.
     ratio = mscale_of(factor, 1.0 if mscale is None else mscale) / mscale_of(factor, all_dim or 0.0)
     if math.isclose(ratio, computed, rel_tol=1e-6):
         return None

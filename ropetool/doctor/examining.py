@@ -25,7 +25,7 @@ class Examined:
     findings: the worst first.
     format: "hf" or "gguf". Empty if ropetool could not read the checkpoint.
     family: the model type. Empty if it is unknown.
-    source: the name of the checkpoint that it was compared with. Empty if there was none.
+    source: the name of the checkpoint that it was compared with, or an empty string.
     skipped: why a file in a folder was skipped: it is a projector or an adapter. Empty if it was not.
     """
 
@@ -104,7 +104,7 @@ def examine(
 
 
 def _targets(name: str) -> list[Target | Examined]:
-    """Return the checkpoints of a path or Hub id. If there are none, return an unreadable one with the reason."""
+    """Return the checkpoints of a path or Hub id. If that fails, return an unreadable one with the reason."""
     try:
         return list(targets_of(name))
     except (RopetoolError, OSError) as error:

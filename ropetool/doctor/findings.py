@@ -23,7 +23,7 @@ class Finding:
     fix: a command that works, or a step in words. Empty if no edit of the file removes the problem.
     key: the key of the file that has the problem. Empty if there is no such key.
     runtimes: the full names of the runtimes with the problem. Empty if the file itself has it.
-    line: the line of config.json in which the key occurs first, counted from 1. 0 if there is none.
+    line: the line of config.json in which the key occurs first, counted from 1. 0 without such a line.
     """
 
     rule: str

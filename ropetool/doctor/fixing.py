@@ -131,7 +131,7 @@ def _written(plan: Plan, path: Path, destination: Destination) -> Applied:
 
 
 def repair_plan(case: Case, rule: str) -> Plan | None:
-    """Return the plan of an exact repair, or None if there is none.
+    """Return the plan of an exact repair, or None if no repair is exact.
 
     Raises: LossyExport if the format's own runtime would decode a different table. RopetoolError if it would stop.
     """

@@ -19,7 +19,7 @@ from ropetool.rope.tables import TABLE_TOLERANCE, LayerRope
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import key_types, loading_rules
 
-NEAR = 0.85  # of difflib: one or two wrong letters
+NEAR = 0.85  # similarity by difflib; allows one or two wrong letters
 POSITIONS = re.compile(r"(rope\.|attention\.temperature_|context_length$)")  # after the name of an architecture
 # Other loaders read these, or llama.cpp only prints them. A file that has them is correct.
 HARMLESS = frozenset({archs.FINETUNED, archs.DIMENSION_COUNT_SWA, "rope.scaling.alpha"})

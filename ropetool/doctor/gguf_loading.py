@@ -17,7 +17,7 @@ SECTIONS = 4  # time, height and width of an image, and a fourth that Qwen does 
 
 
 def completing(case: Case) -> tuple[FileEdit, ...]:
-    """Return the edit that adds a fourth image section of 0; none if that does not make llama.cpp load the file."""
+    """Return the edit that adds a fourth image section of 0, or nothing if llama.cpp would still not load the file."""
     if case.gguf is None:
         return ()
     key = f"{case.gguf.name}.{archs.DIMENSION_SECTIONS}"
@@ -30,7 +30,7 @@ def completing(case: Case) -> tuple[FileEdit, ...]:
 
 
 def key_of(case: Case, rule: str) -> str:
-    """Return the key that a broken rule of the loader is about, empty if it is about several."""
+    """Return the key that a broken rule of the loader is about. Empty if it is about several keys."""
     assert case.gguf is not None
     about = rule.rpartition(" ")[2]
     return next((key for key in (about, Numbers(case.gguf).key(about)) if key in case.gguf.values), "")

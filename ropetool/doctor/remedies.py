@@ -39,7 +39,8 @@ def fixed(case: Case) -> str:
 def same_for(case: Case, runtime_names: Sequence[str]) -> str:
     """Return the command whose output these runtimes decode as the checkpoint's own runtime does.
 
-    If there is none, return a message that names the runtimes that read the checkpoint correctly, or an empty string.
+    If no command works, return a message that names the runtimes that read the checkpoint correctly, or an empty
+    string.
     """
     entry, rope = case.full, case.rope
     if case.path is not None and entry is not None and rope is not None and not entry.unscaled:
@@ -87,7 +88,7 @@ def again(case: Case, entry: LayerRope, target: RopeSet) -> str:
 def _again(
     case: Case, entry: LayerRope, target: RopeSet, required: Sequence[str] = (), shown_names: Sequence[str] = ()
 ) -> Planned | None:
-    """Return the command that builds a scaled table again from the unscaled one, or None if there is none.
+    """Return the command that builds a scaled table again from the unscaled one, or None if no command works.
 
     required: the runtimes that must decode the target.
     shown_names: the runtime names for the command line.

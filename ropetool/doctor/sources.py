@@ -61,7 +61,7 @@ def _differing(case: Case) -> list[str]:
 
 
 def _fix(case: Case) -> str:
-    """Return the command that gives the file the source's table. If there is none, return the step to convert again."""
+    """Return the command that gives the file the source's table, or the step to convert the source again."""
     source = case.source
     if source is None or source.rope is None or source.full is None or case.path is None or case.rope is None:
         return ""

@@ -42,7 +42,9 @@ def choose(
         ends = _places(len(ids), max(PLACES, 2 * share))
         probs = []
         for one in hypotheses:
-            probs.append(reference.log_probs(one, ids, ends).astype(np.float32))  # a large vocabulary fills a memory
+            probs.append(
+                reference.log_probs(one, ids, ends).astype(np.float32)
+            )  # float32 saves memory for large vocabularies
             finished += 1
             tell("reading the prompts with each table", finished, total)
         log_probs = np.stack(probs)  # (hypotheses, places, vocabulary)
@@ -124,8 +126,8 @@ def _distinguishes(distance: Array) -> Array:
 def _gain(apart: Array, distinguishing: Array, more: Array) -> float:
     """Return how much a prompt helps to distinguish all pairs.
 
-    Pairs that too few prompts distinguish come first, because for most prompts both may have the same table. Then the
-    pairs with small distances follow.
+    Pairs that too few prompts distinguish have priority, because for most prompts both may have the same table. Then
+    the pairs with small distances follow.
     """
     off = ~np.eye(len(apart), dtype=bool)
     needed = off & (distinguishing < ENOUGH)

@@ -35,7 +35,7 @@ from ropetool.runtimes.decoded import decoded
 
 AS_IS = "as-is"  # accepts the target's value of a key
 LONGROPE, ABF, LENGTH, DYNAMIC = "longrope", "abf", "length", "dynamic"
-_NAMED = ("yarn", "linear", DYNAMIC, "llama3")  # rope types that are a method
+_NAMED = ("yarn", "linear", DYNAMIC, "llama3")  # rope types with the name of a method
 LISTS = (names.LONG_FACTOR, names.SHORT_FACTOR)
 # If a method gives this share of the pairs in lists, the other pairs count as errors. Lists from a search have hardly a
 # number in common with any formula.

@@ -30,7 +30,7 @@ from ropetool.weights.edits import TensorEdit
 SCHEMA = 2
 SCHEMAS = (1, SCHEMA)  # the first contains only tables and lengths
 FORMATS = ("hf", "gguf")
-MAX_REASON = 300  # characters of a reason that quotes a value of the file
+MAX_REASON = 300  # characters; a reason may quote a long value of the file
 # To apply an edit of a row takes 16 bytes. The largest known model has 2 million rows: 126 layers of 16,384 queries and
 # 1,024 keys. Lists have an entry for each tensor, note or runtime.
 MAX_HEIGHT, MAX_ROWS, MAX_LIST = 2**20, 2**22, 2**13
@@ -95,7 +95,7 @@ class Plan(Shown):
     tensors: tuple[TensorEdit, ...] = ()
     weight_files: Mapping[str, str] = field(default_factory=dict)
     bake_dtype: str = ""
-    target: RopeSet | None = field(default=None, compare=False)  # its arrays are compared by `differences`
+    target: RopeSet | None = field(default=None, compare=False)  # `RopeSet.differences` compares its arrays
     identity: Identity | None = None
 
     def to_json(self) -> dict[str, Any]:

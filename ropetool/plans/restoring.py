@@ -40,8 +40,10 @@ _CARD_NOTE = "{} is not compared, because verify writes into it; keep a copy if 
 class Restored(Shown):
     """Edits that were undone.
 
-    edited: how the file was changed. undone: the entries of the log, the last edit first. left: the number of entries
-    that the log still has. complete: whether the log had every edit since the first.
+    edited: how the file was changed.
+    undone: the entries of the log, the last edit first.
+    left: the number of entries that the log still has.
+    complete: whether the log had every edit since the first.
     """
 
     edited: Edited
@@ -51,7 +53,7 @@ class Restored(Shown):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for the user."""
+        """Return notes for the user."""
         return self.edited.notes if self.complete else (*self.edited.notes, _INCOMPLETE)
 
 

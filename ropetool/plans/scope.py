@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ropetool.errors import ConfigError
 
-MEASURED_FROM, DOUBTFUL, REFUSED = 4.0, 8.0, 32.0  # times the trained length
+MEASURED_FROM, DOUBTFUL, REFUSED = 4.0, 8.0, 32.0  # multiples of the trained length
 FORCE = "--force-factor"
 # Methods for a model that will be fine-tuned, or that do not change any table.
 OUT_OF_SCOPE = frozenset({"abf", "longrope", "length"})
@@ -38,7 +38,8 @@ NECESSARY = "necessary, but not sufficient: this is true at any factor"
 class Extent:
     """The size of an extension.
 
-    times: the target divided by the trained length; 0 if the limits do not apply.
+    method: the method's name.
+    times: the target divided by the trained length. 0 if the limits do not apply.
     """
 
     method: str

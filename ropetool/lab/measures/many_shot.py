@@ -32,7 +32,7 @@ from ropetool.verification.statistics import (
 
 NAME = "many-shot"
 LABELS = 4
-TRIALS = 4  # for each trial of retrieval at a depth
+TRIALS = 4  # trials here for each trial of retrieval at a depth
 MOST_WORDS = 128  # with a label
 FEWEST_WORDS = 12
 SEEN = 2  # words per shot within the trained length, so that more shots show more words
@@ -176,8 +176,9 @@ def prepare_many_shot(
     trials: int,
     seed: int,
 ) -> ManyShot:
-    """Return the lessons. Words are drawn with replacement from twice as many as the trained length has examples.
+    """Return the lessons.
 
+    Words are drawn with replacement from a set with two words for each shot of the trained length.
     Raises: ConfigError if there is no text.
     """
     tokens = single_tokens(tokenize)

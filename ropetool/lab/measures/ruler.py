@@ -1,7 +1,7 @@
-"""Effective length: seven tasks after RULER at the trained length and beyond, judged by likelihood.
+"""Effective length: seven tasks after RULER at the trained length and beyond, scored by likelihood.
 
-Nothing is generated. Each answer is one word, compared with other words. Each trial has the same question at the
-trained length, so scores are compared trial by trial.
+The model does not generate text. Each answer is one word, compared with other words. Each trial has the same question
+at the trained length, so scores are compared trial by trial.
 Source: Hsieh et al., RULER: What's the real context size of your long-context language models?, arXiv 2404.06654,
 section 3.
 """
@@ -50,9 +50,10 @@ Hits = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class RulerTrial:
-    """The sentences of a trial, and its question.
+    """A trial.
 
     chains: lists of sentences. The sentences of one chain keep their order.
+    question: the question at the end.
     right: the right word.
     wrong: the words that it is compared with.
     """
@@ -156,11 +157,12 @@ TASKS = (
 
 @dataclass(frozen=True)
 class EffectiveLengthTask:
-    """One task.
+    """The result of a task.
 
+    name: the name of the task.
     chance: the share of right answers of a blind guess.
-    own: right answers at the trained length.
-    hits: right answers of the target, by length.
+    own: the number of right answers at the trained length.
+    hits: the number of right answers of the target, by length.
     """
 
     name: str

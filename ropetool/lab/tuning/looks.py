@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ropetool import machine
 from ropetool.lab.tuning.judging import ERROR
 
-DIGITS = 32  # of a digest
+DIGITS = 32  # hexadecimal digits of a digest
 
 
 def error_of(model: str, documents: Sequence[bytes], judged: str, notes: list[str]) -> float:

@@ -136,7 +136,7 @@ def split(corpus: Corpus, longest: int, seed: int) -> tuple[Corpus, Corpus]:
         )  # fmt: skip
     random.Random(f"{seed} split").shuffle(fitting)
     fitting.sort(key=lambda index: corpus.kinds[index] if corpus.kinds else "")
-    turns = [fitting[1::2], fitting[::2]]  # the second half is the larger one
+    turns = [fitting[1::2], fitting[::2]]  # the evaluation gets the larger half
     while len(turns[1]) < MIN_DOCUMENTS:
         turns[1].append(turns[0].pop())
     first, second = (_only(corpus, sorted(indices)) for indices in turns)

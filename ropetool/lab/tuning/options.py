@@ -13,7 +13,7 @@ from ropetool.lab.tuning.material import SEARCHED, UNSEEN, Amounts
 from ropetool.lab.tuning.planning import DEFAULT
 from ropetool.verification.options import not_minutes
 
-MINUTES = 10.0  # of a search and its judgement without a budget
+MINUTES = 10.0  # for a search and its evaluation, if the user sets no budget
 
 
 class TuneArguments(TypedDict, total=False):
@@ -83,5 +83,5 @@ class TuneOptions:
 
     @property
     def minutes(self) -> float:
-        """The minutes for the search and the judgement."""
+        """Return the minutes for the search and the evaluation."""
         return self.budget or MINUTES

@@ -16,10 +16,10 @@ from ropetool.rope import arithmetic
 from ropetool.rope.formulas import Source, blend, kept_share_by_dims, kept_share_by_turns, ntk_stretch
 from ropetool.rope.tables import Array
 
-BETA_FAST, BETA_SLOW = 32.0, 1.0  # yarn's own
+BETA_FAST, BETA_SLOW = 32.0, 1.0  # YaRN's defaults
 # Ramps that work for small models: YaRN's, YaRN's with twice the original length, and one with a later start.
 RAMPS = ((BETA_FAST, BETA_SLOW), (BETA_FAST / 2, BETA_SLOW / 2), (8.0, BETA_SLOW))
-KNOTS = 8  # of a curve over the pairs
+KNOTS = 8  # the points of a curve over the pairs, with linear interpolation between them
 BANDS = 3  # of pairs, if a head has a gain for each: near, middle, far
 ASIDE = (
     0.1  # within this distance of its middle, a coordinate means the target's factor, which the native keys can store

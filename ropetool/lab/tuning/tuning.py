@@ -128,20 +128,20 @@ class _Tuning:
         planner = Planner(
             model.checkpoint, model.rope, target_length, options.reading, tuple(listed(options.for_runtimes))
         )
-        trained = planner.default.trained_length  # first: `opened` reports other errors of a source
+        trained = planner.default.trained_length  # before `opened`, which would report a different error
         ground, notes = planner.opened(space), list[str]()
         documents = documents_of(options.texts, target_length, notes)
         return cls(model, target_length, trained, options, space, planner, ground, documents, notes)
 
     @property
     def bounds(self) -> AllowedLoss:
-        """The limits of a point within the trained length."""
+        """Return the limits of a point within the trained length."""
         limit, grade = self.options.max_regression, GRADES[USABLE]
         return AllowedLoss(math.log(grade.max_ratio if limit is None else limit), limit is not None, grade.max_lost)
 
     @cached_property
     def fingerprint(self) -> str:
-        """The fingerprint of the source."""
+        """Return the fingerprint of the source."""
         return fingerprints.of(self.source.checkpoint)
 
     def read(self, runner: TorchRunner) -> tuple[TuningRows, TuningRows]:

@@ -29,7 +29,7 @@ class Yardstick:
     pairs: the bands of distances, and the keys that are seen.
     log_n: whether the score of a query at place m is multiplied by max(1, ln(m + 1) / ln L), with the trained length L.
     table: `ntk` or `yarn` if the table depends on the length n of a text, with factor max(1, n / L). Empty otherwise.
-    served: the program that serves it, as a message. Empty if there is none.
+    served: the program that serves it, as a message. Empty if no known program does.
     """
 
     name: str

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ropetool.rope.formulas import Source, blend, kept_share_by_dims, ntk_stretch, yarn_factor
 from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable
 
-BETA_FAST, BETA_SLOW = 32.0, 1.0  # YaRN's own
+BETA_FAST, BETA_SLOW = 32.0, 1.0  # YaRN's defaults
 
 
 def following(rope: RopeSet, table: str, trained: int, layers: frozenset[int]) -> RopeSet:
