@@ -20,7 +20,7 @@ class Vllm:
 
     on_transformers: the first release that runs transformers' own model code; empty for none.
     formula: the model file's own interpretation of the rope keys, a function in runtimes/vllm.py.
-    wider_window: the first release whose sliding layers see one token more than in the config; empty for none.
+    wider_window: the first release whose sliding layers see one token more than the config sets; empty for none.
     made_half: the rotary modules are created for the half layout and become interleaved afterwards, which longrope
       ignores.
     turns_rows: at load, it reorders the rows of queries and keys, so that rotary modules of the half layout compute the
@@ -45,7 +45,7 @@ class Sglang:
     scaling: whether the model file uses more rope keys than the base.
     whole_base: it converts the base to an integer.
     window: whether the sliding layers slide.
-    wider_window: they see one token more than in the config.
+    wider_window: they see one token more than the window of the config.
     base: a fixed base, because it reads rope_theta from a place that transformers 5 leaves empty; None to read the
       config.
     layout: the layout if it differs from transformers; empty if it does not.
@@ -138,7 +138,7 @@ class Exllamav3:
     base: the default base.
     local_base: the fixed base of sliding layers; None if they use the base of the others.
     mscales: whether it uses DeepSeek's mscale keys, for MLA.
-    wider_window: whether sliding layers see one token more than in the config.
+    wider_window: whether sliding layers see one token more than the window of the config.
     nested: how it reads rope keys per layer type: `beside` reads them in addition to the keys at the top, `inside`
       reads type,
       base and share only from them. Empty: it ignores them.

@@ -1,6 +1,6 @@
 """The gate for the export of a checkpoint from ropetool: a certificate, or a measurement of two minutes.
 
-The checkpoint is always compared with its record. If it cannot be measured, a note says so, and the export continues.
+The checkpoint is always compared with its record. If it is not measured, a note has the reason, and the export goes on.
 """
 
 from __future__ import annotations

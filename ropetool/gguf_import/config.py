@@ -87,7 +87,7 @@ def described(source: GgufCheckpoint, as_type: str = "") -> Described:
 
 
 def _families(source: GgufCheckpoint, as_type: str) -> list[Family]:
-    """Return the families whose export writes this architecture. The family with the architecture's name comes
+    """Return the families whose export writes this architecture; the family with the architecture's name is the
     first.
     """
     arch = source.name

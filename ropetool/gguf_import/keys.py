@@ -1,7 +1,7 @@
 """The keys of an architecture in a GGUF file, compared with a config: each one agrees, has no effect, or is refused.
 
-Knows llama.cpp's defaults for missing keys, from src/llama-model.cpp, llama-hparams.h and models/*.cpp of
-llama-cpp-python 0.3.36. The decoder knows which keys change positions.
+llama.cpp's defaults for missing keys are from src/llama-model.cpp, llama-hparams.h and models/*.cpp of llama-cpp-python
+0.3.36. The decoder lists the keys that change positions.
 """
 
 from __future__ import annotations

@@ -119,8 +119,8 @@ def scales_of(source: SourceTensor, begin: int, nbytes: int) -> tuple[int, int]:
 def blocks(codes: Bytes, scales: bytes, source: SourceTensor, begin: int) -> Bytes:
     """Return ggml's blocks for codes that begin at byte `begin` of their file, in the order of the source.
 
-    A byte of a checkpoint has two neighbouring numbers. A byte of ggml has two numbers half a block apart, the
-    first one in the low half.
+    A byte of a checkpoint has two neighbouring numbers. A byte of ggml has two numbers half a block apart. In both, the
+    first number is in the low half.
     Shapes: (16 * blocks,) -> (17 * selected blocks,).
     Raises: CheckpointError for a scale that makes numbers infinite or NaN.
     """

@@ -531,8 +531,9 @@ def temperature_key(maker: Maker, build: Callable[..., Subject]) -> str:
 
 
 def follows_mscale(maker: Maker, build: Callable[..., Subject]) -> bool:
-    """Return whether mscale_all_dim changes the scores without a change of the table. With mscale equal, the table
-    stays.
+    """Return whether mscale_all_dim changes the scores although the table stays the same.
+
+    The table stays the same if mscale and mscale_all_dim are equal.
     """
     runs = []
     for keys in ({"attention_factor": 1.0}, {"mscale": 1.0, "mscale_all_dim": 1.0}):

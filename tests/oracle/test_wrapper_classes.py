@@ -79,7 +79,7 @@ def test_the_class_assumes_the_family_that_we_do(wrapper: str) -> None:
 
 
 def test_the_names_that_only_remote_code_has_are_said_to_be_such() -> None:
-    handed = [dataclasses.replace(families.get("llama"), stated=name) for name in (*WRAPPERS, *ALIASES)]
+    handed = [dataclasses.replace(families.get("llama"), config_type=name) for name in (*WRAPPERS, *ALIASES)]
     noted = {family.config_type for family in handed if inspection.remote_code({}, family)}
     assert noted == {*WRAPPERS, *ALIASES} - set(transformers.CONFIG_MAPPING)
 

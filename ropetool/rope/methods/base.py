@@ -105,9 +105,9 @@ def _too_long(tokens: str, where: str) -> InvalidRope:
 
 
 def chosen_attention_factor(source: Source, goal: Goal, auto: str) -> float:
-    """Return the attention factor of a goal: a number, the value of a preset, or for `auto` the method's own.
+    """Return the attention factor of a goal: a number, the value of a preset, or the method's own for `auto`.
 
-    A given number or preset is absolute. `auto` multiplies the source's factor by the value of the preset `auto`.
+    auto: the method's own preset. It multiplies the source's factor. A given number or preset is absolute.
     """
     preset = goal.attention_factor
     base = 1.0
