@@ -89,7 +89,7 @@ class HfCheckpoint:
     def path(self) -> Path:
         return self.directory.path
 
-    @property
+    @cached_property
     def section(self) -> Mapping[str, Any]:
         """Return the object of the config with the rope keys.
 

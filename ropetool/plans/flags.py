@@ -164,7 +164,7 @@ def _objection(
 def overridden(before: HfCheckpoint, overrides: Mapping[str, Any], *, merges: bool) -> dict[str, Any]:
     """Return a config that loads as the source does after these overrides; merges: rope keys go into the source's."""
     path = before.family.text_path
-    part = dict(engine_formulas.section(before))
+    part = dict(before.section)
     for key in path:
         overrides = overrides[key]
     loaded = engine_formulas.loaded_keys(before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -28,7 +28,7 @@ from ropetool.rope.tables import LayerRope, RopeSet, is_number
 from ropetool.runtimes import NotKnown, inspection
 from ropetool.runtimes.config_encodings import config_edits, encodings, length_encodings
 from ropetool.runtimes.decoded import Decoded, decoded
-from ropetool.runtimes.encoding import Candidate
+from ropetool.runtimes.encoding import EncodedTarget
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import decoding
 from ropetool.runtimes.llama_cpp.architectures import Architecture
@@ -89,10 +89,10 @@ class Format(Protocol):
 
     def candidates(
         self, entry: LayerRope, derived: Derived, target: RopeSet, trained_length: int, factor: float
-    ) -> list[Candidate]:
+    ) -> list[EncodedTarget]:
         """Return the ways to write the target, in order of preference."""
 
-    def length_candidates(self, target: RopeSet) -> list[Candidate]:
+    def length_candidates(self, target: RopeSet) -> list[EncodedTarget]:
         """Return the ways to set the context length and keep the tables, in order of preference."""
 
     def absent_context(self, length: int) -> list[FileEdit]:
@@ -198,13 +198,13 @@ class HfFormat:
 
     def candidates(
         self, entry: LayerRope, derived: Derived, target: RopeSet, trained_length: int, factor: float
-    ) -> list[Candidate]:
+    ) -> list[EncodedTarget]:
         return [
-            Candidate(name, config_edits(self.checkpoint, keys, target, self.style), in_weights)
+            EncodedTarget(name, partial(config_edits, self.checkpoint, keys, target, self.style), in_weights)
             for name, keys, in_weights in encodings(entry, derived, trained_length, self.checkpoint.family)
         ]
 
-    def length_candidates(self, target: RopeSet) -> list[Candidate]:
+    def length_candidates(self, target: RopeSet) -> list[EncodedTarget]:
         return length_encodings(self.checkpoint, target, self.style)
 
     def absent_context(self, length: int) -> list[FileEdit]:
@@ -292,12 +292,12 @@ class GgufFormat:
 
     def candidates(
         self, entry: LayerRope, derived: Derived, target: RopeSet, trained_length: int, factor: float
-    ) -> list[Candidate]:
+    ) -> list[EncodedTarget]:
         assert entry.rope_theta is not None
         encodings_ = gguf_encodings(_with_betas(target, derived), self.arch.name, entry.rope_theta, factor)
-        return [Candidate(each.name, edits_of(each, self.arch.name, self.checkpoint)) for each in encodings_]
+        return [EncodedTarget(each.name, partial(edits_of, each, self.arch.name, self.checkpoint)) for each in encodings_]
 
-    def length_candidates(self, target: RopeSet) -> list[Candidate]:
+    def length_candidates(self, target: RopeSet) -> list[EncodedTarget]:
         return gguf_length_encodings(self.checkpoint, self.arch.name, target)
 
     def absent_context(self, length: int) -> list[FileEdit]:

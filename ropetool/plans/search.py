@@ -29,7 +29,7 @@ from ropetool.rope.methods import Derived, Goal, Method, Source
 from ropetool.rope.reach import reach_of_new_base
 from ropetool.rope.tables import LayerRope, RopeSet, RopeTable
 from ropetool.runtimes.decoded import first_that_serves
-from ropetool.runtimes.encoding import Candidate
+from ropetool.runtimes.encoding import EncodedTarget
 from ropetool.weights.residual import residual_of, without_residual
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class _Search:
         # Runtimes take 0 and null for a number that is not given.
         return {name: value for name, value in stated.items() if isinstance(value, bool) or value}
 
-    def candidates(self, form: Format | None = None) -> list[Candidate]:
+    def candidates(self, form: Format | None = None) -> list[EncodedTarget]:
         """Return the candidates to write the target into the source, or into another view of it."""
         length = self.start.trained_length
         return (form or self.form).candidates(self.entry, self.derived, self.target, length, self.goal.factor)
@@ -179,7 +179,7 @@ class _Search:
         own = {field.name: field.default for field in fields(self.typed)}
         return {name: value for name, value in self.stated("auto").items() if value != own[name]}
 
-    def refusal(self, candidates: Sequence[Candidate], tried: Sequence[Tried]) -> LossyExport:
+    def refusal(self, candidates: Sequence[EncodedTarget], tried: Sequence[Tried]) -> LossyExport:
         """Return the error that says why no candidate serves, and a command that does."""
         form, readers = self.form, self.readers
         outset = Outset(self.goal, self.reading, self._new_base(), self._ignored(candidates))
@@ -192,7 +192,7 @@ class _Search:
         asked = replace(_writable(self.request), params=self.changed(), for_runtimes=tuple(readers))
         return lossy(form, asked, outset, self.entry.rope_type, tried, conflict, rest, self.would_serve)
 
-    def _ignored(self, candidates: Sequence[Candidate]) -> str:
+    def _ignored(self, candidates: Sequence[EncodedTarget]) -> str:
         """Return why the first encoding has no effect in a runtime, which computes the table of the source; empty if it has one."""
         first: list[FileEdit] = next((list(candidate.edits) for candidate in candidates if candidate.edits), [])
         for runtime in self.readers if first else ():
@@ -260,10 +260,10 @@ class _LengthSearch(_Search):
                 f"runtimes did not load the file without a context length; it is {self.goal.target_length} now",
             )
 
-    def candidates(self, form: Format | None = None) -> list[Candidate]:
+    def candidates(self, form: Format | None = None) -> list[EncodedTarget]:
         return (form or self.form).length_candidates(self.target)
 
-    def refusal(self, candidates: Sequence[Candidate], tried: Sequence[Tried]) -> LossyExport:
+    def refusal(self, candidates: Sequence[EncodedTarget], tried: Sequence[Tried]) -> LossyExport:
         return LossyExport(
             f"no file can set {self.target.max_position_embeddings} tokens and keep its tables: {reasons(tried)}",
             where=self.form.checkpoint.where,
@@ -405,7 +405,9 @@ class _Kept:
     baking: Baking = field(default_factory=Baking)
 
 
-def _attempt(form: Format, candidate: Candidate, target: RopeSet, readers: Sequence[str]) -> tuple[_Kept | None, str]:
+def _attempt(
+    form: Format, candidate: EncodedTarget, target: RopeSet, readers: Sequence[str]
+) -> tuple[_Kept | None, str]:
     """Return what this encoding comes to, or None and why it does not serve."""
     if not candidate.in_weights:
         reason = _objection(form, candidate.edits, target, readers)
@@ -422,7 +424,7 @@ def _attempt(form: Format, candidate: Candidate, target: RopeSet, readers: Seque
 
 
 def _conflict(
-    form: Format, candidates: Sequence[Candidate], target: RopeSet, readers: Sequence[str]
+    form: Format, candidates: Sequence[EncodedTarget], target: RopeSet, readers: Sequence[str]
 ) -> tuple[str, ...]:
     """Return the one of several runtimes that no file serves, or the two that no one file does; nothing if all agree."""
     if len(readers) == 1:
@@ -435,7 +437,7 @@ def _conflict(
 
 
 def _agreeing(
-    form: Format, candidates: Sequence[Candidate], target: RopeSet, readers: Sequence[str]
+    form: Format, candidates: Sequence[EncodedTarget], target: RopeSet, readers: Sequence[str]
 ) -> tuple[str, ...]:
     """Return as many of the runtimes, the first ones before the later, as one file serves."""
     kept: tuple[str, ...] = ()
@@ -445,7 +447,7 @@ def _agreeing(
     return kept
 
 
-def _serves(form: Format, candidates: Sequence[Candidate], target: RopeSet, readers: Sequence[str]) -> bool:
+def _serves(form: Format, candidates: Sequence[EncodedTarget], target: RopeSet, readers: Sequence[str]) -> bool:
     return any(_attempt(form, candidate, target, readers)[0] for candidate in candidates)
 
 

@@ -23,13 +23,23 @@ def base_inv_freq(rope_theta: float, rotary_dim: int) -> Array:
     Shapes: (rotary_dim // 2,). Units: radians per token.
     Raises: InvalidRope if rotary_dim is odd or below 2, or rope_theta is not above 1.
     """
-    if rotary_dim < 2 or rotary_dim % 2:
-        raise InvalidRope(f"rotary_dim is {rotary_dim}; it must be even and at least 2")
+    powers = exponents(rotary_dim)
     if not is_number(rope_theta) or rope_theta <= 1:
         raise InvalidRope(f"rope_theta is {rope_theta}; it must be a finite number above 1")
-    exponents = np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim
-    table: Array = np.float64(rope_theta) ** -exponents
+    table: Array = np.float64(rope_theta) ** powers
     return table
+
+
+def exponents(rotary_dim: int) -> Array:
+    """Return -2i / rotary_dim for each pair i: the powers of a base that are its table.
+
+    Shapes: (rotary_dim // 2,).
+    Raises: InvalidRope if rotary_dim is odd or below 2.
+    """
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise InvalidRope(f"rotary_dim is {rotary_dim}; it must be even and at least 2")
+    powers: Array = -(np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
+    return powers
 
 
 def wavelengths(inv_freq: Array) -> Array:

@@ -72,11 +72,12 @@ def least_base(rotary_dim: int, length: int) -> float:
     if not 1 <= length <= MAX_LENGTH:
         raise InvalidRope(f"{length} must be a whole number of tokens from 1 to {MAX_LENGTH}")
     base: float = max(2.0, PUBLISHED_FIT / 10 * length**PUBLISHED_POWER)
+    exponents = arithmetic.exponents(rotary_dim)
     failing = np.arange(max(1, length - PROBED), length + 1.0)
     # The search tries each base, because a larger one may fail although a smaller one is sufficient. Most bases fail at
     # the distances of earlier failures, which are checked first.
     while base <= LARGEST_BASE:
-        inv_freq = arithmetic.base_inv_freq(base, rotary_dim)
+        inv_freq = np.float64(base) ** exponents
         if similarity(inv_freq, failing[-FEW:]).min() >= 0 and similarity(inv_freq, failing).min() >= 0:
             below = _below(inv_freq, length)
             if not below.size:

@@ -69,25 +69,31 @@ def _discovered() -> dict[str, tuple[Runtime, ...]]:
     return dict(sorted(found.items()))
 
 
+@cache
+def _by_name() -> dict[str, Runtime]:
+    """Return every runtime by its name, releases included."""
+    return {runtime.name: runtime for program in _discovered().values() for runtime in program}
+
+
 def _stated(module: ModuleType) -> tuple[Runtime, ...]:
     if not hasattr(module, "RELEASES"):
         return (Runtime(module.NAME, module.FORMATS, module.VERSIONS, module.SUMMARY, module.decode),)
     return tuple(
         Runtime(
             f"{module.NAME}@{releases.first}", module.FORMATS, str(releases), module.SUMMARY,
-            partial(_in_python, module.decode, releases.first), releases,
+            partial(_in_python, module.decode, releases), releases,
         )
         for releases in module.RELEASES
     )  # fmt: skip
 
 
-def _in_python(decode: Callable[..., RopeSet], first: str, view: Any) -> RopeSet:
+def _in_python(decode: Callable[..., RopeSet], releases: Releases, view: Any) -> RopeSet:
     """Return what a program written in Python computes; like it, stop at values of a kind that nothing checks for.
 
     Raises: Refuses.
     """
     try:
-        return decode(view, first=first)
+        return decode(view, releases=releases)
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         raise Refuses(f"{type(error).__name__}: {error}") from None
 
@@ -183,6 +189,9 @@ def get(name: str, file_format: str | None = None) -> Runtime:
 
     Raises: UnknownRuntime if there is none, or it does not read the format.
     """
+    exact = _by_name().get(name)
+    if exact is not None and file_format in (None, *exact.formats):
+        return exact
     found = all_of(name, file_format)
     if len(found) == 1:
         return found[0]

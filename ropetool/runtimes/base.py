@@ -1,17 +1,23 @@
 """What a runtime is: a decoder from what a file says to what that program really computes.
 
 Shared by all files of this folder. A runtime module holds NAME, FORMATS, SUMMARY, and either VERSIONS and
-decode(view), or RELEASES and decode(view, first) where releases of the program differ.
+decode(view), or RELEASES and decode(view, releases) where releases of the program differ.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, wraps
+from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 from ropetool.files.hf.jsontext import shown
 from ropetool.rope.tables import is_number
+
+C = TypeVar("C")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -24,15 +30,20 @@ class Releases:
     def __str__(self) -> str:
         return self.first if self.first == self.last else f"{self.first} to {self.last}"
 
+    @cached_property
+    def start(self) -> tuple[int, ...]:
+        """The numbers of the first release."""
+        return numbers(self.first)
+
+    @cached_property
+    def end(self) -> tuple[int, ...]:
+        """The numbers of the last release."""
+        return numbers(self.last)
+
     def has(self, version: str) -> bool:
-        """Return whether a version lies within; 0.25.1 is within 0.24 to 0.25."""
-        asked, last = numbers(version), numbers(self.last)
-        return numbers(self.first) <= asked and asked[: len(last)] <= last
-
-
-def stretch_of(releases: Sequence[Releases], first: str) -> Releases:
-    """Return the stretch that begins with `first`."""
-    return next(stretch for stretch in releases if stretch.first == first)
+        """Return whether a version is in the range. 0.25.1 is in 0.24 to 0.25."""
+        release = numbers(version)
+        return self.start <= release and release[: len(self.end)] <= self.end
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -50,6 +61,19 @@ class NotHeld(Refuses):
 
 class NotKnown(Refuses):
     """The runtime may run this file, but ropetool does not know how."""
+
+
+def once_each(read: Callable[[C], V]) -> Callable[[C], V]:
+    """Return a function that computes its value once for each checkpoint. A checkpoint never changes: an edit makes another."""
+    values: WeakKeyDictionary[C, V] = WeakKeyDictionary()
+
+    @wraps(read)
+    def remembered(checkpoint: C) -> V:
+        if checkpoint not in values:
+            values[checkpoint] = read(checkpoint)
+        return values[checkpoint]
+
+    return remembered
 
 
 def no_data(program: str, family: str, reason: str = "") -> NotKnown:

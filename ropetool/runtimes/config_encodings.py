@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from ropetool import names
@@ -18,7 +19,7 @@ from ropetool.rope.arithmetic import base_inv_freq
 from ropetool.rope.formulas import geometric
 from ropetool.rope.methods import Derived
 from ropetool.rope.tables import LayerRope, RopeSet
-from ropetool.runtimes.encoding import Candidate
+from ropetool.runtimes.encoding import EncodedTarget
 
 IN_WEIGHTS = "the rest in the weights"  # ends the name of an encoding that bakes
 
@@ -122,7 +123,7 @@ def config_edits(checkpoint: HfCheckpoint, keys: RopeKeys, target: RopeSet, conf
     return config_file_edits(edits)
 
 
-def length_encodings(checkpoint: HfCheckpoint, target: RopeSet, config_style: str) -> list[Candidate]:
+def length_encodings(checkpoint: HfCheckpoint, target: RopeSet, config_style: str) -> list[EncodedTarget]:
     """Return the ways to state the target's context beside the rope keys of the file, in order of preference.
 
     A runtime takes a number that rope keys leave out from the context: the length before scaling, longrope's factor. The
@@ -135,7 +136,7 @@ def length_encodings(checkpoint: HfCheckpoint, target: RopeSet, config_style: st
         family = checkpoint.family
         path = family.text_path
         edits = _number_edit(path, part, style.context_key(part, family), target.max_position_embeddings)
-        found.append(Candidate("the context", config_file_edits(edits)))
+        found.append(EncodedTarget("the context", partial(config_file_edits, edits)))
     more = {names.ORIGINAL_MAX_POSITION_EMBEDDINGS: entry.original_max_position_embeddings, names.FACTOR: entry.factor}
     params = {**keys.params, **{key: value for key, value in more.items() if value is not None}}
     scaled = replace(keys, params=params) if keys.rope_type in STATES_LENGTH else keys
@@ -150,7 +151,7 @@ def length_encodings(checkpoint: HfCheckpoint, target: RopeSet, config_style: st
     for name, one in variants.items():
         if one not in distinct:
             distinct.append(one)
-            found.append(Candidate(name, config_edits(checkpoint, one, target, config_style)))
+            found.append(EncodedTarget(name, partial(config_edits, checkpoint, one, target, config_style)))
     return found
 
 

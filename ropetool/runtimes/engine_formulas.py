@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 
 from ropetool import families, names
-from ropetool.checkpoint import style
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.family import Family
 from ropetool.rope import arithmetic
 from ropetool.rope.formulas import Source, blend, kept_share_by_dims, kept_share_by_turns
 from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable, is_number
 from ropetool.runtimes import hf_formulas, transformers
-from ropetool.runtimes.base import NotKnown, Refuses, checked_base
+from ropetool.runtimes.base import NotKnown, Refuses, checked_base, once_each
 
 SCALING_KEYS = (names.ROPE_SCALING, names.ROPE_PARAMETERS, names.ROPE_THETA, names.ROPE_LOCAL_BASE_FREQ)
 # With mrope_section positions come in three rows, which tables of other types do not take.
@@ -59,17 +58,13 @@ def family_of(architecture: str) -> Family | None:
     return next((family for family in map(families.get, families.baked()) if family.architecture == architecture), None)
 
 
-def section(view: HfCheckpoint) -> Mapping[str, Any]:
-    """Return the object of the config that holds the rope keys."""
-    return style.section(view.config, view.family, view.where)
-
-
+@once_each
 def shape(view: HfCheckpoint) -> RopeSet:
     """Return the layers, widths, layouts and windows as transformers 5 builds them; the tables are of no account.
 
     Raises: Refuses where the sizes themselves stop the program.
     """
-    part = section(view)
+    part = view.section
     bare = {key: value for key, value in part.items() if key not in SCALING_KEYS}
     share = _share(part)
     if share is not None:
@@ -91,13 +86,14 @@ def _share(part: Mapping[str, Any]) -> Any:
     return None
 
 
-def loaded_keys(view: HfCheckpoint) -> dict[str, dict[str, Any]]:
+@once_each
+def loaded_keys(view: HfCheckpoint) -> Mapping[str, Mapping[str, Any]]:
     """Return the rope keys of each layer type as a config loaded by transformers 5 hands them to an engine.
 
     The base is in them, the type under rope_type alone, and the trained length of types that have one.
     Raises: Refuses where loading stops with an error.
     """
-    part, family = section(view), view.family
+    part, family = view.section, view.family
     context = part.get(names.MAX_POSITION_EMBEDDINGS, family.default_max_position_embeddings)
     found = transformers.objects(part, family)
     for keys in found.values():

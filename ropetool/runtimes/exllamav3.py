@@ -36,7 +36,7 @@ def decode(view: HfCheckpoint) -> RopeSet:
     Raises: Refuses where it stops with an error.
     """
     facts = _facts(view)
-    part = engine.section(view)
+    part = view.section
     shape = engine.shape(view)
     if stopping := next((key for key in facts.zero if part.get(key)), ""):
         raise Refuses(f"NotImplementedError: {facts.file} does not support {stopping} {part[stopping]}")
@@ -174,7 +174,7 @@ def _table(view: HfCheckpoint, keys: Mapping[str, Any], base: Array, mla: bool) 
 
 
 def _stated_context(view: HfCheckpoint) -> int:
-    context = engine.section(view).get(names.MAX_POSITION_EMBEDDINGS)
+    context = view.section.get(names.MAX_POSITION_EMBEDDINGS)
     if context is None:
         raise Refuses("AssertionError: scaling needs max_position_embeddings in the config")
     return int(context)
@@ -204,7 +204,7 @@ def _yarn_attention_factor(keys: Mapping[str, Any], factor: float, mla: bool) ->
 def _longrope(view: HfCheckpoint, keys: Mapping[str, Any], base: Array) -> RopeTable:
     """Return the one list that serves every length: the long one where the context is above the trained length."""
     context = _stated_context(view)
-    outer = engine.section(view).get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS)
+    outer = view.section.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS)
     length = keys.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS, outer)
     if length is None:
         raise Refuses("TypeError: longrope needs original_max_position_embeddings")

@@ -35,7 +35,7 @@ def decode(view: HfCheckpoint, program: str, table: Table) -> RopeSet:
         raise NotKnown(_lacking(program, family.name, family.model_type))
     if facts.odd:
         raise no_data(program, family.name, facts.odd)
-    part = engine.section(view)
+    part = view.section
     if facts.head_dim and part.get(family.head_dim_key) is None:
         if facts.head_dim == "needed":
             raise Refuses(f"TypeError: {facts.file} needs {family.head_dim_key} in the config")
@@ -130,7 +130,7 @@ def _softmax(keys: Keys, facts: MlxFile) -> float:
 
 def _check_pattern(view: HfCheckpoint, shape: RopeSet) -> None:
     """Raise NotKnown where the config lists its layers otherwise than a file counts them that reads no list."""
-    part = engine.section(view)
+    part = view.section
     keys = view.family.kinds_keys
     key = next((key for key in keys if part.get(key) is not None), None)
     if key is None:

@@ -17,7 +17,7 @@ from ropetool.rope.formulas import dynamic_table, with_share
 from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable
 from ropetool.runtimes import engine_formulas as engine
 from ropetool.runtimes import mlx_files
-from ropetool.runtimes.base import NotKnown, Refuses, Releases, checked_base, numbers
+from ropetool.runtimes.base import NotKnown, Refuses, Releases, checked_base
 from ropetool.runtimes.hf_formulas import mscale_of
 
 NAME = "mlx-lm"
@@ -25,45 +25,45 @@ FORMATS = ("hf",)
 RELEASES = (Releases("0.30.7", "0.31.3"), Releases("0.32.0", "0.32.2"))
 SUMMARY = "mlx-lm: reads rope_theta and rope_scaling as written; ignores attention_factor, truncate and short lists"
 
-NEWER = "0.32.0"  # dynamic is known and qwen3 looks into rope_parameters from here on
+NEWER = (0, 32, 0)  # dynamic is known and qwen3 looks into rope_parameters from here on
 THETA, SCALING, PARAMETERS = names.ROPE_THETA, names.ROPE_SCALING, names.ROPE_PARAMETERS
 GEMMA3_LOCAL_BASE, GEMMA3_PATTERN, GEMMA3_WINDOW, GEMMA3_HEAD_DIM = 10000.0, 6, 512, 256
 PHI3_LENGTH, PHI3_CONTEXT = 4096, 131072
 YARN_LENGTH, LLAMA3_LENGTH = 4096, 8192  # where the config states none
 
 
-def decode(view: HfCheckpoint, first: str) -> RopeSet:
-    """Return what mlx-lm computes from this config, in the stretch of releases that begins with `first`.
+def decode(view: HfCheckpoint, releases: Releases) -> RopeSet:
+    """Return what mlx-lm computes from this config, in these releases.
 
     Raises: Refuses where it stops with an error.
     """
     model = view.family.mlx_lm
     if model is None or not view.family.own_name:
-        return mlx_files.decode(view, NAME, partial(table, first=first))
-    part = engine.section(view)
-    theta, scaling = _stated(part, model, first)
+        return mlx_files.decode(view, NAME, partial(table, start=releases.start))
+    part = view.section
+    theta, scaling = _stated(part, model, releases.start)
     if not view.family.nested and names.SLIDING_ATTENTION in (part.get(names.LAYER_TYPES) or ()):
         raise NotKnown("no data on layer_types with sliding layers for this model")
     shape = engine.shape(view)
     context = int(part.get(names.MAX_POSITION_EMBEDDINGS, view.family.default_max_position_embeddings))
     if model.formula == "gemma3":
-        entries = _gemma3(part, shape.entries[names.FULL_ATTENTION], theta, scaling, context, first)
+        entries = _gemma3(part, shape.entries[names.FULL_ATTENTION], theta, scaling, context, releases.start)
     else:
         entries = {}
         for kind, entry in shape.entries.items():
             windowed = entry if model.window else engine.without_window(entry, context)
             keys = scaling if kind == names.FULL_ATTENTION else None
-            entries[kind] = _layer(part, windowed, theta, keys, context, model, first)
+            entries[kind] = _layer(part, windowed, theta, keys, context, model, releases.start)
     return RopeSet(entries, context, entries[names.FULL_ATTENTION].original_max_position_embeddings)
 
 
-def _stated(part: Mapping[str, Any], model: MlxLm, first: str) -> tuple[float, Mapping[str, Any] | None]:
+def _stated(part: Mapping[str, Any], model: MlxLm, start: tuple[int, ...]) -> tuple[float, Mapping[str, Any] | None]:
     """Return the base and the scaling keys, None where there are none.
 
     Raises: Refuses where a key that the model file insists on is missing.
     """
     found = dict(part)
-    if model.formula == "qwen3" and numbers(first) >= numbers(NEWER) and found.get(PARAMETERS):
+    if model.formula == "qwen3" and start >= NEWER and found.get(PARAMETERS):
         found[THETA] = found.get(THETA) or found[PARAMETERS].get(THETA)
         found[SCALING] = found.get(SCALING) or found[PARAMETERS]
     missing = [key for key in model.needs if found.get(key) is None]
@@ -85,7 +85,7 @@ def _layer(
     scaling: Mapping[str, Any] | None,
     context: int,
     model: MlxLm,
-    first: str,
+    start: tuple[int, ...],
 ) -> LayerRope:
     if model.formula == "phi3":
         return _phi3(part, entry, theta, scaling, context)
@@ -99,7 +99,7 @@ def _layer(
         changes["layout"] = "half"  # its class knows no other
     if model.mla and scaling is not None:
         changes["softmax_multiplier"] = engine.softmax_multiplier(scaling)
-    rotated = table(keys, engine.base_table(keys, entry.rotary_dim), part, context, first)
+    rotated = table(keys, engine.base_table(keys, entry.rotary_dim), part, context, start)
     return engine.filled(entry, keys, rotated, context, **changes)
 
 
@@ -110,14 +110,16 @@ def _typed(scaling: Mapping[str, Any] | None, theta: float) -> dict[str, Any]:
     return {**keys, names.ROPE_TYPE: rope_type, THETA: theta}
 
 
-def table(keys: Mapping[str, Any], base: Array, part: Mapping[str, Any], context: int, first: str) -> RopeTable:
+def table(
+    keys: Mapping[str, Any], base: Array, part: Mapping[str, Any], context: int, start: tuple[int, ...]
+) -> RopeTable:
     """Return the table. Source: initialize_rope."""
     rope_type = keys[names.ROPE_TYPE]
     if rope_type == "default":
         return RopeTable.fixed(base)
     if rope_type == "linear":
         return RopeTable.fixed(base / engine.number(keys, names.FACTOR))
-    if rope_type == "dynamic" and numbers(first) >= numbers(NEWER):
+    if rope_type == "dynamic" and start >= NEWER:
         return dynamic_table(base, context, engine.number(keys, names.FACTOR))
     if rope_type == "llama3":
         length = int(engine.number(keys, names.ORIGINAL_MAX_POSITION_EMBEDDINGS, LLAMA3_LENGTH))
@@ -179,7 +181,7 @@ def _gemma3(
     theta: float,
     scaling: Mapping[str, Any] | None,
     context: int,
-    first: str,
+    start: tuple[int, ...],
 ) -> dict[str, LayerRope]:
     """Return gemma3's two kinds: by the pattern alone, whatever layer_types says."""
     if part.get(names.HEAD_DIM, GEMMA3_HEAD_DIM) != entry.head_dim:
@@ -189,7 +191,7 @@ def _gemma3(
     full = tuple(i for i in range(count) if (i + 1) % pattern == 0)
     local = {names.ROPE_TYPE: "default", THETA: float(part.get(names.ROPE_LOCAL_BASE_FREQ, GEMMA3_LOCAL_BASE))}
     keys = _typed(scaling, theta)
-    rotated = table(keys, engine.base_table(keys, entry.rotary_dim), part, context, first)
+    rotated = table(keys, engine.base_table(keys, entry.rotary_dim), part, context, start)
     sliding = RopeTable.fixed(engine.base_table(local, entry.rotary_dim))
     return {
         names.FULL_ATTENTION: engine.filled(entry, keys, rotated, context, layers=full, sliding_window=None),

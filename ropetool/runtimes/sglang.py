@@ -18,7 +18,7 @@ from ropetool.rope.formulas import ntk_stretch
 from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, is_number
 from ropetool.runtimes import engine_formulas as engine
 from ropetool.runtimes import hf_formulas, transformers
-from ropetool.runtimes.base import NotKnown, Refuses, Releases, added_within, no_data, numbers, stretch_of
+from ropetool.runtimes.base import NotKnown, Refuses, Releases, added_within, no_data, numbers, once_each
 from ropetool.runtimes.hf_formulas import mscale_of
 
 NAME = "sglang"
@@ -28,15 +28,15 @@ SUMMARY = (
     "SGLang: reads the config through transformers 5; ignores attention_factor; mixtral and gemma2 lose any scaling"
 )
 
-WITH_MSCALE = "0.5.16"  # plain yarn reads mscale and mscale_all_dim from here on
+WITH_MSCALE = (0, 5, 16)  # plain yarn reads mscale and mscale_all_dim from here on
 # The first of these is the stated context.
 LENGTH_KEYS = (
     "max_sequence_length", "seq_length", "max_seq_len", names.MODEL_MAX_LENGTH, names.MAX_POSITION_EMBEDDINGS,
 )  # fmt: skip
 
 
-def decode(view: HfCheckpoint, first: str) -> RopeSet:
-    """Return what SGLang computes from this config, in the stretch of releases that begins with `first`.
+def decode(view: HfCheckpoint, releases: Releases) -> RopeSet:
+    """Return what SGLang computes from this config, in these releases.
 
     Raises: Refuses where it stops with an error.
     """
@@ -44,18 +44,18 @@ def decode(view: HfCheckpoint, first: str) -> RopeSet:
     own = family.own_name or engine.loaded_as_family(view)
     facts = family.sglang if own else None
     if facts is None:
-        facts = _scanned(view, first) if own else _inside(view, first)
+        facts = _scanned(view, releases) if own else _inside(view, releases)
     given = engine.loaded_keys(view)
     engine.check_sections("SGLang", given)
-    context = _context(view, given)
+    context = _context(view)
     if facts.on_transformers:
         return replace(transformers.decode(view), max_position_embeddings=context)
     shape = engine.shape(view)
-    entries = {kind: _layer(view, facts, shape.entries[kind], keys, first) for kind, keys in given.items()}
+    entries = {kind: _layer(view, facts, shape.entries[kind], keys, releases) for kind, keys in given.items()}
     return RopeSet(entries, context, entries[names.FULL_ATTENTION].original_max_position_embeddings)
 
 
-def _scanned(view: HfCheckpoint, first: str) -> Sglang:
+def _scanned(view: HfCheckpoint, releases: Releases) -> Sglang:
     """Return how SGLang runs the architecture of a config, where its own class was asked.
 
     Raises: NotKnown where it was not, or where releases of a stretch lack the model.
@@ -64,11 +64,11 @@ def _scanned(view: HfCheckpoint, first: str) -> Sglang:
     found = engine.scanned(NAME).get(architecture, {})
     if "facts" not in found or architecture != view.family.architecture:
         raise no_data("SGLang", view.family.name)
-    _check_all_have(architecture, found, first)
+    _check_all_have(architecture, found, releases)
     return Sglang(**found["facts"])
 
 
-def _inside(view: HfCheckpoint, first: str) -> Sglang:
+def _inside(view: HfCheckpoint, releases: Releases) -> Sglang:
     """Return how SGLang runs the text model inside a wrapper: as the class that the wrapper's file makes it.
 
     Raises: NotKnown where no file of a wrapper of this name was read, or where releases of a stretch lack it.
@@ -77,7 +77,7 @@ def _inside(view: HfCheckpoint, first: str) -> Sglang:
     found = engine.scanned(NAME, "wrappers").get(outer)
     if found is None or names.ARCHITECTURES not in view.config:
         raise no_data("SGLang", view.family.name)
-    _check_all_have(outer, found, first)
+    _check_all_have(outer, found, releases)
     if "facts" in found:
         return Sglang(**found["facts"])
     inner = view.family.architecture if found["text"] == "*" else found["text"]
@@ -90,26 +90,29 @@ def _inside(view: HfCheckpoint, first: str) -> Sglang:
     return Sglang(**facts)
 
 
-def _check_all_have(architecture: str, found: Mapping[str, Any], first: str) -> None:
+def _check_all_have(architecture: str, found: Mapping[str, Any], releases: Releases) -> None:
     """Raise NotKnown where releases of a stretch lack a model: there transformers' own code may take it."""
     since = found.get("since", "0")
-    if numbers(since) > numbers(first):
-        raise added_within(architecture, "SGLang", since, stretch_of(RELEASES, first))
+    if numbers(since) > releases.start:
+        raise added_within(architecture, "SGLang", since, releases)
 
 
-def _context(view: HfCheckpoint, given: Mapping[str, Mapping[str, Any]]) -> int:
+@once_each
+def _context(view: HfCheckpoint) -> int:
     """Return the context that SGLang derives; keys nested by layer type do not count. Source: get_context_length."""
-    part = engine.section(view)
+    part = view.section
     stated = {names.MAX_POSITION_EMBEDDINGS: view.family.default_max_position_embeddings, **part}
-    length = next(int(stated[key]) for key in LENGTH_KEYS if is_number(stated.get(key)))
-    keys = given[names.FULL_ATTENTION]
+    length = next(int(stated[key]) for key in LENGTH_KEYS if key in stated and is_number(stated[key]))
+    keys = engine.loaded_keys(view)[names.FULL_ATTENTION]
     if view.family.nested or names.ORIGINAL_MAX_POSITION_EMBEDDINGS in keys:
         return length
     return int(engine.number(keys, names.FACTOR, 1.0) * length)
 
 
-def _layer(view: HfCheckpoint, facts: Sglang, entry: LayerRope, keys: dict[str, Any], first: str) -> LayerRope:
-    context = int(engine.section(view).get(names.MAX_POSITION_EMBEDDINGS, view.family.default_max_position_embeddings))
+def _layer(
+    view: HfCheckpoint, facts: Sglang, entry: LayerRope, keys: Mapping[str, Any], releases: Releases
+) -> LayerRope:
+    context = int(view.section.get(names.MAX_POSITION_EMBEDDINGS, view.family.default_max_position_embeddings))
     entry = engine.windowed(entry, context, slides=facts.window, wider=facts.wider_window)
     if not facts.scaling:
         keys = {names.ROPE_TYPE: "default", names.ROPE_THETA: keys[names.ROPE_THETA]}
@@ -125,7 +128,7 @@ def _layer(view: HfCheckpoint, facts: Sglang, entry: LayerRope, keys: dict[str, 
     if facts.layout == "half":
         entry = replace(entry, layout="half")
     made = replace(entry, layout="half") if facts.turns_rows else entry
-    return engine.filled(entry, keys, _table(made, keys, base, context, first), context)
+    return engine.filled(entry, keys, _table(made, keys, base, context, releases), context)
 
 
 def _transformers_table(entry: LayerRope, keys: Mapping[str, Any], context: int) -> RopeTable:
@@ -143,7 +146,7 @@ def _transformers_table(entry: LayerRope, keys: Mapping[str, Any], context: int)
     )  # fmt: skip
 
 
-def _table(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int, first: str) -> RopeTable:
+def _table(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int, releases: Releases) -> RopeTable:
     rope_type = keys[names.ROPE_TYPE]
     length = int(keys.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS) or context)
     if rope_type == "default":
@@ -162,7 +165,7 @@ def _table(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int,
     if rope_type == "dynamic":
         return _dynamic(keys, base, factor)
     inv_freq = _yarn(keys, base, factor, length, context, truncate=keys.get(names.TRUNCATE, True))
-    return RopeTable.fixed(inv_freq, _yarn_attention_factor(keys, factor, first))
+    return RopeTable.fixed(inv_freq, _yarn_attention_factor(keys, factor, releases))
 
 
 def _yarn(keys: Mapping[str, Any], base: Array, factor: float, length: int, context: int, *, truncate: bool) -> Array:
@@ -175,11 +178,11 @@ def _yarn(keys: Mapping[str, Any], base: Array, factor: float, length: int, cont
     return engine.yarn_inv_freq(keys, base, factor, length, truncate=truncate)
 
 
-def _yarn_attention_factor(keys: Mapping[str, Any], factor: float, first: str) -> float:
+def _yarn_attention_factor(keys: Mapping[str, Any], factor: float, releases: Releases) -> float:
     """Return the factor on cos and sin; attn_factor multiplies, attention_factor is not read."""
     magnitude = mscale_of(factor)
     mscale, all_dim = keys.get(names.MSCALE), keys.get(names.MSCALE_ALL_DIM)
-    if mscale is not None and all_dim is not None and numbers(first) >= numbers(WITH_MSCALE):
+    if mscale is not None and all_dim is not None and releases.start >= WITH_MSCALE:
         magnitude = mscale_of(factor, mscale) / mscale_of(factor, all_dim)
     return magnitude * engine.number(keys, names.ATTN_FACTOR, 1.0)
 
@@ -200,7 +203,7 @@ def _longrope(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: i
 
 def _mla(view: HfCheckpoint, entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int) -> LayerRope:
     """Return DeepSeek's reading: whatever scaling is asked for becomes its yarn."""
-    interleaved = engine.section(view).get("rope_interleave", True)
+    interleaved = view.section.get("rope_interleave", True)
     entry = replace(entry, layout="interleaved" if interleaved else "half")
     if keys[names.ROPE_TYPE] == "default":
         return engine.filled(entry, keys, RopeTable.fixed(base), context)

@@ -15,7 +15,7 @@ from ropetool.families.family import Family
 from ropetool.files.hf.jsontext import shown
 from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import hf_formulas as formulas
-from ropetool.runtimes.base import NotHeld, NotKnown, Refuses, checked_base
+from ropetool.runtimes.base import NotHeld, NotKnown, Refuses, checked_base, once_each
 
 NAME = "transformers"
 FORMATS = ("hf",)
@@ -23,13 +23,14 @@ VERSIONS = "5.23.0"
 SUMMARY = "Hugging Face transformers 5: reads both config styles; rope_scaling wins over rope_parameters"
 
 
+@once_each
 def decode(view: HfCheckpoint) -> RopeSet:
     """Return what transformers 5 computes from this config.
 
     Raises: Refuses where building the model stops with an error.
     """
     family = view.family
-    part = style.section(view.config, family, view.where)
+    part = view.section
     forbidden = next((key for key in family.not_null if key in part and part[key] is None), None)
     if forbidden:
         raise Refuses(f"ValidationError: {forbidden} is null; {family.model_type} requires a number")

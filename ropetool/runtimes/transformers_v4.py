@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ropetool import names
-from ropetool.checkpoint import style
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.family import Family
 from ropetool.files.hf.jsontext import shown
@@ -32,7 +31,7 @@ def decode(view: HfCheckpoint) -> RopeSet:
     family = view.family
     if not family.in_v4:
         raise NotKnown(f"no data on {family.name} in transformers 4.57")
-    part = style.section(view.config, family, view.where)
+    part = view.section
     context = part.get(names.MAX_POSITION_EMBEDDINGS, family.default_max_position_embeddings)
     theta = part.get(family.rope_theta_key, family.v4_default_rope_theta)
     stated = part.get(names.ROPE_SCALING)

@@ -18,7 +18,7 @@ from ropetool.rope.formulas import with_share
 from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, is_number
 from ropetool.runtimes import engine_formulas as engine
 from ropetool.runtimes import transformers
-from ropetool.runtimes.base import NotKnown, Refuses, Releases, added_within, no_data, numbers, stretch_of
+from ropetool.runtimes.base import NotKnown, Refuses, Releases, added_within, no_data, numbers, once_each
 from ropetool.runtimes.hf_formulas import mscale_of, rotating_channels
 
 NAME = "vllm"
@@ -32,8 +32,8 @@ SUMMARY = (
     "yarn's attention_factor"
 )
 
-HF_SEMANTICS = "0.30"  # yarn reads attention_factor and mscale from here on, attn_factor before (vllm#56446)
-MLA_SEMANTICS = "0.31"  # DeepSeek's file leaves the softmax scale alone for attention_factor 1.0 from here on
+HF_SEMANTICS = (0, 30)  # yarn reads attention_factor and mscale from here on, attn_factor before (vllm#56446)
+MLA_SEMANTICS = (0, 31)  # DeepSeek's file leaves the softmax scale alone for attention_factor 1.0 from here on
 # The smallest of these is the stated context; a model_max_length replaces it.
 LENGTH_KEYS = (
     names.MAX_POSITION_EMBEDDINGS, "n_positions", "max_seq_len", "seq_length", names.MODEL_MAX_LENGTH,
@@ -47,33 +47,33 @@ GPT_OSS_KEYS = frozenset({
 })  # fmt: skip
 
 
-def decode(view: HfCheckpoint, first: str) -> RopeSet:
-    """Return what vLLM computes from this config, in the stretch of releases that begins with `first`.
+def decode(view: HfCheckpoint, releases: Releases) -> RopeSet:
+    """Return what vLLM computes from this config, in these releases.
 
     The context is the longest that --max-model-len may ask for, as far as the tables of cos and sin reach.
     Raises: Refuses where it stops with an error.
     """
     own = view.family.own_name or engine.loaded_as_family(view)
-    facts = view.family.vllm if own else _inside(view, first)
+    facts = view.family.vllm if own else _inside(view, releases)
     if facts is None:
-        facts = _scanned(view, first)
+        facts = _scanned(view, releases)
     given = engine.loaded_keys(view)
     engine.check_sections("vLLM", given)
-    if facts.on_transformers and numbers(facts.on_transformers) <= numbers(first):
+    if facts.on_transformers and numbers(facts.on_transformers) <= releases.start:
         found = _on_transformers(view)
-        return replace(found, max_position_embeddings=_derived(view, given, first))
-    if first in facts.stops:
-        raise Refuses(facts.stops[first])
+        return replace(found, max_position_embeddings=_derived(view, given, releases))
+    if releases.first in facts.stops:
+        raise Refuses(facts.stops[releases.first])
     shape = engine.shape(view)
     entries, reach = {}, []
     for layer_type, keys in given.items():
-        entries[layer_type], rows = _layer(view, facts, shape.entries[layer_type], keys, first)
+        entries[layer_type], rows = _layer(view, facts, shape.entries[layer_type], keys, releases)
         reach.append(rows)
-    context = min(_derived(view, given, first), *reach)
+    context = min(_derived(view, given, releases), *reach)
     return RopeSet(entries, context, entries[names.FULL_ATTENTION].original_max_position_embeddings)
 
 
-def _scanned(view: HfCheckpoint, first: str) -> Vllm:
+def _scanned(view: HfCheckpoint, releases: Releases) -> Vllm:
     """Return how vLLM runs the architecture of a config, as its registry and its model files have it.
 
     Raises: NotKnown where a file has a reading of its own; Refuses where a stretch of releases lacks the model.
@@ -84,17 +84,16 @@ def _scanned(view: HfCheckpoint, first: str) -> Vllm:
         raise no_data("vLLM", view.family.name)
     if not found:
         raise Refuses(f"ValueError: Model architectures ['{architecture}'] are not supported")
-    releases = stretch_of(RELEASES, first)
     since, until = found.get("since", "0"), found.get("until", "9999")
     backend = found.get("on_transformers", "")
-    if backend and numbers(backend)[:2] <= numbers(first):
-        return Vllm(on_transformers=first)
+    if backend and numbers(backend)[:2] <= releases.start:
+        return Vllm(on_transformers=releases.first)
     if found.get("reads") == NOT_RUN["reads"]:
         raise NotKnown(f"no data on {architecture} in vLLM before {backend}")
-    if "file" not in found or numbers(since)[:2] > numbers(releases.last) or numbers(until)[:2] < numbers(first):
+    if "file" not in found or numbers(since)[:2] > releases.end or numbers(until)[:2] < releases.start:
         span = f"until {until}" if "until" in found else f"from {since if 'file' in found else backend} on"
         raise Refuses(f"ValueError: {architecture} is in vLLM {span}")
-    if numbers(since)[:2] > numbers(first):
+    if numbers(since)[:2] > releases.start:
         raise added_within(architecture, "vLLM", since, releases)
     return _read(found, view)
 
@@ -112,7 +111,7 @@ def _read(found: Mapping[str, str], view: HfCheckpoint) -> Vllm:
     )
 
 
-def _inside(view: HfCheckpoint, first: str) -> Vllm:
+def _inside(view: HfCheckpoint, releases: Releases) -> Vllm:
     """Return how vLLM runs the text model inside a wrapper: as the class that the wrapper's file makes it, by its own config.
 
     Raises: NotKnown where no file of a wrapper of this name was read; Refuses where a stretch of releases lacks it.
@@ -121,11 +120,10 @@ def _inside(view: HfCheckpoint, first: str) -> Vllm:
     found = engine.scanned(NAME, "wrappers").get(outer)
     if found is None or names.ARCHITECTURES not in view.config:
         raise no_data("vLLM", view.family.name)
-    releases = stretch_of(RELEASES, first)
     since, until = (numbers(found.get(key, far))[:2] for key, far in (("since", "0"), ("until", "9999")))
-    if since > numbers(releases.last) or until < numbers(first):
+    if since > releases.end or until < releases.start:
         raise Refuses(f"ValueError: {outer} is in vLLM {found.get('since', '0')} to {found.get('until', 'now')}")
-    if since > numbers(first):
+    if since > releases.start:
         raise added_within(outer, "vLLM", found["since"], releases)
     inner = view.family.architecture if found["text"] == "*" else found["text"]
     known = engine.family_of(inner)
@@ -143,18 +141,25 @@ def _on_transformers(view: HfCheckpoint) -> RopeSet:
     return found
 
 
-def _derived(view: HfCheckpoint, given: Mapping[str, Mapping[str, Any]], first: str) -> int:
+@once_each
+def _configured_length(view: HfCheckpoint) -> float:
+    """Return the context length before any scaling, in tokens."""
+    part = view.section
+    lengths = {key: part[key] for key in LENGTH_KEYS if key in part and is_number(part[key])}
+    lengths.setdefault(names.MAX_POSITION_EMBEDDINGS, view.family.default_max_position_embeddings)
+    length: float = lengths.get(names.MODEL_MAX_LENGTH, min(lengths.values()))
+    return length
+
+
+def _derived(view: HfCheckpoint, given: Mapping[str, Mapping[str, Any]], releases: Releases) -> int:
     """Return the context that vLLM derives from the config.
 
     Source: _get_and_verify_max_len and derive_max_model_len_and_key.
     """
-    part = engine.section(view)
-    stated = {key: part[key] for key in LENGTH_KEYS if is_number(part.get(key))}
-    stated.setdefault(names.MAX_POSITION_EMBEDDINGS, view.family.default_max_position_embeddings)
-    length: float = stated.get(names.MODEL_MAX_LENGTH, min(stated.values()))
+    length = _configured_length(view)
     if "gemma3" in view.family.model_type:
         return int(length)
-    old = numbers(first) < numbers(HF_SEMANTICS)
+    old = releases.start < HF_SEMANTICS
     factor: Any = 1.0
     for keys in given.values():
         rope_type = keys[names.ROPE_TYPE]
@@ -167,31 +172,31 @@ def _derived(view: HfCheckpoint, given: Mapping[str, Mapping[str, Any]], first: 
 
 
 def _layer(
-    view: HfCheckpoint, facts: Vllm, entry: LayerRope, keys: dict[str, Any], first: str
+    view: HfCheckpoint, facts: Vllm, entry: LayerRope, keys: Mapping[str, Any], releases: Releases
 ) -> tuple[LayerRope, int]:
     """Return what a layer type computes, and how many positions its table of cos and sin has."""
-    part, family = engine.section(view), view.family
+    part, family = view.section, view.family
     context = int(part.get(names.MAX_POSITION_EMBEDDINGS, family.default_max_position_embeddings))
     if facts.formula == "deepseek":
-        return _mla(entry, keys, context, first)
+        return _mla(entry, keys, context, releases)
     if facts.formula == "gpt_oss":
         keys = {**{k: v for k, v in keys.items() if k in GPT_OSS_KEYS}, names.ROPE_TYPE: "yarn"}
         for key in (names.BETA_FAST, names.BETA_SLOW, names.FACTOR, names.ORIGINAL_MAX_POSITION_EMBEDDINGS):
             engine.number(keys, key)
-    wider = bool(facts.wider_window) and numbers(facts.wider_window) <= numbers(first)
+    wider = bool(facts.wider_window) and numbers(facts.wider_window) <= releases.start
     entry = engine.windowed(entry, context, wider=wider)
     if facts.made_half and keys[names.ROPE_TYPE] == "longrope":
         entry = replace(entry, layout="half")
     entry = _narrowed(view, entry, keys)
     base = engine.base_table(keys, entry.rotary_dim)
     made = replace(entry, layout="half") if facts.turns_rows else entry
-    table, rows = _table(made, keys, base, context, first)
+    table, rows = _table(made, keys, base, context, releases)
     return engine.filled(entry, keys, table, context), rows
 
 
 def _narrowed(view: HfCheckpoint, entry: LayerRope, keys: Mapping[str, Any]) -> LayerRope:
     """Return the entry with the share of channels that rotates: vLLM narrows the head of any family."""
-    share = keys.get(names.PARTIAL_ROTARY_FACTOR, engine.section(view).get(names.PARTIAL_ROTARY_FACTOR))
+    share = keys.get(names.PARTIAL_ROTARY_FACTOR, view.section.get(names.PARTIAL_ROTARY_FACTOR))
     if view.family.partial_rotary_key or view.family.mla or share is None or keys[names.ROPE_TYPE] == "proportional":
         return entry
     if not is_number(share) or not 0 < share <= 1:
@@ -199,7 +204,9 @@ def _narrowed(view: HfCheckpoint, entry: LayerRope, keys: Mapping[str, Any]) -> 
     return replace(entry, rotary_dim=rotating_channels(share, entry.head_dim), table=None)
 
 
-def _table(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int, first: str) -> tuple[RopeTable, int]:
+def _table(
+    entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int, releases: Releases
+) -> tuple[RopeTable, int]:
     rope_type = keys[names.ROPE_TYPE]
     if rope_type == "default":
         return RopeTable.fixed(base), context
@@ -220,7 +227,7 @@ def _table(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int,
         return RopeTable.fixed(base / factor), math.ceil(context * factor)
     length = int(keys[names.ORIGINAL_MAX_POSITION_EMBEDDINGS])
     inv_freq = engine.yarn_inv_freq(keys, base, factor, length, truncate=keys.get(names.TRUNCATE) is not False)
-    return RopeTable.fixed(inv_freq, _yarn_attention_factor(keys, factor, first)), math.ceil(length * factor)
+    return RopeTable.fixed(inv_freq, _yarn_attention_factor(keys, factor, releases)), math.ceil(length * factor)
 
 
 def _proportional(entry: LayerRope, keys: Mapping[str, Any]) -> Array:
@@ -229,8 +236,8 @@ def _proportional(entry: LayerRope, keys: Mapping[str, Any]) -> Array:
     return with_share(base, engine.number(keys, names.PARTIAL_ROTARY_FACTOR, 1.0))
 
 
-def _yarn_attention_factor(keys: Mapping[str, Any], factor: float, first: str) -> float:
-    if numbers(first) < numbers(HF_SEMANTICS):
+def _yarn_attention_factor(keys: Mapping[str, Any], factor: float, releases: Releases) -> float:
+    if releases.start < HF_SEMANTICS:
         _no_extrapolation_factor(keys)
         scaled = keys.get("apply_yarn_scaling", True)
         return engine.number(keys, names.ATTN_FACTOR, 1.0) * (mscale_of(factor) if scaled else 1.0)
@@ -263,14 +270,14 @@ def _longrope(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: i
     return engine.longrope_table(keys, base, context, length), max(context, length)
 
 
-def _mla(entry: LayerRope, keys: dict[str, Any], context: int, first: str) -> tuple[LayerRope, int]:
+def _mla(entry: LayerRope, keys: Mapping[str, Any], context: int, releases: Releases) -> tuple[LayerRope, int]:
     """Return DeepSeek's reading: whatever scaling is asked for becomes its yarn; rope_interleave is not looked at."""
     entry = replace(entry, layout="interleaved")
     base = engine.base_table(keys, entry.rotary_dim)
     if keys[names.ROPE_TYPE] == "default":
         return engine.filled(entry, keys, RopeTable.fixed(base), context), context
-    old = numbers(first) < numbers(HF_SEMANTICS)
-    by_flag = numbers(first) < numbers(MLA_SEMANTICS)
+    old = releases.start < HF_SEMANTICS
+    by_flag = releases.start < MLA_SEMANTICS
     whole = bool(keys.get("apply_yarn_scaling", True)) if by_flag else keys.get(names.ATTENTION_FACTOR) != 1.0
     factor = engine.number(keys, names.FACTOR)
     length = int(engine.number(keys, names.ORIGINAL_MAX_POSITION_EMBEDDINGS))

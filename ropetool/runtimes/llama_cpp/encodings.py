@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from ropetool.files.hf import ABSENT
 from ropetool.rope.arithmetic import base_inv_freq
 from ropetool.rope.formulas import Source, blend, geometric, kept_share_by_dims, yarn_factor
 from ropetool.rope.tables import TABLE_TOLERANCE, Array, LayerRope, Regime, RopeSet
-from ropetool.runtimes.encoding import Candidate
+from ropetool.runtimes.encoding import EncodedTarget
 from ropetool.runtimes.llama_cpp import architectures as keys
 from ropetool.runtimes.llama_cpp.architectures import ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT, ROPE_FREQS, Architecture
 from ropetool.runtimes.llama_cpp.layers import Model, divided_channels
@@ -118,19 +119,22 @@ def _ramp_lengths(stated: int | None, arch: str, rope_theta: float, rotary_dim: 
     return list(found.values())
 
 
-def gguf_length_encodings(checkpoint: GgufCheckpoint, arch: str, target: RopeSet) -> list[Candidate]:
+def gguf_length_encodings(checkpoint: GgufCheckpoint, arch: str, target: RopeSet) -> list[EncodedTarget]:
     """Return the ways to state the target's context in a file, in order of preference.
 
     Without the length before scaling llama.cpp takes the stated context for it, so the second states it.
     """
     context = {keys.CONTEXT_LENGTH: target.max_position_embeddings}
-    found = {"the context": context}
+    ways = {"the context": context}
     original = rotating_entry(target).original_max_position_embeddings
     if original is not None:
-        found["the context, and the length before scaling"] = {**context, keys.ORIGINAL_CONTEXT_LENGTH: original}
+        ways["the context, and the length before scaling"] = {**context, keys.ORIGINAL_CONTEXT_LENGTH: original}
     return [
-        Candidate(name, _key_edits(checkpoint, {f"{arch}.{k}": Value.of(ValueType.U32, v) for k, v in stated.items()}))
-        for name, stated in found.items()
+        EncodedTarget(
+            name,
+            partial(_key_edits, checkpoint, {f"{arch}.{k}": Value.of(ValueType.U32, v) for k, v in keys_of.items()}),
+        )
+        for name, keys_of in ways.items()
     ]
 
 
