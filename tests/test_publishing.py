@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import json
 import re
@@ -24,6 +25,8 @@ from ropetool.errors import CheckpointError
 from ropetool.plans import model_card
 from ropetool.plans.model_card import grafted, modelfile, portable, with_front_matter, with_step, with_verification
 from ropetool.plans.serving import commands, gguf_lines, serving_lines
+from ropetool.runtimes.decoded import Decoded, Readings
+from ropetool.runtimes.inspection import Inspection
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 CHECK = {"name": "ratio", "figure": 1.23456, "limit": 1.5, "verdict": "pass", "detail": "a | b <!-- /ropetool -->"}
@@ -444,6 +447,17 @@ def test_a_model_in_shards_has_a_card_and_no_modelfile(tmp_path: Path, monkeypat
 # --- command lines
 
 
+def reading_otherwise(found: Inspection, planted: dict[str, Decoded]) -> Inspection:
+    """Return an inspection in which some runtimes read something else."""
+
+    class Planted(Readings):
+        def named(self, name: str) -> Decoded | None:
+            return planted.get(name) or super().named(name)
+
+    assert found.checkpoint is not None
+    return dataclasses.replace(found, readings=Planted(found.readings.names, found.checkpoint))
+
+
 @pytest.mark.parametrize(
     ("shown", "name"),
     [("m.gguf", "m"), ("/a/My Model (1).Q4_K_M.gguf", "My-Model-1-.Q4_K_M"), ("größe.gguf", "gr-e"), ("...", "model"),
@@ -465,8 +479,7 @@ def test_programs_that_hold_llama_cpp_are_told_the_context(tmp_path: Path) -> No
         "LM Studio: lms load --context-length 512",
     ]  # fmt: skip
     assert commands(lines) == [line.partition(": ")[2] for line in lines]
-    refused = [type(reading)(reading.name, None, "no") for reading in found.readings]
-    lines = serving_lines(type(found)(**{**vars(found), "readings": tuple(refused)}), "m.gguf")
+    lines = serving_lines(reading_otherwise(found, {"llama.cpp": Decoded("llama.cpp", None, "no")}), "m.gguf")
     assert lines == ["llama.cpp: does not load it: no"]
 
 
@@ -480,11 +493,8 @@ def test_a_server_that_would_compute_something_else_gets_no_line(tmp_path: Path)
     ]  # fmt: skip
     found = ropetool.inspect(out)
     assert found.rope is not None
-    shorter = ropetool.inspect(source).rope
-    spoilt = [
-        reading if reading.name != "vllm@0.25" else type(reading)(reading.name, shorter) for reading in found.readings
-    ]
-    lines = serving_lines(type(found)(**{**vars(found), "readings": tuple(spoilt)}), "out")
+    spoilt = {"vllm@0.25": Decoded("vllm@0.25", ropetool.inspect(source).rope)}
+    lines = serving_lines(reading_otherwise(found, spoilt), "out")
     assert any(line.startswith("vllm 0.2") and "would compute something else: context 512" in line for line in lines)
 
 

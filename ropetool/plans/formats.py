@@ -27,8 +27,7 @@ from ropetool.rope.methods import Derived
 from ropetool.rope.tables import LayerRope, RopeSet, is_number
 from ropetool.runtimes import NotKnown, inspection
 from ropetool.runtimes.config_encodings import config_edits, encodings, length_encodings
-from ropetool.runtimes.decoded import Decoded, decoded
-from ropetool.runtimes.encoding import EncodedTarget
+from ropetool.runtimes.decoded import Decoded, EncodedTarget, decoded
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import decoding
 from ropetool.runtimes.llama_cpp.architectures import Architecture

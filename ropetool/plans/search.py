@@ -28,8 +28,7 @@ from ropetool.rope import methods
 from ropetool.rope.methods import Derived, Goal, Method, Source
 from ropetool.rope.reach import reach_of_new_base
 from ropetool.rope.tables import LayerRope, RopeSet, RopeTable
-from ropetool.runtimes.decoded import first_that_serves
-from ropetool.runtimes.encoding import EncodedTarget
+from ropetool.runtimes.decoded import EncodedTarget, first_that_serves
 from ropetool.weights.residual import residual_of, without_residual
 
 if TYPE_CHECKING:

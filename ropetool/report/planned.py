@@ -13,8 +13,8 @@ from ropetool.files.counting import byte_size
 from ropetool.files.hf import ABSENT
 from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED
 from ropetool.plans.plan import BAKE, Plan
-from ropetool.plans.serving import NO_FLAG
 from ropetool.report.layout import columns, serving_text, sidecar_rows
+from ropetool.runtimes.base import NO_FLAG
 
 if TYPE_CHECKING:
     from ropetool.files.gguf.in_place import Edited

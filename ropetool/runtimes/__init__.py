@@ -8,15 +8,15 @@ from __future__ import annotations
 import importlib
 import itertools
 import pkgutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
 from ropetool.errors import UnknownRuntime, did_you_mean
 from ropetool.rope.tables import RopeSet
-from ropetool.runtimes.base import NotHeld, NotKnown, Refuses, Releases
+from ropetool.runtimes.base import NotHeld, NotKnown, Refuses, Releases, Serving, numbers
 
 __all__ = [
     "NotHeld",
@@ -31,18 +31,17 @@ __all__ = [
     "names",
 ]
 
-# Programs that run llama.cpp, so that their names mean it.
-LLAMA_CPP = "llama.cpp"
-RUNNING_LLAMA_CPP = ("ollama", "koboldcpp", "lm-studio", "lmstudio", "llama-server", "llama-cpp-python")
-OLLAMA_SINCE = (0, 30)  # older releases run another engine
 FIRST = ("transformers", "llama.cpp")  # what a format is read by where nobody asks for another
+FIRST_SERVER = "vllm"  # its lines come before those of other servers
 
 
 @dataclass(frozen=True)
 class Runtime:
     """A runtime as its module states it; `decode` raises Refuses where the program would stop.
 
-    releases: the stretch that it stands for, None where all that are known read alike.
+    releases: the releases that it stands for; None if all known releases compute the same.
+    serving: how the program serves files; None if ropetool knows no command line.
+    run_by: the names of other programs that run it, in small letters, each with the first release that does.
     """
 
     name: str
@@ -51,6 +50,8 @@ class Runtime:
     summary: str
     decode: Callable[[Any], RopeSet]
     releases: Releases | None = None
+    serving: Serving | None = None
+    run_by: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def program(self) -> str:
@@ -76,12 +77,18 @@ def _by_name() -> dict[str, Runtime]:
 
 
 def _stated(module: ModuleType) -> tuple[Runtime, ...]:
+    serving = getattr(module, "SERVING", None)
     if not hasattr(module, "RELEASES"):
-        return (Runtime(module.NAME, module.FORMATS, module.VERSIONS, module.SUMMARY, module.decode),)
+        return (
+            Runtime(
+                module.NAME, module.FORMATS, module.VERSIONS, module.SUMMARY, module.decode, None, serving,
+                getattr(module, "RUN_BY", {}),
+            ),
+        )  # fmt: skip
     return tuple(
         Runtime(
             f"{module.NAME}@{releases.first}", module.FORMATS, str(releases), module.SUMMARY,
-            partial(_in_python, module.decode, releases), releases,
+            partial(_in_python, module.decode, releases), releases, serving,
         )
         for releases in module.RELEASES
     )  # fmt: skip
@@ -109,15 +116,28 @@ def for_format(file_format: str) -> list[Runtime]:
     return sorted(found, key=lambda runtime: runtime.name not in FIRST)
 
 
+def flagged(file_format: str) -> list[str]:
+    """Return the programs with flags that change the rotation of a file: those that read the format, then by an export."""
+    reads, exports = [], []
+    for name, (first, *_) in _discovered().items():
+        if first.serving is not None and first.serving.flags is not None:
+            if file_format in first.formats:
+                reads.append(name)
+            elif first.serving.takes_exports:
+                exports.append(name)
+    return [*sorted(reads, key=lambda name: name != FIRST_SERVER), *exports]
+
+
 def all_of(name: str, file_format: str | None = None) -> tuple[Runtime, ...]:
     """Return the runtimes that a name stands for: all that are known of a program, or with @VERSION the one of it.
 
     Raises: UnknownRuntime if there is none, or it does not read the format.
     """
     program, _, version = name.partition("@")
-    if program.lower() in RUNNING_LLAMA_CPP:
-        _check_release(program.lower(), version)
-        name = program = LLAMA_CPP
+    for first, *_ in _discovered().values():
+        if program.lower() in first.run_by:
+            _check_release(program.lower(), version, first)
+            name = program = first.program
     found = _discovered().get(program)
     if found is None:
         raise UnknownRuntime(
@@ -130,13 +150,14 @@ def all_of(name: str, file_format: str | None = None) -> tuple[Runtime, ...]:
     return _of_version(found, program, version) if "@" in name else found
 
 
-def _check_release(program: str, version: str) -> None:
-    """Raise UnknownRuntime for a release of Ollama that does not run llama.cpp."""
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isascii() and part.isdigit())
-    if program == "ollama" and numbers and numbers < OLLAMA_SINCE:
+def _check_release(program: str, version: str, runtime: Runtime) -> None:
+    """Raise UnknownRuntime for a release of another program that does not run this runtime."""
+    since = runtime.run_by[program]
+    release = tuple(int(part) for part in version.split(".")[:2] if part.isascii() and part.isdigit())
+    if release and release < numbers(since):
         raise UnknownRuntime(
-            f"ollama {version} does not use llama.cpp, and ropetool does not support its older engine",
-            where="--for", try_="--for ollama, for release 0.30 and later",
+            f"{program} {version} does not use {runtime.program}, and ropetool does not support its older engine",
+            where="--for", try_=f"--for {program}, for release {since} and later",
         )  # fmt: skip
 
 

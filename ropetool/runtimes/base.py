@@ -1,20 +1,27 @@
-"""What a runtime is: a decoder from what a file says to what that program really computes.
+"""What the module of a runtime contains, and what these modules share.
 
-Shared by all files of this folder. A runtime module holds NAME, FORMATS, SUMMARY, and either VERSIONS and
-decode(view), or RELEASES and decode(view, releases) where releases of the program differ.
+A module sets NAME, FORMATS and SUMMARY, and has either VERSIONS and decode(checkpoint), or RELEASES and
+decode(checkpoint, releases) if releases of the program differ. It sets SERVING if the program is a server, and RUN_BY
+to the names of other programs that run it, each with the first release that does.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, wraps
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
+from ropetool.checkpoint.edits import FileEdit
+from ropetool.checkpoint.opening import Checkpoint
+from ropetool.escaping import word
 from ropetool.files.hf.jsontext import shown
-from ropetool.rope.tables import is_number
+from ropetool.rope.tables import RopeSet, is_number
+
+NO_FLAG = "not possible with flags"
 
 C = TypeVar("C")
 V = TypeVar("V")
@@ -61,6 +68,63 @@ class NotHeld(Refuses):
 
 class NotKnown(Refuses):
     """The runtime may run this file, but ropetool does not know how."""
+
+
+class NoFlags(Exception):
+    """No flags of the program reach a plan's target. The text is the reason."""
+
+
+Decode: TypeAlias = Callable[[Any], RopeSet]
+
+
+@dataclass(frozen=True)
+class PlannedChange:
+    """A plan as a runtime sees it.
+
+    source: the checkpoint, which does not change.
+    output: the checkpoint with the plan's edits, in memory.
+    target: what the output computes.
+    edits: the plan's edits of the source's files.
+    factor: the plan's factor.
+    trained_length: the length before any scaling, in tokens.
+    params: the parameters of the plan's method.
+    """
+
+    source: Checkpoint
+    output: Checkpoint
+    target: RopeSet
+    edits: Sequence[FileEdit]
+    factor: float
+    trained_length: int
+    params: Mapping[str, Any]
+
+
+def no_others(file: str, context: int, modelfile: Path | None) -> Sequence[str]:
+    """Return no lines: no other program runs files by this one."""
+    return ()
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How a program serves files. The module of a runtime sets SERVING if the program is a server.
+
+    command: the command line for a file that is served unchanged, with places for its path and its context in tokens.
+    flags: returns the lines that serve the source of a change as its target, for the decoder of some releases; None if
+      the program has no such flags. The first line is the program's own command. Each other line begins with the name
+      of its program. There are no lines if ropetool does not know how the program gets the source. Raises: NoFlags.
+    others: returns a line for each program that runs files by this one, with its name, for a path, a context in tokens,
+      and the place of a Modelfile or None.
+    takes_exports: True if `flags` also accepts a directory, for a file that it was exported to.
+    """
+
+    command: str
+    flags: Callable[[PlannedChange, Decode], Sequence[str]] | None = None
+    others: Callable[[str, int, Path | None], Sequence[str]] = no_others
+    takes_exports: bool = False
+
+    def line(self, file: str, context: int) -> str:
+        """Return the command line for a file with this context in tokens."""
+        return self.command.format(word(Path(file)), context)
 
 
 def once_each(read: Callable[[C], V]) -> Callable[[C], V]:

@@ -19,7 +19,7 @@ from ropetool.rope.arithmetic import base_inv_freq
 from ropetool.rope.formulas import geometric
 from ropetool.rope.methods import Derived
 from ropetool.rope.tables import LayerRope, RopeSet
-from ropetool.runtimes.encoding import EncodedTarget
+from ropetool.runtimes.decoded import EncodedTarget
 
 IN_WEIGHTS = "the rest in the weights"  # ends the name of an encoding that bakes
 

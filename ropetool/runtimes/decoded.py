@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar, overload
 from weakref import WeakKeyDictionary
 
 from ropetool import runtimes
+from ropetool.checkpoint.edits import FileEdit
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.errors import InvalidRope
 from ropetool.escaping import command
@@ -105,6 +107,25 @@ class Readings(Sequence[Decoded]):
     def named(self, name: str) -> Decoded | None:
         """Return the reading of a runtime; None for another runtime."""
         return decoded(name, self._checkpoint) if name in self.names else None
+
+
+@dataclass(frozen=True)
+class EncodedTarget:
+    """A target as edits of the source's files: a candidate of the search.
+
+    name: the encoding, as plans show it.
+    encode: returns the edits. It runs only if the search comes to this encoding, because an earlier one usually works.
+    in_weights: True if the weights take what the keys leave of a factor.
+    """
+
+    name: str
+    encode: Callable[[], Sequence[FileEdit]]
+    in_weights: bool = False
+
+    @cached_property
+    def edits(self) -> Sequence[FileEdit]:
+        """The edits of the source's files."""
+        return self.encode()
 
 
 def first_that_serves(

@@ -39,7 +39,7 @@ def decode(view: HfCheckpoint, releases: Releases) -> RopeSet:
     """
     model = view.family.mlx_lm
     if model is None or not view.family.own_name:
-        return mlx_files.decode(view, NAME, partial(table, start=releases.start))
+        return mlx_files.decode(view, NAME, partial(table, first=releases.start))
     part = view.section
     theta, scaling = _stated(part, model, releases.start)
     if not view.family.nested and names.SLIDING_ATTENTION in (part.get(names.LAYER_TYPES) or ()):
@@ -57,13 +57,13 @@ def decode(view: HfCheckpoint, releases: Releases) -> RopeSet:
     return RopeSet(entries, context, entries[names.FULL_ATTENTION].original_max_position_embeddings)
 
 
-def _stated(part: Mapping[str, Any], model: MlxLm, start: tuple[int, ...]) -> tuple[float, Mapping[str, Any] | None]:
+def _stated(part: Mapping[str, Any], model: MlxLm, first: tuple[int, ...]) -> tuple[float, Mapping[str, Any] | None]:
     """Return the base and the scaling keys, None where there are none.
 
     Raises: Refuses where a key that the model file insists on is missing.
     """
     found = dict(part)
-    if model.formula == "qwen3" and start >= NEWER and found.get(PARAMETERS):
+    if model.formula == "qwen3" and first >= NEWER and found.get(PARAMETERS):
         found[THETA] = found.get(THETA) or found[PARAMETERS].get(THETA)
         found[SCALING] = found.get(SCALING) or found[PARAMETERS]
     missing = [key for key in model.needs if found.get(key) is None]
@@ -85,7 +85,7 @@ def _layer(
     scaling: Mapping[str, Any] | None,
     context: int,
     model: MlxLm,
-    start: tuple[int, ...],
+    first: tuple[int, ...],
 ) -> LayerRope:
     if model.formula == "phi3":
         return _phi3(part, entry, theta, scaling, context)
@@ -99,7 +99,7 @@ def _layer(
         changes["layout"] = "half"  # its class knows no other
     if model.mla and scaling is not None:
         changes["softmax_multiplier"] = engine.softmax_multiplier(scaling)
-    rotated = table(keys, engine.base_table(keys, entry.rotary_dim), part, context, start)
+    rotated = table(keys, engine.base_table(keys, entry.rotary_dim), part, context, first)
     return engine.filled(entry, keys, rotated, context, **changes)
 
 
@@ -111,7 +111,7 @@ def _typed(scaling: Mapping[str, Any] | None, theta: float) -> dict[str, Any]:
 
 
 def table(
-    keys: Mapping[str, Any], base: Array, part: Mapping[str, Any], context: int, start: tuple[int, ...]
+    keys: Mapping[str, Any], base: Array, part: Mapping[str, Any], context: int, first: tuple[int, ...]
 ) -> RopeTable:
     """Return the table. Source: initialize_rope."""
     rope_type = keys[names.ROPE_TYPE]
@@ -119,7 +119,7 @@ def table(
         return RopeTable.fixed(base)
     if rope_type == "linear":
         return RopeTable.fixed(base / engine.number(keys, names.FACTOR))
-    if rope_type == "dynamic" and start >= NEWER:
+    if rope_type == "dynamic" and first >= NEWER:
         return dynamic_table(base, context, engine.number(keys, names.FACTOR))
     if rope_type == "llama3":
         length = int(engine.number(keys, names.ORIGINAL_MAX_POSITION_EMBEDDINGS, LLAMA3_LENGTH))
@@ -181,7 +181,7 @@ def _gemma3(
     theta: float,
     scaling: Mapping[str, Any] | None,
     context: int,
-    start: tuple[int, ...],
+    first: tuple[int, ...],
 ) -> dict[str, LayerRope]:
     """Return gemma3's two kinds: by the pattern alone, whatever layer_types says."""
     if part.get(names.HEAD_DIM, GEMMA3_HEAD_DIM) != entry.head_dim:
@@ -191,7 +191,7 @@ def _gemma3(
     full = tuple(i for i in range(count) if (i + 1) % pattern == 0)
     local = {names.ROPE_TYPE: "default", THETA: float(part.get(names.ROPE_LOCAL_BASE_FREQ, GEMMA3_LOCAL_BASE))}
     keys = _typed(scaling, theta)
-    rotated = table(keys, engine.base_table(keys, entry.rotary_dim), part, context, start)
+    rotated = table(keys, engine.base_table(keys, entry.rotary_dim), part, context, first)
     sliding = RopeTable.fixed(engine.base_table(local, entry.rotary_dim))
     return {
         names.FULL_ATTENTION: engine.filled(entry, keys, rotated, context, layers=full, sliding_window=None),

@@ -19,6 +19,7 @@ from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, is_number
 from ropetool.runtimes import engine_formulas as engine
 from ropetool.runtimes import hf_formulas, transformers
 from ropetool.runtimes.base import NotKnown, Refuses, Releases, added_within, no_data, numbers, once_each
+from ropetool.runtimes.config_overrides import ConfigOverrides
 from ropetool.runtimes.hf_formulas import mscale_of
 
 NAME = "sglang"
@@ -27,6 +28,13 @@ RELEASES = (Releases("0.5.15", "0.5.15"), Releases("0.5.16", "0.5.23"))
 SUMMARY = (
     "SGLang: reads the config through transformers 5; ignores attention_factor; mixtral and gemma2 lose any scaling"
 )
+
+# --context-length is at most the context of the file. Overrides: sglang/srt/utils/hf_transformers/config.py, get_config:
+# 0.5.15 and 0.5.16 replace, 0.5.23 merges.
+SERVING = ConfigOverrides(
+    "python -m sglang.launch_server --model-path {} --context-length {}", "--json-model-override-args",
+    merges=(False, True), nested_merges=(),
+).serving  # fmt: skip
 
 WITH_MSCALE = (0, 5, 16)  # plain yarn reads mscale and mscale_all_dim from here on
 # The first of these is the stated context.

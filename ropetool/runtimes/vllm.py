@@ -19,6 +19,7 @@ from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, is_number
 from ropetool.runtimes import engine_formulas as engine
 from ropetool.runtimes import transformers
 from ropetool.runtimes.base import NotKnown, Refuses, Releases, added_within, no_data, numbers, once_each
+from ropetool.runtimes.config_overrides import ConfigOverrides
 from ropetool.runtimes.hf_formulas import mscale_of, rotating_channels
 
 NAME = "vllm"
@@ -31,6 +32,12 @@ SUMMARY = (
     "vLLM: reads the config through transformers 5 and uses one table for all lengths; releases before 0.30 ignore "
     "yarn's attention_factor"
 )
+
+# --max-model-len is at most the context of the file. Overrides: vllm/config/model.py, _apply_dict_overrides and
+# _update_nested, alike in 0.25.1 to 0.33.0.
+SERVING = ConfigOverrides(
+    "vllm serve {} --max-model-len {}", "--hf-overrides", merges=(False,), nested_merges=(True,)
+).serving
 
 HF_SEMANTICS = (0, 30)  # yarn reads attention_factor and mscale from here on, attn_factor before (vllm#56446)
 MLA_SEMANTICS = (0, 31)  # DeepSeek's file leaves the softmax scale alone for attention_factor 1.0 from here on

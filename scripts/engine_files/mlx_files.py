@@ -62,7 +62,7 @@ PYTHON = os.environ.get("ROPETOOL_ENGINE_MLX", str(Path.home() / ".cache/ropetoo
 STATED = (0.75, 0.875, 0.625)  # shares of a head that no model has by itself
 SHARES = (*STATED, 0.5, 0.25, 1.0, 0.2, 0.4, 0.8)
 TABLES: dict[str, Table] = {
-    "mlx-lm": partial(mlx_lm.table, start=mlx_lm.NEWER),
+    "mlx-lm": partial(mlx_lm.table, first=mlx_lm.NEWER),
     "mlx-vlm": mlx_vlm.table,
 }
 BASES = (names.ROPE_THETA, names.ROPE_TYPE, names.PARTIAL_ROTARY_FACTOR)

@@ -22,6 +22,7 @@ import ropetool
 from ropetool import families
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.plans import flags
+from ropetool.runtimes import config_overrides
 
 RELEASES = [(program, version) for program in peers.WITH_FLAGS for version in peers.RELEASES[program]]
 MERGES = {("sglang", "0.5.23")}  # the others take an object of rope keys as it is given
@@ -35,7 +36,7 @@ def differences(
     way = (program, version) in MERGES if merges is None else merges
     for name, data in peers.flagged().items():
         overrides = data.pop(peers.OVERRIDES)
-        made = flags.overridden(HfCheckpoint(data, families.get(data["model_type"])), overrides, merges=way)
+        made = config_overrides.overridden(HfCheckpoint(data, families.get(data["model_type"])), overrides, merges=way)
         reasons = peers.differences(runtime, made, answers[name])
         if reasons:
             found[name] = reasons

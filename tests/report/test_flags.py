@@ -15,9 +15,11 @@ from making import write_config
 import ropetool
 from ropetool import families, runtimes
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.plans import flags, server_flags
+from ropetool.plans import flags
 from ropetool.plans.plan import Plan
-from ropetool.runtimes import engine_formulas
+from ropetool.runtimes import config_overrides, engine_formulas
+from ropetool.runtimes.base import PlannedChange
+from ropetool.runtimes.llama_cpp import server_options
 
 ENGINES = {"vllm": (False,), "sglang": (False, True)}  # whether the rope keys are merged into the source's
 
@@ -86,7 +88,7 @@ def test_what_is_printed_decodes_to_the_target(case: str, tmp_path: Path) -> Non
             ):
                 continue
             for merges in ENGINES[name]:
-                config = flags.overridden(view, overrides, merges=merges)
+                config = config_overrides.overridden(view, overrides, merges=merges)
                 decoded = runtime.decode(HfCheckpoint(config, view.family))
                 assert decoded.max_position_embeddings >= plan.max_position_embeddings
                 for layer_type, table in plan.rope_tables().items():
@@ -244,7 +246,7 @@ def test_keys_of_the_source_are_taken_back(tmp_path: Path) -> None:
 def test_a_forgotten_share_of_channels_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, source = planned(tmp_path, {**peers.config("glm4", "v4", None), "partial_rotary_factor": 0.25}, "yarn")
     assert '"partial_rotary_factor": 0.25' in by_program(flags.flag_lines(plan, source))["vllm"]
-    monkeypatch.setattr(flags, "_share", lambda view: {})
+    monkeypatch.setattr(config_overrides, "_share", lambda view: {})
     assert by_program(flags.flag_lines(plan, source))["vllm"].startswith(
         "not possible with flags: 8 rotary pairs instead of 4"
     )
@@ -257,14 +259,15 @@ def test_a_forgotten_base_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def without_base(view: HfCheckpoint) -> dict[str, dict[str, Any]]:
         return {t: {k: v for k, v in keys.items() if k != "rope_theta"} for t, keys in whole(view).items()}
 
-    monkeypatch.setattr(
-        flags, "_overrides", lambda plan, before, after: {"rope_parameters": without_base(after)["full_attention"]}
-    )
+    def overrides_of(change: PlannedChange) -> dict[str, Any]:
+        return {"rope_parameters": without_base(change.output)["full_attention"]}
+
+    monkeypatch.setattr(config_overrides, "overrides_of", overrides_of)
     found = {name: line for name, line in by_program(flags.flag_lines(plan, source)).items() if "llama" not in name}
     assert found
     assert all(line.startswith("not possible with flags: ") for line in found.values())
 
 
 def test_a_wrong_option_of_llama_server_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_flags, "NEUTRAL", {})
+    monkeypatch.setattr(server_options, "NEUTRAL", {})
     assert server(tmp_path, "llama", SCALED, "ntk", reading="original").startswith("not possible with flags: ")

@@ -8,11 +8,18 @@ from ropetool.rope.tables import RopeSet
 from ropetool.runtimes.base import Refuses
 from ropetool.runtimes.llama_cpp import decoding, key_rules
 from ropetool.runtimes.llama_cpp.exported import read_exported
+from ropetool.runtimes.llama_cpp.serving import SERVING
+
+__all__ = ["FORMATS", "NAME", "RUN_BY", "SERVING", "SUMMARY", "VERSIONS", "decode"]
 
 NAME = "llama.cpp"
 FORMATS = ("gguf",)  # a directory is read by way of our export, where that is asked for by name
 VERSIONS = "llama-cpp-python 0.3.36"
 SUMMARY = "llama.cpp: reads a fixed list of keys for each architecture and silently ignores the rest"
+# Older releases of Ollama run another engine.
+RUN_BY = {
+    "ollama": "0.30", "koboldcpp": "", "lm-studio": "", "lmstudio": "", "llama-server": "", "llama-cpp-python": "",
+}  # fmt: skip
 
 
 def decode(checkpoint: Checkpoint) -> RopeSet:

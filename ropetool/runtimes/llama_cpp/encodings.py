@@ -23,7 +23,7 @@ from ropetool.files.hf import ABSENT
 from ropetool.rope.arithmetic import base_inv_freq
 from ropetool.rope.formulas import Source, blend, geometric, kept_share_by_dims, yarn_factor
 from ropetool.rope.tables import TABLE_TOLERANCE, Array, LayerRope, Regime, RopeSet
-from ropetool.runtimes.encoding import EncodedTarget
+from ropetool.runtimes.decoded import EncodedTarget
 from ropetool.runtimes.llama_cpp import architectures as keys
 from ropetool.runtimes.llama_cpp.architectures import ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT, ROPE_FREQS, Architecture
 from ropetool.runtimes.llama_cpp.layers import Model, divided_channels

@@ -1,26 +1,24 @@
-"""The options of llama-server that make of a GGUF file what a patch would make of it.
+"""The options of llama-server with which a GGUF file computes what a patch of it would.
 
 Source: common/arg.cpp, src/llama-context.cpp, src/llama-model-loader.cpp and tools/server/server-context.cpp of the
-llama.cpp within llama-cpp-python 0.3.36. Options go before the file's keys, --override-kv replaces them at load.
+llama.cpp within llama-cpp-python 0.3.36. Options take precedence over the file's keys. --override-kv replaces the keys at load.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ropetool import names
 from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.gguf_edits import patch_of
 from ropetool.errors import InvalidRope, sentence_of
 from ropetool.files.gguf import Patch, Value, ValueType
-from ropetool.plans.plan import Plan
 from ropetool.rope.arithmetic import base_inv_freq
 from ropetool.rope.formulas import Source, blend, kept_share_by_dims, yarn_factor
 from ropetool.rope.tables import TABLE_TOLERANCE, RopeSet, in_words
-from ropetool.runtimes import Refuses
+from ropetool.runtimes.base import NoFlags, PlannedChange, Refuses
 from ropetool.runtimes.llama_cpp import architectures as keys
 from ropetool.runtimes.llama_cpp import decoding
 from ropetool.runtimes.llama_cpp.layers import value_of
@@ -39,25 +37,17 @@ KINDS = {ValueType.STR: "str", ValueType.F32: "float", ValueType.U32: "int"}
 BETAS = dict(zip((names.BETA_FAST, names.BETA_SLOW), keys.BETAS, strict=True))
 
 
-class Found(NamedTuple):
-    """The options, or why there are none."""
+def options_of(view: GgufCheckpoint, patch: Patch, target: RopeSet, change: PlannedChange) -> tuple[str, ...]:
+    """Return the options with which a file computes the target, as with the patch. Each way is tried and decoded.
 
-    options: tuple[str, ...] = ()
-    reason: str = ""
-
-
-def of_file(view: GgufCheckpoint, plan: Plan) -> Found:
-    """Return the options that make of a file what the plan's edits would."""
-    patch = patch_of(plan.edits)
-    return of_patch(view, patch, decoding.decode(view.after(patch)), plan)
-
-
-def of_patch(view: GgufCheckpoint, patch: Patch, target: RopeSet, plan: Plan) -> Found:
-    """Return the options that make of a file what the patch would, the target; each way to say it is tried and decoded."""
+    The first option is the context. Raises: NoFlags if no options reach the target.
+    """
     arch = str(value_of(view, keys.ARCHITECTURE, ValueType.STR))
     if patch.tensors:
-        found = _by_betas(view, arch, target, plan)
-        return found or Found(reason=f"the file itself must contain {' and '.join(patch.tensors)}")
+        ramp = _by_betas(view, arch, target, change)
+        if ramp is None:
+            raise NoFlags(f"the file itself must contain {' and '.join(patch.tensors)}")
+        return ramp
     removed = {key: value for name, value in NEUTRAL.items() if (key := f"{arch}.{name}") in patch.remove}
     values = {key: value for key, value in {**patch.set, **removed}.items() if view.values.get(key) != value}
     reason = ""
@@ -69,8 +59,8 @@ def of_patch(view: GgufCheckpoint, patch: Patch, target: RopeSet, plan: Plan) ->
             continue
         reason = in_words(target.differences(reached))
         if not reason:
-            return Found(("-c", str(target.max_position_embeddings), *options))
-    return Found(reason=reason)
+            return ("-c", str(target.max_position_embeddings), *options)
+    raise NoFlags(reason)
 
 
 def base_and_scale(view: GgufCheckpoint, options: tuple[str, ...]) -> tuple[str, str] | None:
@@ -100,35 +90,35 @@ def base_and_scale(view: GgufCheckpoint, options: tuple[str, ...]) -> tuple[str,
     return base or _text(Value.of(ValueType.F32, present)), _text(Value.of(ValueType.F32, 1 / factor))
 
 
-def _by_betas(view: GgufCheckpoint, arch: str, target: RopeSet, plan: Plan) -> Found | None:
+def _by_betas(view: GgufCheckpoint, arch: str, target: RopeSet, change: PlannedChange) -> tuple[str, ...] | None:
     """Return the options for a YaRN ramp with betas of its own, which no key of these files holds; None where it is not one.
 
     The file must state no scaling: its vectors would apply too.
     """
     scaled = any(f"{arch}.{key}" in view.values for key in (keys.SCALING_TYPE, keys.FACTOR, keys.ATTN_FACTOR))
     entry = target.entries[names.FULL_ATTENTION]
-    if scaled or entry.table is None or not entry.table.is_fixed or not BETAS.keys() & plan.params.keys():
+    if scaled or entry.table is None or not entry.table.is_fixed or not BETAS.keys() & change.params.keys():
         return None
     if any(name in view.tensors for name in keys.VECTORS) or entry.rope_theta is None:
         return None
-    betas = {name: float(plan.params.get(name, default)) for name, default in BETAS.items()}
+    betas = {name: float(change.params.get(name, default)) for name, default in BETAS.items()}
     regime, base = entry.table.regimes[0], base_inv_freq(entry.rope_theta, entry.rotary_dim)
-    source = Source(base, plan.trained_length, entry.rope_theta)
+    source = Source(base, change.trained_length, entry.rope_theta)
     kept = kept_share_by_dims(source, betas[names.BETA_FAST], betas[names.BETA_SLOW], truncate=True)
-    if not np.allclose(blend(base, kept, plan.factor), regime.inv_freq, rtol=TABLE_TOLERANCE, atol=0):
+    if not np.allclose(blend(base, kept, change.factor), regime.inv_freq, rtol=TABLE_TOLERANCE, atol=0):
         return None
     values = {
         f"{arch}.{keys.SCALING_TYPE}": Value.of(ValueType.STR, "yarn"),
-        f"{arch}.{keys.FACTOR}": Value.of(ValueType.F32, plan.factor),
-        f"{arch}.{keys.ORIGINAL_CONTEXT_LENGTH}": Value.of(ValueType.U32, plan.trained_length),
+        f"{arch}.{keys.FACTOR}": Value.of(ValueType.F32, change.factor),
+        f"{arch}.{keys.ORIGINAL_CONTEXT_LENGTH}": Value.of(ValueType.U32, change.trained_length),
         f"{arch}.{keys.FREQ_BASE}": Value.of(ValueType.F32, entry.rope_theta),
-        f"{arch}.{keys.ATTN_FACTOR}": Value.of(ValueType.F32, regime.attention_factor / yarn_factor(plan.factor)),
+        f"{arch}.{keys.ATTN_FACTOR}": Value.of(ValueType.F32, regime.attention_factor / yarn_factor(change.factor)),
     }
     options, reached = _by_options(view, arch, {k: v for k, v in values.items() if not _is_stated(view, k, v)})
     if reached.max_position_embeddings != target.max_position_embeddings:
         return None
     stated = [word for name, beta in betas.items() for word in (f"--yarn-{name.replace('_', '-')}", f"{beta:g}")]
-    return Found(("-c", str(target.max_position_embeddings), *stated, *options))
+    return ("-c", str(target.max_position_embeddings), *stated, *options)
 
 
 def _is_stated(view: GgufCheckpoint, key: str, value: Value) -> bool:
