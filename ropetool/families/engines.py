@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ropetool.families.loading import parsed, record
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -84,52 +86,6 @@ class MlxLm:
 
 
 @dataclass(frozen=True)
-class MlxReading:
-    """The places from which a model file of mlx-lm or mlx-vlm reads the rope keys of one layer type.
-
-    bases: places of the base; the first existing place counts. Dots lead into objects.
-    base: the default base; None if the model does not load without one.
-    places: places of scaling objects in order, each with the effect by rope type: `scales`, `ignored`, `stops`, or
-      `odd` for
-      an effect that ropetool does not decode. Two words: for a type only in rope_type, and for one also in `type`. The
-        type `absent` means that the object is missing, and `named` that the key must exist but may be null.
-    """
-
-    bases: tuple[str, ...] = ()
-    base: float | None = None
-    places: dict[str, dict[str, str]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class MlxFile:
-    """How a model file of mlx-lm or mlx-vlm treats a config. scripts/engine_files/mlx_files.py found this by running
-    the file.
-
-    file: its name.
-    readings: the places of rope keys, by layer type.
-    shares: places of the rotating share of a head.
-    share: the default share; 0 if the model does not load without one.
-    head_dim: `needed` if the model does not load without one; `odd` if the default differs from transformers.
-    window: whether the sliding layers slide.
-    listed: whether it uses the config's list of layers.
-    layout: the layout of the channels.
-    scaled_score: whether mscale_all_dim multiplies the score.
-    odd: why ropetool does not decode this model; empty if it does.
-    """
-
-    file: str
-    readings: dict[str, MlxReading] = field(default_factory=dict)
-    shares: tuple[str, ...] = ()
-    share: float = 1.0
-    head_dim: Literal["", "needed", "odd"] = ""
-    window: bool = False
-    listed: bool = True
-    layout: Literal["half", "interleaved"] = "half"
-    scaled_score: bool = False
-    odd: str = ""
-
-
-@dataclass(frozen=True)
 class Exllamav3:
     """exllamav3's treatment of a family.
 
@@ -140,8 +96,7 @@ class Exllamav3:
     mscales: whether it uses DeepSeek's mscale keys, for MLA.
     wider_window: whether sliding layers see one token more than the window of the config.
     nested: how it reads rope keys per layer type: `beside` reads them in addition to the keys at the top, `inside`
-      reads type,
-      base and share only from them. Empty: it ignores them.
+      reads type, base and share only from them. Empty: it ignores them.
     zero: keys that it accepts only with 0.
     refused: why it does not load the family; empty if it does.
     file: the file with these facts.
@@ -177,37 +132,19 @@ class LlamaCpp:
 
 
 @cache
-def _files(program: str) -> dict[str, Any]:
+def files(program: str) -> dict[str, Any]:
+    """Return what scripts/engine_files recorded of a program, as its JSON file has it: by model type, for most programs."""
     file = f"{program.replace('-', '_')}.json"
     text = resources.files(__package__).joinpath("engine_files").joinpath(file).read_text(encoding="utf-8")
     return parsed(text, f"engine_files/{file}")
 
 
-def _file(reading_class: type[Any], program: str, model_type: str, text_type: str) -> Any:
-    files = _files(program)
+def model_file(facts: type[T], program: str, model_type: str, text_type: str) -> T | None:
+    """Return how a program's model file reads a config of this type, or None if the program has no model of it.
+
+    facts: the dataclass of what is recorded.
+    text_type: the type of the text model inside; the same as `model_type` if the model is not inside another.
+    """
+    known = files(program)
     name = model_type if model_type == text_type else f"{model_type} of {text_type}"
-    return record(reading_class, files[name], f"engine_files/{program}.json: {name}") if name in files else None
-
-
-def mlx_file(program: str, model_type: str, text_type: str) -> MlxFile | None:
-    """Return how mlx-lm or mlx-vlm treats a config of this type, or None if it has no model for it.
-
-    text_type: the type of the text model inside; equal to model_type for a config without a wrapper.
-    """
-    file: MlxFile | None = _file(MlxFile, program, model_type, text_type)
-    return file
-
-
-def mlx_has(program: str, model_type: str) -> bool:
-    """Return whether mlx-lm or mlx-vlm has a model file for this type, also under a different name."""
-    models = _files("mlx-models")[program]
-    return models["renamed"].get(model_type, model_type) in models["files"]
-
-
-def exllamav3_file(model_type: str, text_type: str) -> Exllamav3 | None:
-    """Return how exllamav3 treats a config of this type, or None if it has no model for it.
-
-    scripts/engine_files/exllamav3_files.py found this by running exllamav3's code.
-    """
-    file: Exllamav3 | None = _file(Exllamav3, "exllamav3", model_type, text_type)
-    return file
+    return record(facts, known[name], f"engine_files/{program}.json: {name}") if name in known else None

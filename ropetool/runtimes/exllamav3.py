@@ -59,7 +59,7 @@ def _facts(view: HfCheckpoint) -> Exllamav3:
     """
     family = view.family
     facts = family.exllamav3 if family.own_name else None
-    facts = facts or engines.exllamav3_file(family.name, family.model_type)
+    facts = facts or engines.model_file(Exllamav3, NAME, family.name, family.model_type)
     if facts is None:
         inside = f" around a {family.model_type}" if family.config_type else ""
         raise NotKnown(f"exllamav3 {VERSIONS} has no architecture for {family.name}{inside}")

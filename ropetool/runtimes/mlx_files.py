@@ -1,4 +1,4 @@
-"""What mlx-lm and mlx-vlm share: a config read by the facts of a model file, which scripts/engine_files/mlx_files.py found.
+"""What the MLX programs share: a config read by the facts of a model file, which scripts/engine_files/mlx_files.py found.
 
 How a rope type becomes a table is each program's own, and so are files that no such facts describe.
 """
@@ -6,13 +6,12 @@ How a rope type becomes a table is each program's own, and so are files that no 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from ropetool import names
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families import engines
-from ropetool.families.engines import MlxFile, MlxReading
 from ropetool.families.family import at
 from ropetool.files.hf.jsontext import shown
 from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, is_number
@@ -24,13 +23,52 @@ Table = Callable[[Keys, Array, Keys, int], RopeTable]  # of rope keys, the base 
 NONE: dict[str, Any] = {}
 
 
+@dataclass(frozen=True)
+class MlxReading:
+    """Where a model file looks for what the layers of one kind rotate by.
+
+    bases: places of the base, the first that is stated counts; a dot stands between the names of nested objects. base:
+    where none is stated; None: the file does not load. places: objects of scaling keys in the order they are looked at,
+    each with what comes of it by rope type: `scales`, `ignored`, `stops` or `odd`, which is not decoded; two words, of a
+    type stated only under rope_type and of one stated under `type` too; `absent`: where there is no such object,
+    `named` where the key must be there and may be null.
+    """
+
+    bases: tuple[str, ...] = ()
+    base: float | None = None
+    places: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MlxFile:
+    """What a model file does with a config, as scripts/engine_files/mlx_files.py found by asking it.
+
+    file: its name. readings: by kind of layer. shares: places of the share of a head that rotates, share: where none
+    is stated, 0 where it does not load without. head_dim: `needed` where that is so of it, `odd` where its own
+    differs from transformers'.
+    window: whether its sliding layers slide. listed: whether it goes by the config's list of layers. layout: which
+    channels it pairs. scaled_score: whether mscale_all_dim multiplies the score. odd: why it is not decoded.
+    """
+
+    file: str
+    readings: dict[str, MlxReading] = field(default_factory=dict)
+    shares: tuple[str, ...] = ()
+    share: float = 1.0
+    head_dim: Literal["", "needed", "odd"] = ""
+    window: bool = False
+    listed: bool = True
+    layout: Literal["half", "interleaved"] = "half"
+    scaled_score: bool = False
+    odd: str = ""
+
+
 def decode(view: HfCheckpoint, program: str, table: Table) -> RopeSet:
     """Return what a program computes from this config, by the facts of its model file.
 
     Raises: Refuses where it stops with an error; NotKnown where it has no model of the type, or one that is not decoded.
     """
     family = view.family
-    facts = engines.mlx_file(program, family.name, family.model_type)
+    facts = engines.model_file(MlxFile, program, family.name, family.model_type)
     if facts is None:
         raise NotKnown(_lacking(program, family.name, family.model_type))
     if facts.odd:
@@ -67,8 +105,14 @@ def decode(view: HfCheckpoint, program: str, table: Table) -> RopeSet:
     return RopeSet(entries, context, full.original_max_position_embeddings)
 
 
+def has_model(program: str, model_type: str) -> bool:
+    """Return whether a program has a model file that runs this type, also a file of another name."""
+    known = engines.files("mlx-models")[program]
+    return known["renamed"].get(model_type, model_type) in known["files"]
+
+
 def _lacking(program: str, model_type: str, text_type: str) -> str:
-    if not engines.mlx_has(program, model_type):
+    if not has_model(program, model_type):
         return f"{program} has no model file for {model_type}"
     inside = f" around a {text_type}" if text_type != model_type else ""
     return f"no data on {program}'s model file for {model_type}{inside}"

@@ -22,7 +22,7 @@ from ropetool.families import engines
 
 PROGRAM = "exllamav3"
 PROBE = Path(__file__).with_name("exllama_models_probe.py")
-FILES = engines._files(PROGRAM)
+FILES = engines.files(PROGRAM)
 TYPES = list(mlx_cases.recorded(PROGRAM)["types"])
 # What is not decoded, each with a reason of its own that the file names; what rotates nothing needs no facts.
 ODD = {"deepseek_v4", "muse_glimmer of muse_glimmer_text", "qwen4_exp of qwen4_exp_text", "step3p7 of step3p5"}
@@ -65,13 +65,13 @@ DEFECTS = {
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_planted_defect_is_seen(defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, changes = DEFECTS[defect]
-    real = engines.exllamav3_file
+    real = engines.model_file
 
-    def planted(*asked: str) -> Any:
+    def planted(*asked: Any) -> Any:
         facts = real(*asked)
         return replace(facts, **changes) if facts is not None else None
 
-    monkeypatch.setattr(engines, "exllamav3_file", planted)
+    monkeypatch.setattr(engines, "model_file", planted)
     assert any(mlx_cases.differences(PROGRAM, *pair) for pair in of(name).values())
 
 

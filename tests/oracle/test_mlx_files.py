@@ -18,7 +18,8 @@ import pytest
 
 from ropetool import families
 from ropetool.families import engines
-from ropetool.runtimes import mlx_lm, mlx_vlm
+from ropetool.runtimes import mlx_files, mlx_lm, mlx_vlm
+from ropetool.runtimes.mlx_files import MlxFile
 
 PROGRAMS = {"mlx-lm": mlx_lm, "mlx-vlm": mlx_vlm}
 PROBE = Path(__file__).with_name("mlx_engine_probe.py")
@@ -44,7 +45,7 @@ def test_recorded_answers(program: str, name: str) -> None:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_what_is_recorded_is_read_by_the_facts(program: str) -> None:
-    decoded = {name for name, one in engines._files(program).items() if "readings" in one}
+    decoded = {name for name, one in engines.files(program).items() if "readings" in one}
     recorded = set(mlx_cases.recorded(program)["types"])
     assert recorded <= decoded
     assert len(recorded) >= 10
@@ -58,7 +59,7 @@ def test_the_answers_are_of_models_that_run(program: str) -> None:
         assert any("layers" in answer for answer in answers), name
 
 
-def first_place(facts: engines.MlxFile, **changes: Any) -> engines.MlxFile:
+def first_place(facts: MlxFile, **changes: Any) -> MlxFile:
     reading = facts.readings["full_attention"]
     return replace(facts, readings={**facts.readings, "full_attention": replace(reading, **changes)})
 
@@ -87,13 +88,13 @@ def test_a_planted_defect_is_seen(defect: str, monkeypatch: pytest.MonkeyPatch) 
     program, name, change = DEFECTS[defect]
     cases = of(program, name)
     before = [reasons for pair in cases.values() for reasons in mlx_cases.differences(program, *pair)]
-    real = engines.mlx_file
+    real = engines.model_file
 
-    def planted(*asked: str) -> Any:
+    def planted(*asked: Any) -> Any:
         facts = real(*asked)
         return change(facts) if facts is not None else None
 
-    monkeypatch.setattr(engines, "mlx_file", planted)
+    monkeypatch.setattr(engines, "model_file", planted)
     after = [reasons for pair in cases.values() for reasons in mlx_cases.differences(program, *pair)]
     assert [one for one in after if "not known" not in one] != [one for one in before if "not known" not in one]
 
@@ -118,14 +119,14 @@ def test_a_type_that_another_file_runs_is_decoded_as_that_file() -> None:
 
 def test_no_reason_shows_an_error_of_a_small_model() -> None:
     for program in PROGRAMS:
-        reasons = {name: one["odd"] for name, one in engines._files(program).items() if "odd" in one}
+        reasons = {name: one["odd"] for name, one in engines.files(program).items() if "odd" in one}
         assert {name: reason for name, reason in reasons.items() if "Error: " in reason} == {}
 
 
 def test_what_a_program_has_is_read_from_its_source() -> None:
-    assert engines.mlx_has("mlx-lm", "kimi_k2")
-    assert engines.mlx_has("mlx-lm", "xverse")
-    assert not engines.mlx_has("mlx-lm", "Yi")
+    assert mlx_files.has_model("mlx-lm", "kimi_k2")
+    assert mlx_files.has_model("mlx-lm", "xverse")
+    assert not mlx_files.has_model("mlx-lm", "Yi")
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
