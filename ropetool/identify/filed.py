@@ -14,10 +14,10 @@ from ropetool.errors import CheckpointError, OutputError
 from ropetool.files.hf import read_object
 from ropetool.files.hf.jsontext import JsonLimits
 from ropetool.identify.asking import PromptIds
-from ropetool.servers.base import MOST_SHOWN, Answer, Limits, Score, answer_of
+from ropetool.servers.base import MOST_SHOWN, Answer, Score, ServerLimits, answer_of
 
 SCHEMA = "ropetool prompts 1"
-UNKNOWN = Limits(None, MOST_SHOWN, exact=False)
+UNKNOWN = ServerLimits(None, MOST_SHOWN, exact=False)
 _LIMITS = JsonLimits(64 << 20, 4_000_000)
 
 
@@ -47,7 +47,7 @@ class FiledServer:
     answers: dict[tuple[int, ...], Answer]
     where: str
     model: str = ""
-    limits: Limits = UNKNOWN
+    limits: ServerLimits = UNKNOWN
 
     @classmethod
     def read(cls, path: Path) -> FiledServer:

@@ -1,1 +1,1 @@
-"""Servers of language models, asked over HTTP: what they serve, how far, and how likely they find the next token."""
+"""Clients for servers of language models: the served model, its limits, and log probabilities of tokens."""

@@ -1,7 +1,4 @@
-"""What any server is asked, and its answers, checked: nothing that comes from outside is believed without a look.
-
-Knows no interface; those are modules of their own.
-"""
+"""The protocol of all servers, and the checks of their answers. Each program's interface is a separate module."""
 
 from __future__ import annotations
 
@@ -16,19 +13,20 @@ from ropetool.servers.http import Http
 MOST_SHOWN = 20  # tokens of an answer: what vLLM, SGLang and Ollama give unless they are started otherwise
 TOKENIZE = "/tokenize"
 MOST_TOKENS = 1 << 31
-LEAST = -1e5  # nats: below it lies no float32 softmax; vLLM writes -9999 for what is left out
-SAME = 0.1  # nats by which two answers to one prompt may differ: batches are rounded differently, and some engines quantise
-MASS = 1e-3  # by which the probabilities that are shown may exceed 1: servers compute in 16 bits
+LEAST = -1e5  # nats: no float32 softmax is below it; vLLM writes -9999 for a token that it leaves out
+SAME = 0.1  # nats by which two answers to one prompt may differ: batches round differently, and some engines quantise
+MASS = 1e-3  # by which the sum of shown probabilities may exceed 1, because servers compute in 16 bits
 NO_LOG_PROBABILITIES = "the answer contains no log probabilities"
 _WRONG = "the answer contains {}"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """How likely a server finds some of the tokens that may come next, in nats.
+    """The log probabilities of some next tokens, in nats.
 
-    shown: the likeliest, and those that were asked for. likeliest: how many of them are the likeliest of all. unnamed: the
-    log probabilities of likely tokens of which the answer does not say which they are.
+    shown: by token id, the likeliest tokens and the requested ones.
+    likeliest: the number of tokens in `shown` that are the likeliest of the whole vocabulary.
+    unnamed: log probabilities of likely tokens whose ids the answer does not contain.
     """
 
     shown: Mapping[int, float]
@@ -37,20 +35,20 @@ class Answer:
 
     @property
     def top(self) -> int:
-        """The likeliest token, -1 where it is not known."""
+        """The likeliest token, or -1 if it is unknown."""
         best = max(self.shown, key=lambda token: (self.shown[token], -token), default=-1)
         return -1 if best < 0 or any(one > self.shown[best] for one in self.unnamed) else best
 
     @property
     def missing(self) -> float:
-        """The probability of all tokens that are not shown."""
+        """The total probability of all tokens outside `shown`."""
         return max(0.0, 1.0 - math.fsum(math.exp(one) for one in self.shown.values()))
 
     def at_most(self) -> float:
-        """Return the largest log probability that a token which is not shown can have.
+        """Return the largest log probability that a token outside `shown` can have, in nats.
 
-        It is none of the likeliest, so that the least of these bounds it, as does what is left of the whole; but it may be one
-        that is not named. Where nothing is shown it may be certain.
+        Such a token is at most as likely as the least of the likeliest tokens, and as the probability that is left. But
+        it may be one of `unnamed`. If the answer contains no token at all, the bound is 0.
         """
         likeliest = sorted(self.shown.values(), reverse=True)[: self.likeliest]
         rest = self.missing - math.fsum(math.exp(one) for one in self.unnamed)
@@ -58,15 +56,19 @@ class Answer:
         return max([min(least, math.log(max(rest, 1e-9))), *self.unnamed]) if likeliest or self.unnamed else 0.0
 
 
-NOTHING = Answer({}, 0)  # of a prompt that cannot be asked
+NOTHING = Answer({}, 0)  # for a prompt that cannot be sent
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a server takes. context: tokens of a prompt and its answer, None where it does not say. shown: the most tokens
-    of an answer. exact: whether it tells the probability of any token that is asked for. at_once: requests at a time. room:
-    tokens of the context that a prompt has to leave. scored: of how many tokens of a prompt it can be asked the scores, None
-    where it makes those of all.
+class ServerLimits:
+    """The limits of a server.
+
+    context: the tokens of a prompt and its answer together; None if the server does not report it.
+    shown: the largest number of tokens in an answer.
+    exact: whether the server returns the probability of any requested token.
+    at_once: the number of simultaneous requests.
+    room: the tokens of the context that a prompt must leave free.
+    scored: the largest number of prompt tokens with scores in an answer; None if all tokens have scores.
     """
 
     context: int | None
@@ -78,14 +80,16 @@ class Limits:
 
     @property
     def prompt(self) -> int | None:
-        """Tokens of the longest prompt, None where it does not say."""
+        """The tokens of the longest prompt; None if the server does not report its context."""
         return None if self.context is None else max(1, self.context - self.room)
 
 
 class Server(Protocol):
     """A model behind an interface.
 
-    program: its name and version. model: as the server calls it. limits: of what it takes.
+    program: the name and version of the server.
+    model: the server's name for the model.
+    limits: the limits of requests.
     """
 
     @property
@@ -95,16 +99,22 @@ class Server(Protocol):
     def model(self) -> str: ...
 
     @property
-    def limits(self) -> Limits: ...
+    def limits(self) -> ServerLimits: ...
 
-    def next(self, ids: Sequence[int], wanted: int | None = None) -> Answer:
-        """Return what may come after a prompt; of `wanted` too, where the interface tells. Raises: ServerError."""
+    def next(self, ids: Sequence[int], requested: int | None = None, /) -> Answer:
+        """Return the log probabilities of the tokens after a prompt. Raises: ServerError.
+
+        requested: the id of a token to include; without effect if the interface cannot include it.
+        """
 
     def tokens_of(self, text: str) -> list[int] | None:
-        """Return the ids that the server's own tokenizer makes of a text, None where it has no interface for it."""
+        """Return the ids of a text by the server's tokenizer, or None without such an interface."""
 
     def scores(self, ids: Sequence[int], last: int) -> list[Score] | None:
-        """Return what the last tokens of a prompt are to the model, not its first; None where the interface has none for it."""
+        """Return the scores of the last tokens of a prompt, or None without such an interface.
+
+        The first token has no score.
+        """
 
 
 Score = tuple[float, bool]
@@ -112,25 +122,28 @@ Score = tuple[float, bool]
 
 
 def answer_of(pairs: Sequence[Any], likeliest: int, where: str, unnamed: Sequence[Any] = ()) -> Answer:
-    """Return the answer that pairs of a token and its log probability are, and log probabilities of what is not known.
+    """Return the answer with these pairs of a token and its log probability.
 
-    Raises: ServerError for what is no token or no log probability, for none, or for more than there is to share.
+    likeliest: the number of pairs that are the likeliest of all tokens.
+    where: the address for errors.
+    unnamed: log probabilities of tokens with unknown ids.
+    Raises: ServerError for an invalid token or log probability, for an empty answer, or if the probabilities exceed 1.
     """
-    found: dict[int, float] = {}
+    shown: dict[int, float] = {}
     for token, number in pairs:
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < MOST_TOKENS:
             raise ServerError(_WRONG.format(f"an invalid token: {_quoted(token)}"), where=where)
-        found[token] = log_probability(number, where)
+        shown[token] = log_probability(number, where)
     others = tuple(log_probability(number, where) for number in unnamed)
-    if not found and not others:
+    if not shown and not others:
         raise ServerError(NO_LOG_PROBABILITIES, where=where)
-    if math.fsum(math.exp(one) for one in (*found.values(), *others)) > 1 + MASS:
+    if math.fsum(math.exp(one) for one in (*shown.values(), *others)) > 1 + MASS:
         raise ServerError(_WRONG.format("probabilities with a sum above 1"), where=where)
-    return Answer(found, min(likeliest, len(found)), others)
+    return Answer(shown, min(likeliest, len(shown)), others)
 
 
 def log_probability(number: Any, where: str) -> float:
-    """Return a log probability in nats. Raises: ServerError for what is none."""
+    """Return a log probability in nats. Raises: ServerError for any other value."""
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not LEAST <= number <= MASS:
         raise ServerError(_WRONG.format(f"an invalid log probability: {_quoted(number)}"), where=where)
     return min(0.0, float(number))
@@ -140,49 +153,49 @@ def _quoted(value: Any) -> str:
     return repr(value)[:60] if not isinstance(value, int) or abs(value) < MOST_TOKENS else "a huge number"
 
 
-def listed(found: Any, *path: str | int, where: str) -> list[Any]:
-    """Return a list in an answer. Raises: ServerError where there is none."""
-    part = within(found, *path, where=where)
+def listed(answer: Any, *path: str | int, where: str) -> list[Any]:
+    """Return the list at a path of an answer. Raises: ServerError if there is no list."""
+    part = within(answer, *path, where=where)
     if not isinstance(part, list):
         raise ServerError(_WRONG.format(f"no list at {'.'.join(map(str, path))}"), where=where)
     return part
 
 
-def named(found: Any, *path: str | int, where: str) -> dict[str, Any]:
-    """Return an object in an answer. Raises: ServerError where there is none."""
-    part = within(found, *path, where=where)
+def named(answer: Any, *path: str | int, where: str) -> dict[str, Any]:
+    """Return the object at a path of an answer. Raises: ServerError if there is no object."""
+    part = within(answer, *path, where=where)
     if not isinstance(part, dict):
         raise ServerError(_WRONG.format(f"no object at {'.'.join(map(str, path))}"), where=where)
     return part
 
 
 def tokenized(http: Http, body: Mapping[str, Any]) -> list[int] | None:
-    """Return the ids that a server's tokenizer answers, None where it has no interface for it. Raises: ServerError."""
-    found, where = http.post(TOKENIZE, body), f"{http.url}{TOKENIZE}"
-    if found is None:
+    """Return the ids by a server's tokenizer, or None without such an interface. Raises: ServerError."""
+    answer, where = http.post(TOKENIZE, body), f"{http.url}{TOKENIZE}"
+    if answer is None:
         return None
-    ids = listed(found, "tokens", where=where)
+    ids = listed(answer, "tokens", where=where)
     if not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
         raise ServerError(_WRONG.format("invalid tokens"), where=where)
     return ids
 
 
 def check_raw(server: Server, ids: Sequence[int]) -> None:
-    """Return if a server that tells of wanted tokens tells what the model finds, and not what is left after it was told to.
+    """Check that a server with exact answers returns the model's probabilities, without a change of its logits.
 
-    Asked for a token, it has to say the same of all others as without. Raises: ServerError.
+    A request for a token must not change the probabilities of the others. Raises: ServerError.
     """
     if not server.limits.exact:
         return
     plain = server.next(ids)
     second = sorted(plain.shown, key=lambda token: -plain.shown[token])[min(1, len(plain.shown) - 1)]
     outside = next(token for token in range(len(plain.shown) + 1) if token not in plain.shown)
-    for wanted in (second, outside):
-        forced = server.next(ids, wanted)
+    for requested in (second, outside):
+        forced = server.next(ids, requested)
         apart = max(
             (abs(forced.shown[one] - plain.shown[one]) for one in plain.shown if one in forced.shown), default=0.0
         )
-        too_likely = wanted not in plain.shown and forced.shown[wanted] > plain.at_most() + SAME
+        too_likely = requested not in plain.shown and forced.shown[requested] > plain.at_most() + SAME
         if apart > SAME or too_likely:
             raise ServerError(
                 f"{server.program} gives different probabilities for the same prompt; sampling settings may change them, or "
@@ -207,22 +220,23 @@ def not_one_score_each(count: int) -> str:
 
 
 def not_in_vocabulary(token: int, size: int) -> str:
-    """Return the message for a token that the checkpoint does not have. size: of the checkpoint's vocabulary, in tokens."""
+    """Return the message for a token outside the checkpoint's vocabulary. size: of the vocabulary, in tokens."""
     return (
         f"the answer contains token {token}, but the checkpoint has {size} tokens, so the server runs a different model"
     )
 
 
-def within(found: Any, *path: str | int, where: str) -> Any:
-    """Return a part of an answer. Raises: ServerError where the answer has no such part."""
+def within(answer: Any, *path: str | int, where: str) -> Any:
+    """Return the part at a path of an answer. Raises: ServerError if the answer has no such part."""
+    part = answer
     for step in path:
         try:
-            found = found[step]
+            part = part[step]
         except (KeyError, IndexError, TypeError):
             raise ServerError(lacks(path), where=where) from None
-    return found
+    return part
 
 
 def whole(value: Any) -> int | None:
-    """Return a positive whole number, None for anything else."""
+    """Return a positive integer, or None for any other value."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -1,6 +1,6 @@
-"""Requests to one server: bounded in time and size, repeated with a pause where it is busy, its answers taken as JSON.
+"""Requests to one server with JSON answers. Time and size are limited, and a busy server is asked again after a pause.
 
-Knows nothing of models. The API key comes from the environment and goes nowhere but into the request.
+The API key comes from the environment, and is only sent with requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds before the second attempt, twi
 _BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 _ABSENT = frozenset({404, 405, 501})
 _HERE = frozenset({"localhost", "127.0.0.1", "::1", ""})
-_QUOTED = 300  # characters of what a server said
+_QUOTED = 300  # characters of a server's message
 
 
 @dataclass
@@ -36,6 +36,7 @@ class _Taken:
     """One answer while a thread receives it.
 
     response: the object to shut down when the time is over.
+    text: the body.
     failed: the exception that ended the answer.
     """
 
@@ -45,9 +46,9 @@ class _Taken:
 
 
 class Http:
-    """One server, by the address above its interfaces.
+    """One server, by its address without the path of an interface.
 
-    timeout: the limit of a whole answer, from the request to its last byte, in seconds.
+    timeout: the limit for a whole answer, from the request to its last byte, in seconds.
     Raises: ConfigError for an invalid address.
     """
 
@@ -58,7 +59,7 @@ class Http:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be said of the way to it."""
+        """Warnings about the connection."""
         parts = urlsplit(self.url)
         if parts.scheme == "https" or parts.hostname in _HERE:
             return ()
@@ -67,15 +68,15 @@ class Http:
         )
 
     def get(self, path: str) -> Any:
-        """Return what lies there, None where the server has no such place. Raises: ServerError."""
+        """Return the JSON answer of a path, or None if the server has no such path. Raises: ServerError."""
         return self._asked("GET", path, None)
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Return the answer, None where the server has no such place. Raises: ServerError."""
+        """Return the JSON answer to a body, or None if the server has no such path. Raises: ServerError."""
         return self._asked("POST", path, body)
 
     def _asked(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
-        pause, said = FIRST_PAUSE, ""
+        pause, reason = FIRST_PAUSE, ""
         for attempt in range(ATTEMPTS):
             if attempt:
                 time.sleep(pause)
@@ -86,24 +87,26 @@ class Http:
                     return None
                 if status not in _BUSY:
                     return self._value(status, text, path)
-                said = f"{status}: {text[:_QUOTED]}"
+                reason = f"{status}: {text[:_QUOTED]}"
                 pause = max(pause, min(_seconds(headers.get("Retry-After")), LONGEST_PAUSE))
             except requests.exceptions.Timeout:
-                said = f"no answer within {self._timeout:g} seconds"
+                reason = f"no answer within {self._timeout:g} seconds"
             except (requests.exceptions.ConnectionError, requests.exceptions.ChunkedEncodingError) as error:
-                said = _reason(error)
+                reason = _reason(error)
                 if attempt == 1 and method == "GET":
-                    break  # nobody is there; in the course of a run a server may come back
+                    break  # no server is there; during a run a server may come back
             except requests.exceptions.RequestException as error:
                 raise ServerError(f"the request failed: {type(error).__name__}", where=f"{self.url}{path}") from None
         raise ServerError(
-            f"no answer: {said}",
+            f"no answer: {reason}",
             where=f"{self.url}{path}",
             try_="start the server, then repeat the command with --resume",
         )
 
     def _answer(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, Mapping[str, str], str]:
-        """Return status, headers and body of one answer. Raises: requests' errors, Timeout if the whole takes longer.
+        """Return status, headers and body of one answer.
+
+        Raises: the errors of requests, Timeout if the whole takes longer.
 
         A thread receives it, because the HTTP library limits each wait for a byte, and not all of them together.
         """
@@ -117,7 +120,7 @@ class Http:
                 ) as answer:  # fmt: skip
                     taken.response = answer
                     taken.text = "" if answer.status_code in _ABSENT else self._text(answer)
-            except BaseException as error:  # noqa: BLE001  it is raised where it was asked
+            except BaseException as error:  # noqa: BLE001  the caller's thread raises it
                 taken.failed = error
 
         thread = Thread(target=receive, daemon=True)
@@ -133,17 +136,17 @@ class Http:
         return taken.response.status_code, taken.response.headers, taken.text
 
     def _session(self) -> Any:
-        """Return this thread's session: they are not made to be shared."""
-        found = getattr(self._sessions, "session", None)
-        if found is None:
-            found = self._sessions.session = requests.Session()
-            found.trust_env = False  # no proxy and no password from files of the user's
+        """Return the session of this thread, because threads must not share a session."""
+        session = getattr(self._sessions, "session", None)
+        if session is None:
+            session = self._sessions.session = requests.Session()
+            session.trust_env = False  # no proxy and no password from the user's files
             key = os.environ.get(KEY, "").strip()
             if not (key.isascii() and key.isprintable()):
                 raise ConfigError("contains characters that are not allowed in a key", where=KEY)
             if key:
-                found.headers["Authorization"] = f"Bearer {key}"
-        return found
+                session.headers["Authorization"] = f"Bearer {key}"
+        return session
 
     def _value(self, status: int, text: str, path: str) -> Any:
         where = f"{self.url}{path}"
@@ -161,17 +164,17 @@ class Http:
             raise ServerError(f"the answer is not JSON: {error}", where=where) from None
 
     def _text(self, answer: Any) -> str:
-        """Return the body of an answer. Raises: ServerError for one that is larger than any that was asked for."""
-        found = bytearray()
+        """Return the body of an answer. Raises: ServerError for a body that is larger than any requested one."""
+        body = bytearray()
         for part in answer.iter_content(1 << 16):
-            found += part
-            if len(found) > MOST_BYTES:
+            body += part
+            if len(body) > MOST_BYTES:
                 raise ServerError(f"the answer is larger than {MOST_BYTES >> 20} MB", where=self.url)
-        return found.decode("utf-8", "replace")
+        return body.decode("utf-8", "replace")
 
 
 def _address(url: str) -> str:
-    """Return an address without what stands for an interface at its end."""
+    """Return an address without the path of an interface at its end."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         known = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or True)
@@ -192,26 +195,26 @@ def _address(url: str) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Return what an error says, in any of the forms that servers have for it."""
+    """Return the message of an error answer, in any of the forms that servers use."""
     try:
-        found = json.loads(text)
+        part = json.loads(text)
     except (ValueError, RecursionError):
-        found = text
+        part = text
     for key in ("error", "message", "detail"):
-        if isinstance(found, dict) and key in found:
-            found = found[key]
-    return " ".join(str(found).split())[:_QUOTED] or "without a reason"
+        if isinstance(part, dict) and key in part:
+            part = part[key]
+    return " ".join(str(part).split())[:_QUOTED] or "without a reason"
 
 
-def _seconds(stated: str | None) -> float:
+def _seconds(header: str | None) -> float:
     try:
-        return max(0.0, float(stated or 0))
+        return max(0.0, float(header or 0))
     except ValueError:
         return 0.0
 
 
 def _reason(error: Exception) -> str:
-    """Return the innermost reason of a failed request, in the system's words."""
+    """Return the innermost reason of a failed request, as the system reports it."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:

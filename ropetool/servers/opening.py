@@ -1,4 +1,4 @@
-"""Which program answers at an address, by what only that program says of itself."""
+"""The server at an address. Each program is recognised by an answer that only this program gives."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ KINDS = "llama-server, vLLM, SGLang, Ollama and other servers with OpenAI's inte
 
 
 def open_server(http: Http, model: str | None = None) -> Server:
-    """Return the server behind an address, and its model of this name; without a name its only one.
+    """Return the server at an address, for its model of this name, or for its only model.
 
-    Raises: ServerError for an address where none of them answers; ConfigError for a model that it does not serve.
+    Raises: ServerError if no supported server answers; ConfigError for a model that the server does not serve.
     """
     properties = http.get("/props")
     if isinstance(properties, dict) and "default_generation_settings" in properties:
@@ -28,10 +28,10 @@ def open_server(http: Http, model: str | None = None) -> Server:
         alias = str(properties.get("model_alias") or "")
         _check_name(model, {llama.model, llama.model.rpartition("/")[2], alias} - {""}, http)
         return llama
-    stated = http.get("/model_info") or http.get("/get_model_info")
-    if isinstance(stated, dict) and "model_path" in stated:
+    info = http.get("/model_info") or http.get("/get_model_info")
+    if isinstance(info, dict) and "model_path" in info:
         more = http.get("/server_info") or http.get("/get_server_info")
-        facts = {**stated, **(more if isinstance(more, dict) else {})}
+        facts = {**info, **(more if isinstance(more, dict) else {})}
         name = str(facts.get("served_model_name") or facts["model_path"])
         _check_name(model, {name, str(facts["model_path"])}, http)
         return SglangServer(http, name, facts)
@@ -53,14 +53,14 @@ def _ollama(http: Http, version: str, model: str | None) -> OllamaServer:
     name = _chosen([{"id": one} for one in names], model, http)["id"]
     shown = http.post("/api/show", {"model": name})
     facts = shown.get("model_info") if isinstance(shown, dict) else None
-    stated = facts.items() if isinstance(facts, dict) else ()
-    context = next((whole(value) for key, value in stated if str(key).endswith(".context_length")), None)
+    pairs = facts.items() if isinstance(facts, dict) else ()
+    context = next((whole(value) for key, value in pairs if str(key).endswith(".context_length")), None)
     return OllamaServer(http, version, name, context)
 
 
 def _cards(http: Http) -> list[Mapping[str, Any]]:
-    found = http.get("/v1/models")
-    cards = found.get("data") if isinstance(found, dict) else None
+    answer = http.get("/v1/models")
+    cards = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(cards, list) or not all(isinstance(one, dict) for one in cards):
         raise ServerError(
             f"no language model server answers here; supported are {KINDS}",
@@ -71,7 +71,7 @@ def _cards(http: Http) -> list[Mapping[str, Any]]:
 
 
 def _check_name(model: str | None, names: set[str], http: Http) -> None:
-    """Raise ConfigError for another name than those of the one model that is served."""
+    """Raise ConfigError for a name that is not a name of the one served model."""
     if model is not None and model not in names:
         raise ConfigError(f"{http.url} does not serve {model!r}; it serves {', '.join(sorted(names))}", where=MODEL)
 

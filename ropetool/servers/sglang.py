@@ -1,4 +1,4 @@
-"""SGLang's server. Source: sglang 0.5.23, srt/entrypoints/http_server.py and managers/tokenizer_manager.py."""
+"""SGLang's server. Source: `srt/entrypoints/http_server.py` and `managers/tokenizer_manager.py` of sglang 0.5.23."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ropetool.errors import ServerError
 from ropetool.servers.base import (
     MOST_SHOWN,
     Answer,
-    Limits,
     Score,
+    ServerLimits,
     answer_of,
     left_out,
     listed,
@@ -23,41 +23,49 @@ from ropetool.servers.base import (
 from ropetool.servers.http import Http
 
 GENERATE = "/generate"
-MOST_SCORED = 1024  # tokens whose scores a request asks for: it keeps the logits of these alone
+MOST_SCORED = 1024  # tokens whose scores a request asks for, because the server keeps only the logits of these
 
 
 class SglangServer:
     """A server of SGLang."""
 
-    def __init__(self, http: Http, model: str, stated: dict[str, Any]) -> None:
+    def __init__(self, http: Http, model: str, facts: dict[str, Any]) -> None:
         self._http, self._where = http, f"{http.url}{GENERATE}"
-        self.program, self.model = f"SGLang {stated.get('version', '')}".strip(), model
-        sizes = [whole(stated.get(key)) for key in ("context_length", "max_req_input_len", "max_total_num_tokens")]
-        self.limits = Limits(
+        self.program, self.model = f"SGLang {facts.get('version', '')}".strip(), model
+        sizes = [whole(facts.get(key)) for key in ("context_length", "max_req_input_len", "max_total_num_tokens")]
+        self.limits = ServerLimits(
             min((one for one in sizes if one is not None), default=None), MOST_SHOWN, exact=True, scored=MOST_SCORED
         )
 
-    def next(self, ids: Sequence[int], wanted: int | None = None) -> Answer:
-        """Return what may come after a prompt; the wanted token has an interface of its own."""
-        more = {} if wanted is None else {"token_ids_logprob": [int(wanted)]}
-        said = self._asked(ids, {"top_logprobs_num": self.limits.shown, **more})
-        entries = listed(said, "output_top_logprobs", 0, where=self._where)
-        if wanted is not None:
-            entries = [*entries, *listed(said, "output_token_ids_logprobs", 0, where=self._where)]
+    def next(self, ids: Sequence[int], requested: int | None = None, /) -> Answer:
+        """Return the log probabilities of the tokens after a prompt, with the requested token (`token_ids_logprob`).
+
+        Raises: ServerError.
+        """
+        more = {} if requested is None else {"token_ids_logprob": [int(requested)]}
+        answered = self._asked(ids, {"top_logprobs_num": self.limits.shown, **more})
+        entries = listed(answered, "output_top_logprobs", 0, where=self._where)
+        if requested is not None:
+            entries = [*entries, *listed(answered, "output_token_ids_logprobs", 0, where=self._where)]
         pairs = [(within(one, 1, where=self._where), within(one, 0, where=self._where)) for one in entries]
         answer = answer_of(pairs, self.limits.shown, self._where)
-        if wanted is not None and wanted not in answer.shown:
-            raise ServerError(left_out(wanted), where=self._where)
+        if requested is not None and requested not in answer.shown:
+            raise ServerError(left_out(requested), where=self._where)
         return answer
 
     def tokens_of(self, text: str) -> list[int] | None:
-        """Return the ids of a text, without special ones, where this release has an interface for it."""
+        """Return the ids of a text, without special tokens, or None if this release has no such interface."""
         return tokenized(self._http, {"model": self.model, "prompt": text, "add_special_tokens": False})
 
     def scores(self, ids: Sequence[int], last: int) -> list[Score] | None:
-        """Return what the last tokens are to the model; of the one before them an entry without a score comes too."""
-        said = self._asked(ids, {"logprob_start_len": len(ids) - last - 1, "top_logprobs_num": 1})
-        entries, tops = (listed(said, key, where=self._where) for key in ("input_token_logprobs", "input_top_logprobs"))
+        """Return the scores of the last tokens of a prompt. Raises: ServerError.
+
+        The answer also has an entry without a score, for the token before them.
+        """
+        answered = self._asked(ids, {"logprob_start_len": len(ids) - last - 1, "top_logprobs_num": 1})
+        entries, tops = (
+            listed(answered, key, where=self._where) for key in ("input_token_logprobs", "input_top_logprobs")
+        )
         if [within(one, 1, where=self._where) for one in entries] != list(ids[-last - 1 :]) or len(tops) != last + 1:
             raise ServerError(not_one_score_each(last), where=self._where)
         return [

@@ -1,4 +1,7 @@
-"""vLLM's server. Source: vllm 0.32.0, entrypoints/openai/completion/protocol.py and serving.py; asked for real."""
+"""vLLM's server.
+
+Source: `protocol.py` and `serving.py` in `entrypoints/openai/completion` of vllm 0.32.0, and real answers.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from ropetool.errors import ServerError
 from ropetool.servers.base import (
     MOST_SHOWN,
     Answer,
-    Limits,
     Score,
+    ServerLimits,
     answer_of,
     left_out,
     listed,
@@ -26,41 +29,45 @@ from ropetool.servers.base import (
 from ropetool.servers.http import Http
 
 COMPLETIONS = "/v1/completions"
-FEWER = 5  # of OpenAI's own interface
+FEWER = 5  # tokens of an answer in OpenAI's own interface
 MOST_DIGITS = 10
-_TOKEN_ID = "token_id:"  # how it calls a token where it is asked for ids
+_TOKEN_ID = "token_id:"  # the prefix of a token's name if a request asks for ids
 
 
 class VllmServer:
-    """A server of vLLM. Log probabilities are those of the model, before any sampling (its `raw_logprobs`)."""
+    """A server of vLLM. It returns log probabilities of the model before any sampling (`raw_logprobs`)."""
 
     def __init__(self, http: Http, version: str, card: Mapping[str, Any]) -> None:
         self._http, self._where = http, f"{http.url}{COMPLETIONS}"
         self.program, self.model = f"vLLM {version}", str(card.get("id"))
-        self.limits = Limits(whole(card.get("max_model_len")), MOST_SHOWN, exact=True)
+        self.limits = ServerLimits(whole(card.get("max_model_len")), MOST_SHOWN, exact=True)
 
-    def next(self, ids: Sequence[int], wanted: int | None = None) -> Answer:
-        """Return what may come after a prompt: a wanted token is the only one that may be drawn, so that it is told."""
-        drawn = {} if wanted is None else {"allowed_token_ids": [int(wanted)]}
-        found = self._with_as_many(ids, {"return_tokens_as_token_ids": True, **drawn})
-        shown = named(found, "choices", 0, "logprobs", "top_logprobs", 0, where=self._where)
+    def next(self, ids: Sequence[int], requested: int | None = None, /) -> Answer:
+        """Return the log probabilities of the tokens after a prompt. The server can only sample the requested token.
+
+        Raises: ServerError.
+        """
+        drawn = {} if requested is None else {"allowed_token_ids": [int(requested)]}
+        answered = self._with_as_many(ids, {"return_tokens_as_token_ids": True, **drawn})
+        shown = named(answered, "choices", 0, "logprobs", "top_logprobs", 0, where=self._where)
         pairs = [(_id(name), number) for name, number in shown.items()]
         answer = answer_of(pairs, self.limits.shown, self._where)
-        if wanted is not None and wanted not in answer.shown:
-            raise ServerError(left_out(wanted), where=self._where)
+        if requested is not None and requested not in answer.shown:
+            raise ServerError(left_out(requested), where=self._where)
         return answer
 
     def tokens_of(self, text: str) -> list[int] | None:
-        """Return the ids of a text, without special ones."""
+        """Return the ids of a text, without special tokens."""
         return tokenized(self._http, {"model": self.model, "prompt": text, "add_special_tokens": False})
 
     def scores(self, ids: Sequence[int], last: int) -> list[Score] | None:
-        """Return what the last tokens are to the model, asked with a salt, so that no cache answers for it.
+        """Return the scores of the last tokens of a prompt. Raises: ServerError.
 
-        `prompt_logprobs` are those of all tokens: vLLM has none of a part (v1/worker/gpu_model_runner.py).
+        A salt keeps the cache out of the answer. `prompt_logprobs` covers all tokens, because vLLM cannot limit it to
+        some (v1/worker/gpu_model_runner.py).
         """
-        found = self._asked(ids, {"prompt_logprobs": 1, "cache_salt": uuid.uuid4().hex})
-        entries = listed(found, "choices", 0, "prompt_logprobs", where=self._where)
+        answered = self._asked(ids, {"prompt_logprobs": 1, "cache_salt": uuid.uuid4().hex})
+        entries = listed(answered, "choices", 0, "prompt_logprobs", where=self._where)
         if len(entries) != len(ids):
             raise ServerError(not_one_score_each(len(ids)), where=self._where)
         scores = []
@@ -71,7 +78,7 @@ class VllmServer:
         return scores
 
     def _with_as_many(self, ids: Sequence[int], more: dict[str, Any]) -> Any:
-        """Return the answer with as many tokens as the server gives: it was started with --max-logprobs."""
+        """Return the answer with the most tokens that the server allows, which --max-logprobs sets."""
         while True:
             try:
                 return self._asked(ids, {"logprobs": self.limits.shown, **more})
@@ -82,16 +89,16 @@ class VllmServer:
 
     def _asked(self, ids: Sequence[int], more: dict[str, Any]) -> Any:
         body = {"model": self.model, "prompt": [int(token) for token in ids], "max_tokens": 1, "temperature": 0, **more}
-        found = self._http.post(COMPLETIONS, body)
-        if found is None:
+        answered = self._http.post(COMPLETIONS, body)
+        if answered is None:
             raise ServerError(
                 "the server does not complete prompts", where=self._where, try_="serve a text model without --task"
             )
-        return found
+        return answered
 
 
 def _id(name: Any) -> Any:
-    """Return the id in the name of a token; the name itself where it is none."""
+    """Return the id in the name of a token, or the name itself if it contains no id."""
     digits = str(name).removeprefix(_TOKEN_ID)
     is_id = str(name).startswith(_TOKEN_ID) and digits.isascii() and digits.isdigit() and len(digits) <= MOST_DIGITS
     return int(digits) if is_id else name

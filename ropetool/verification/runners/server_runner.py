@@ -15,7 +15,7 @@ import numpy as np
 
 from ropetool.errors import ConfigError, ServerError
 from ropetool.rope.tables import Array
-from ropetool.servers.base import Answer, Limits, Score, Server, check_raw, not_in_vocabulary
+from ropetool.servers.base import Answer, Score, Server, ServerLimits, check_raw, not_in_vocabulary
 from ropetool.servers.http import OPTION
 from ropetool.verification.scoring import Done, Generated, Logits, Predictions, Scores, Tokenizes, ignore
 
@@ -268,7 +268,7 @@ class Counting:
     requests: the number of requests. tokens: the tokens of all prompts. longest: the tokens of the longest prompt.
     """
 
-    def __init__(self, limits: Limits, prefix: tuple[int, ...], *, score_prompts: bool) -> None:
+    def __init__(self, limits: ServerLimits, prefix: tuple[int, ...], *, score_prompts: bool) -> None:
         self._limits, self._score_prompts, self.prefix = limits, score_prompts, prefix
         self.requests = self.tokens = self.longest = 0
 

@@ -19,8 +19,8 @@ from ropetool.errors import CheckpointError, ConfigError, MissingDependency, Ser
 from ropetool.servers.base import (
     MOST_SHOWN,
     Answer,
-    Limits,
     Score,
+    ServerLimits,
     answer_of,
     lacks,
     left_out,
@@ -84,7 +84,7 @@ class VllmModel:
     def __init__(self, vllm: Any, llm: Any, program: str, model: str, context: int) -> None:
         self._sampling, self._llm = vllm.SamplingParams, llm
         self.program, self.model = program, model
-        self.limits = Limits(context, MOST_SHOWN, exact=True, at_once=1)  # its queue does not support threads
+        self.limits = ServerLimits(context, MOST_SHOWN, exact=True, at_once=1)  # its queue does not support threads
 
     def next(self, ids: Sequence[int], wanted: int | None = None) -> Answer:
         """Return the probabilities after a prompt. vLLM may draw only the wanted token, because it then returns this one."""
