@@ -31,7 +31,7 @@ from ropetool.runtimes import Refuses
 from ropetool.runtimes.kv_cache import DTYPE_BYTES, dtype_of
 from ropetool.runtimes.llama_cpp import folding
 from ropetool.runtimes.llama_cpp.architectures import EXPERT_COUNT
-from ropetool.runtimes.llama_cpp.layers import Model, layer_count, value_of
+from ropetool.runtimes.llama_cpp.layers import ModelKeys, layer_count, value_of
 
 USED = "expert_used_count"
 _NUMBERED = re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.")
@@ -150,7 +150,7 @@ def _of_gguf(view: GgufCheckpoint) -> Weights:
     if view.name in folding.TWO_STACKS:
         return replace(known, why=f"layers of {view.name} run several times")
     try:
-        model = Model.of(view)
+        model = ModelKeys.of(view)
         layers, experts = layer_count(model), int(model.get(EXPERT_COUNT, 0))
         used = int(value_of(view, model.key(USED), ValueType.U32) or 0)
     except Refuses as refusal:

@@ -1,4 +1,4 @@
-"""The command lines that serve a source as a plan's target, so that no file is written: of every server that takes flags."""
+"""Command lines for a source that a server runs as a plan's target, without a new file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ BAKED = "the plan also changes the weights"
 
 
 def flag_lines(plan: Plan, source: str | Path | Checkpoint) -> list[str]:
-    """Return a line for each program, or range of its releases: the command that serves the source as the plan's target.
+    """Return a line for each program, or range of its releases: the command that serves the source as the plan's
+    target.
 
     The source does not change. If no flag reaches the target, the line has the reason.
     """

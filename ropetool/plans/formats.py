@@ -32,7 +32,7 @@ from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import decoding
 from ropetool.runtimes.llama_cpp.architectures import Architecture
 from ropetool.runtimes.llama_cpp.encodings import edits_of, gguf_encodings, gguf_length_encodings
-from ropetool.runtimes.llama_cpp.layers import Model, learned_positions
+from ropetool.runtimes.llama_cpp.layers import ModelKeys, learned_positions
 from ropetool.weights.edits import TensorEdit
 from ropetool.weights.opening import bakeable
 from ropetool.weights.residual import Residual, residual_edits, residual_words
@@ -278,7 +278,7 @@ class GgufFormat:
         return inspection.trained_lengths(self.arch.name)
 
     def mscale(self, entry: LayerRope) -> float | None:
-        return decoding.log_multiplier(Model.of(self.checkpoint)) or 1.0 if self.arch.mla else None
+        return decoding.log_multiplier(ModelKeys.of(self.checkpoint)) or 1.0 if self.arch.mla else None
 
     def changed_layer_types(self, rope: RopeSet) -> list[str]:
         """Return the full layers, and sliding layers if llama.cpp scales them too and they have the same table."""
@@ -294,7 +294,9 @@ class GgufFormat:
     ) -> list[EncodedTarget]:
         assert entry.rope_theta is not None
         encodings_ = gguf_encodings(_with_betas(target, derived), self.arch.name, entry.rope_theta, factor)
-        return [EncodedTarget(each.name, partial(edits_of, each, self.arch.name, self.checkpoint)) for each in encodings_]
+        return [
+            EncodedTarget(each.name, partial(edits_of, each, self.arch.name, self.checkpoint)) for each in encodings_
+        ]
 
     def length_candidates(self, target: RopeSet) -> list[EncodedTarget]:
         return gguf_length_encodings(self.checkpoint, self.arch.name, target)

@@ -1,6 +1,6 @@
 """The command lines that serve an output unchanged: its files set everything, so that a server needs only the context.
 
-What each program reads from the output is decoded. Releases that would compute something else get the reason in place of a line.
+Each program's reading of the output is decoded. A release that would compute something else gets the reason instead.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def serving_lines(output: Inspection, shown: str) -> list[str]:
 
 
 def gguf_lines(shown: str, context: int, modelfile: Path | None = None) -> list[str]:
-    """Return the lines for a GGUF file that llama.cpp reads as the target: of llama.cpp, and of the programs that run it.
+    """Return the lines for a GGUF file that llama.cpp reads as the target: of llama.cpp, and of the programs that
+    run it.
 
     shown: the file's name in the lines.
     context: the context length, in tokens.
@@ -53,13 +54,13 @@ def gguf_lines(shown: str, context: int, modelfile: Path | None = None) -> list[
 
 
 def commands(lines: list[str]) -> list[str]:
-    """Return the command lines alone, without the programs' names and without reasons."""
+    """Return only the command lines, without the names of programs and without reasons."""
     bare = [line.partition(": ")[2] for line in lines]
     return list(dict.fromkeys(line for line in bare if not line.startswith(REASONS)))
 
 
 def _objection(reading: Decoded, output: Inspection) -> str:
-    """Return why the program does not compute what the output's own runtime does; empty if it does."""
+    """Return why the program does not compute the same as the output's own runtime; empty if it does."""
     if reading.rope is None or output.rope is None:
         return f"{STOPS if reading.known else UNKNOWN}{reading.refuses}"
     differences = in_words(output.rope.differences(reading.rope))

@@ -1,7 +1,4 @@
-"""What a plan promises, as plain data and back: the tables, and everything else that the layers compute.
-
-Whatever `RopeSet.differences` compares is in it; how a file spells it is not.
-"""
+"""A plan's target as plain data and back: all values that `RopeSet.differences` compares."""
 
 from __future__ import annotations
 
@@ -21,7 +18,10 @@ _LAYERS = list_of(whole(0, MAX_LAYERS), MAX_LAYERS)
 
 
 def tables_of(target: RopeSet) -> dict[str, Any]:
-    """Return the tables as plain data, by layer type; one that follows the length has no regimes to state."""
+    """Return the tables as plain data, by layer type.
+
+    A table that follows the text length has no fixed regimes: it is left out.
+    """
     return {
         layer_type: _regimes(entry.table)
         for layer_type, entry in target.entries.items()
@@ -30,15 +30,18 @@ def tables_of(target: RopeSet) -> dict[str, Any]:
 
 
 def rope_tables(tables: Mapping[str, Any]) -> dict[str, RopeTable]:
-    """Return such data as tables that can be compared.
+    """Return the tables of this data, for comparison.
 
-    Raises: KeyError, TypeError, InvalidRope for what is none.
+    Raises: KeyError, TypeError, InvalidRope for invalid data.
     """
     return {layer_type: RopeTable(_read_regimes(regimes)) for layer_type, regimes in tables.items()}
 
 
 def target_json(target: RopeSet) -> dict[str, Any]:
-    """Return all but the tables as plain data; a rule that follows the length by its name and its numbers."""
+    """Return all values except the tables as plain data.
+
+    A rule that follows the text length has a name and its regimes.
+    """
     return {
         "max_position_embeddings": target.max_position_embeddings,
         "layers": {layer_type: _layer_json(entry) for layer_type, entry in target.entries.items()},
@@ -46,9 +49,9 @@ def target_json(target: RopeSet) -> dict[str, Any]:
 
 
 def target_of(data: Mapping[str, Any], tables: Mapping[str, Any]) -> RopeSet:
-    """Return what `target_json` and `tables_of` made plain.
+    """Return the target of the data from `target_json` and `tables_of`.
 
-    Raises: CorruptFile, KeyError, TypeError, InvalidRope for what is none.
+    Raises: CorruptFile, KeyError, TypeError, InvalidRope for invalid data.
     """
     fixed = rope_tables(tables)
     layers = taken(data, "layers", OBJECT, "target")
@@ -81,11 +84,11 @@ def _layer_json(entry: LayerRope) -> dict[str, Any]:
 def _layer(data: Any, layer_type: str, table: RopeTable | None) -> LayerRope:
     place = f"target of {layer_type}"
 
-    def said(key: str, kind: JsonType, *absent: Any) -> Any:
-        return taken(data, key, kind, place, *absent)
+    def value(key: str, json_type: JsonType, *absent: Any) -> Any:
+        return taken(data, key, json_type, place, *absent)
 
     checked(data, OBJECT, layer_type, "target")
-    rule, grows = said("rule", OBJECT, None), said("temperature", OBJECT, None)
+    rule, grows = value("rule", OBJECT, None), value("temperature", OBJECT, None)
     if rule is not None:
         name = taken(rule, "name", _RULE, place)
         table = RopeTable(_read_regimes(rule["regimes"]), _uncalled, tuple(name))
@@ -93,12 +96,12 @@ def _layer(data: Any, layer_type: str, table: RopeTable | None) -> LayerRope:
     if grows is not None:
         temperature = Temperature(taken(grows, "beta", NUMBER, place), taken(grows, "length", _LENGTH, place))
     return LayerRope(
-        "", table, said("head_dim", _CHANNELS), said("rotary_dim", _CHANNELS), said("layout", TEXT),
-        tuple(said("layers", _LAYERS)), softmax_multiplier=said("softmax_multiplier", NUMBER), temperature=temperature,
-        sliding_window=said("sliding_window", _LENGTH, None),
+        "", table, value("head_dim", _CHANNELS), value("rotary_dim", _CHANNELS), value("layout", TEXT),
+        tuple(value("layers", _LAYERS)), softmax_multiplier=value("softmax_multiplier", NUMBER), temperature=temperature,
+        sliding_window=value("sliding_window", _LENGTH, None),
     )  # fmt: skip
 
 
 def _uncalled(length: int) -> Regime:
-    """Stand for a rule that is known by its name; two rules are compared by theirs."""
+    """Take the place of a rule. A plan only stores its name, and rules are compared by name."""
     raise NotImplementedError("a plan stores only the name of a rule")

@@ -1,6 +1,6 @@
 """The runtimes, one file each, found by discovery: how each one really reads a file.
 
-Where releases of a program differ there is one runtime for each stretch of them, named like vllm@0.30.
+If releases of a program differ, each range of releases is a runtime with a name like vllm@0.30.
 """
 
 from __future__ import annotations
@@ -31,16 +31,21 @@ __all__ = [
     "names",
 ]
 
-FIRST = ("transformers", "llama.cpp")  # what a format is read by where nobody asks for another
+FIRST = ("transformers", "llama.cpp")  # the runtime of each format if the user requests none
 FIRST_SERVER = "vllm"  # its lines come before those of other servers
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """A runtime as its module states it; `decode` raises Refuses where the program would stop.
+    """A runtime, from its module.
 
-    releases: the releases that it stands for; None if all known releases compute the same.
-    serving: how the program serves files; None if ropetool knows no command line.
+    name: the program, with @ and the first release of the range if releases differ.
+    formats: "hf", "gguf" or both.
+    versions: the releases that the decoder was written from, as text.
+    summary: a sentence on the keys that it reads.
+    decode: returns what the program computes from a checkpoint. Raises: Refuses if the program would stop.
+    releases: the range of releases; None if all known releases compute the same.
+    serving: how the program serves files; None if it is not a server.
     run_by: the names of other programs that run it, in small letters, each with the first release that does.
     """
 
@@ -62,12 +67,12 @@ class Runtime:
 @cache
 def _discovered() -> dict[str, tuple[Runtime, ...]]:
     """Return the runtimes of each program, the oldest releases first."""
-    found = {}
+    by_program = {}
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
         if hasattr(module, "NAME"):
-            found[module.NAME] = _stated(module)
-    return dict(sorted(found.items()))
+            by_program[module.NAME] = _of_module(module)
+    return dict(sorted(by_program.items()))
 
 
 @cache
@@ -76,7 +81,8 @@ def _by_name() -> dict[str, Runtime]:
     return {runtime.name: runtime for program in _discovered().values() for runtime in program}
 
 
-def _stated(module: ModuleType) -> tuple[Runtime, ...]:
+def _of_module(module: ModuleType) -> tuple[Runtime, ...]:
+    """Return the runtimes of a module: one, or one for each range of releases."""
     serving = getattr(module, "SERVING", None)
     if not hasattr(module, "RELEASES"):
         return (
@@ -95,9 +101,10 @@ def _stated(module: ModuleType) -> tuple[Runtime, ...]:
 
 
 def _in_python(decode: Callable[..., RopeSet], releases: Releases, view: Any) -> RopeSet:
-    """Return what a program written in Python computes; like it, stop at values of a kind that nothing checks for.
+    """Return what a program written in Python computes.
 
-    Raises: Refuses.
+    Raises: Refuses, also for a value of a wrong type, because the program stops there with the same error as its
+    decoder.
     """
     try:
         return decode(view, releases=releases)
@@ -111,13 +118,19 @@ def names() -> list[str]:
 
 
 def for_format(file_format: str) -> list[Runtime]:
-    """Return the runtimes that read this format, one for each stretch of releases; the format's first comes first."""
-    found = [runtime for program in _discovered().values() for runtime in program if file_format in runtime.formats]
-    return sorted(found, key=lambda runtime: runtime.name not in FIRST)
+    """Return the runtimes that read this format, each range of releases apart.
+
+    The format's own runtime is the first.
+    """
+    readers = [runtime for program in _discovered().values() for runtime in program if file_format in runtime.formats]
+    return sorted(readers, key=lambda runtime: runtime.name not in FIRST)
 
 
 def flagged(file_format: str) -> list[str]:
-    """Return the programs with flags that change the rotation of a file: those that read the format, then by an export."""
+    """Return the programs whose flags can change the rotation of a file of this format.
+
+    Programs that read the format precede programs that read an export of it.
+    """
     reads, exports = [], []
     for name, (first, *_) in _discovered().items():
         if first.serving is not None and first.serving.flags is not None:
@@ -129,29 +142,29 @@ def flagged(file_format: str) -> list[str]:
 
 
 def all_of(name: str, file_format: str | None = None) -> tuple[Runtime, ...]:
-    """Return the runtimes that a name stands for: all that are known of a program, or with @VERSION the one of it.
+    """Return the runtimes with a name: each range of releases of a program, or with @VERSION the range of that release.
 
-    Raises: UnknownRuntime if there is none, or it does not read the format.
+    Raises: UnknownRuntime if the name is unknown, or the program does not read the format.
     """
     program, _, version = name.partition("@")
     for first, *_ in _discovered().values():
         if program.lower() in first.run_by:
             _check_release(program.lower(), version, first)
             name = program = first.program
-    found = _discovered().get(program)
-    if found is None:
+    runtimes = _discovered().get(program)
+    if runtimes is None:
         raise UnknownRuntime(
             f"no runtime is called {program[:40]!r}{did_you_mean(program, names())}; known: {', '.join(names())}",
             where="--for", try_="ropetool runtimes",
         )  # fmt: skip
-    if file_format is not None and file_format not in found[0].formats:
+    if file_format is not None and file_format not in runtimes[0].formats:
         readers = ", ".join(dict.fromkeys(r.program for r in for_format(file_format)))
         raise UnknownRuntime(f"{program} does not read {file_format} files; these do: {readers}", where="--for")
-    return _of_version(found, program, version) if "@" in name else found
+    return _of_version(runtimes, program, version) if "@" in name else runtimes
 
 
 def _check_release(program: str, version: str, runtime: Runtime) -> None:
-    """Raise UnknownRuntime for a release of another program that does not run this runtime."""
+    """Raise UnknownRuntime if a release of a program does not run this runtime."""
     since = runtime.run_by[program]
     release = tuple(int(part) for part in version.split(".")[:2] if part.isascii() and part.isdigit())
     if release and release < numbers(since):
@@ -161,71 +174,71 @@ def _check_release(program: str, version: str, runtime: Runtime) -> None:
         )  # fmt: skip
 
 
-def _of_version(found: tuple[Runtime, ...], program: str, version: str) -> tuple[Runtime, ...]:
-    chosen = tuple(runtime for runtime in found if runtime.releases is not None and runtime.releases.has(version))
+def _of_version(runtimes: tuple[Runtime, ...], program: str, version: str) -> tuple[Runtime, ...]:
+    chosen = tuple(runtime for runtime in runtimes if runtime.releases is not None and runtime.releases.has(version))
     if not chosen:
-        known = ", ".join(runtime.versions for runtime in found)
+        ranges = ", ".join(runtime.versions for runtime in runtimes)
         raise UnknownRuntime(
-            f"{program} {version} is an unknown release; known: {known}",
+            f"{program} {version} is an unknown release; known: {ranges}",
             where="--for",
             try_=f"--for {program}, for all known releases",
         )
     return chosen
 
 
-def collapse_releases(found: Sequence[str]) -> list[str]:
-    """Return names of runtimes with those of one program as its name alone, where all that are known of it are there."""
+def collapse_releases(runtime_names: Sequence[str]) -> list[str]:
+    """Return names of runtimes. If all ranges of a program are among them, its name without a release replaces them."""
     short = []
-    for name in found:
+    for name in runtime_names:
         program = name.partition("@")[0]
-        whole = all(runtime.name in found for runtime in _discovered().get(program, ()))
+        whole = all(runtime.name in runtime_names for runtime in _discovered().get(program, ()))
         short.append(program if whole else name)
     return list(dict.fromkeys(short))
 
 
-def display_ranges(found: Sequence[str]) -> list[str]:
-    """Return names of runtimes for a reader: those of one program as stretches of releases, as long as they go."""
+def display_ranges(runtime_names: Sequence[str]) -> list[str]:
+    """Return names of runtimes for a reader, with the longest ranges of releases of each program."""
     words = []
-    for program in dict.fromkeys(name.partition("@")[0] for name in found):
+    for program in dict.fromkeys(name.partition("@")[0] for name in runtime_names):
         known = _discovered().get(program, ())
-        if len(known) < 2 or all(runtime.name in found for runtime in known):
+        if len(known) < 2 or all(runtime.name in runtime_names for runtime in known):
             words.append(program)
             continue
-        for there, run in itertools.groupby(known, lambda runtime: runtime.name in found):
+        for there, run in itertools.groupby(known, lambda runtime: runtime.name in runtime_names):
             if there:
                 words.append(f"{program} {_as_one(list(run))}")
     return words
 
 
-def _as_one(found: Sequence[Runtime]) -> str:
-    """Return the releases of runtimes that follow each other."""
-    first, last = found[0].releases, found[-1].releases
+def _as_one(runtimes: Sequence[Runtime]) -> str:
+    """Return the releases of adjacent ranges as one range."""
+    first, last = runtimes[0].releases, runtimes[-1].releases
     assert first is not None
     assert last is not None
     return str(Releases(first.first, last.last))
 
 
 def get(name: str, file_format: str | None = None) -> Runtime:
-    """Return the runtime of this name; for a program of several releases one that stands for all of them.
+    """Return the runtime with this name. If releases of a program differ, its name is a runtime for all of them.
 
-    Raises: UnknownRuntime if there is none, or it does not read the format.
+    Raises: UnknownRuntime if the name is unknown, or the program does not read the format.
     """
     exact = _by_name().get(name)
     if exact is not None and file_format in (None, *exact.formats):
         return exact
-    found = all_of(name, file_format)
-    if len(found) == 1:
-        return found[0]
-    versions = f"{found[0].versions.partition(' ')[0]} to {found[-1].versions.rpartition(' ')[2]}"
-    return replace(found[0], name=name, versions=versions, decode=partial(_as_all, found), releases=None)
+    runtimes = all_of(name, file_format)
+    if len(runtimes) == 1:
+        return runtimes[0]
+    versions = f"{runtimes[0].versions.partition(' ')[0]} to {runtimes[-1].versions.rpartition(' ')[2]}"
+    return replace(runtimes[0], name=name, versions=versions, decode=partial(_as_all, runtimes), releases=None)
 
 
-def _as_all(found: tuple[Runtime, ...], view: Any) -> RopeSet:
-    """Return what all of them compute.
+def _as_all(runtimes: tuple[Runtime, ...], view: Any) -> RopeSet:
+    """Return what all runtimes compute.
 
     Raises: Refuses if one of them stops, or two differ.
     """
-    first, *others = [(runtime, runtime.decode(view)) for runtime in found]
+    first, *others = [(runtime, runtime.decode(view)) for runtime in runtimes]
     for runtime, decoded in others:
         reason = first[1].disagreement(decoded)
         if reason:

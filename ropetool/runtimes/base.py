@@ -1,4 +1,4 @@
-"""What the module of a runtime contains, and what these modules share.
+"""The content of a runtime's module, and code that these modules share.
 
 A module sets NAME, FORMATS and SUMMARY, and has either VERSIONS and decode(checkpoint), or RELEASES and
 decode(checkpoint, releases) if releases of the program differ. It sets SERVING if the program is a server, and RUN_BY
@@ -29,7 +29,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True)
 class Releases:
-    """A stretch of releases of a program that read alike, from `first` to `last`: the ends that were checked."""
+    """A range of releases of a program that compute the same. `first` and `last` are the releases that were checked."""
 
     first: str
     last: str
@@ -54,16 +54,16 @@ class Releases:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version, for comparison; what follows the first part without one is left out."""
+    """Return the numbers of a version, for comparison, up to the first part that is not a number."""
     return tuple(int(part) for part in re.match(r"(\d+(?:\.\d+)*)?", version)[0].split(".") if part)  # type: ignore[index]
 
 
 class Refuses(Exception):
-    """The runtime stops with an error on this file; the text says which."""
+    """The runtime stops with an error on this file. The text is the error."""
 
 
 class NotHeld(Refuses):
-    """No file that the runtime reads holds what is asked: it would compute something else; the text says what."""
+    """The runtime does not stop, but no file that it reads can make it compute the table. The text is the reason."""
 
 
 class NotKnown(Refuses):
@@ -83,7 +83,7 @@ class PlannedChange:
 
     source: the checkpoint, which does not change.
     output: the checkpoint with the plan's edits, in memory.
-    target: what the output computes.
+    target: the tables that the output computes.
     edits: the plan's edits of the source's files.
     factor: the plan's factor.
     trained_length: the length before any scaling, in tokens.
@@ -112,8 +112,8 @@ class Serving:
     flags: returns the lines that serve the source of a change as its target, for the decoder of some releases; None if
       the program has no such flags. The first line is the program's own command. Each other line begins with the name
       of its program. There are no lines if ropetool does not know how the program gets the source. Raises: NoFlags.
-    others: returns a line for each program that runs files by this one, with its name, for a path, a context in tokens,
-      and the place of a Modelfile or None.
+    others: returns a line for each program that runs files by this one, with its name. It accepts a path, a context in
+      tokens, and the place of a Modelfile or None.
     takes_exports: True if `flags` also accepts a directory, for a file that it was exported to.
     """
 
@@ -128,7 +128,10 @@ class Serving:
 
 
 def once_each(read: Callable[[C], V]) -> Callable[[C], V]:
-    """Return a function that computes its value once for each checkpoint. A checkpoint never changes: an edit makes another."""
+    """Return a function that computes its value once for each checkpoint.
+
+    A checkpoint never changes: an edit returns a new one.
+    """
     values: WeakKeyDictionary[C, V] = WeakKeyDictionary()
 
     @wraps(read)

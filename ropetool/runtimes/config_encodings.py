@@ -21,11 +21,11 @@ from ropetool.rope.methods import Derived
 from ropetool.rope.tables import LayerRope, RopeSet
 from ropetool.runtimes.decoded import EncodedTarget
 
-IN_WEIGHTS = "the rest in the weights"  # ends the name of an encoding that bakes
+IN_WEIGHTS = "the rest in the weights"  # the end of the name of an encoding that bakes
 
 
 class Encoding(NamedTuple):
-    """A way to write a table: its name, the keys, and whether the weights take what the keys leave of a factor."""
+    """A way to write a table: its name and keys. baked: the keys leave a part of a factor to the weights."""
 
     name: str
     keys: RopeKeys
@@ -34,12 +34,19 @@ class Encoding(NamedTuple):
 
 def encodings(entry: LayerRope, derived: Derived, trained_length: int, family: Family) -> list[Encoding]:
     """Return the encodings to try, in order of preference: the method's own keys, a full table, then with a bake."""
-    found: list[Encoding] = []
-    said = {key for native in derived.native for key in native}
+    ways: list[Encoding] = []
+    native_keys = {key for native in derived.native for key in native}
 
     def lost(native: Mapping[str, Any]) -> int:
-        """Return how many keys of the source would go, though the method has them; some runtimes ask for each."""
-        return len((entry.params.keys() & said) - native.keys()) if native[names.ROPE_TYPE] == entry.rope_type else 0
+        """Return how many of the method's keys the source has and the output would lose.
+
+        Some runtimes require each key.
+        """
+        return (
+            len((entry.params.keys() & native_keys) - native.keys())
+            if native[names.ROPE_TYPE] == entry.rope_type
+            else 0
+        )
 
     for native in sorted(derived.native, key=lost):
         keys = dict(native)
@@ -48,28 +55,28 @@ def encodings(entry: LayerRope, derived: Derived, trained_length: int, family: F
         if family.mscale_keys and rope_type != "default":
             keys |= _own_factors(family, derived.table.regimes[-1].attention_factor, trained_length)
         name = f"{rope_type} keys"
-        again = any(encoding.name == name for encoding in found)
-        found.append(Encoding(f"{name} in full" if again else name, RopeKeys(rope_type, theta, keys)))
+        again = any(encoding.name == name for encoding in ways)
+        ways.append(Encoding(f"{name} in full" if again else name, RopeKeys(rope_type, theta, keys)))
     proportional = _as_proportional(entry, derived)
     if proportional:
-        found.append(Encoding("proportional keys", proportional))
+        ways.append(Encoding("proportional keys", proportional))
     lists = _as_lists(entry, derived, trained_length, family)
     if lists:
-        found.append(Encoding("a full table as longrope lists", lists))
-    return found + [
+        ways.append(Encoding("a full table as longrope lists", lists))
+    return ways + [
         Encoding(f"{name} {how}, {IN_WEIGHTS}", other, baked=True)
-        for name, keys, _ in found
+        for name, keys, _ in ways
         for how, other in variants(keys).items()
     ]
 
 
 def _own_factors(family: Family, factor: float, trained_length: int) -> dict[str, Any]:
-    """Return the keys that a class with factors of its own wants beside every scaled type."""
+    """Return the keys that a class with separate factors requires with every scaled type."""
     return {**dict.fromkeys(family.mscale_keys, float(factor)), names.ORIGINAL_MAX_POSITION_EMBEDDINGS: trained_length}
 
 
 def _as_proportional(entry: LayerRope, derived: Derived) -> RopeKeys | None:
-    """Return another base or one divisor of a proportional table; None where the method makes something else of it."""
+    """Return the keys of a proportional table with a new base or one divisor; None if no such keys give the table."""
     regime = derived.table.regimes[-1]
     if entry.rope_type != "proportional" or not derived.table.is_fixed or regime.attention_factor != 1:
         return None
@@ -83,7 +90,7 @@ def _as_proportional(entry: LayerRope, derived: Derived) -> RopeKeys | None:
 
 
 def _as_lists(entry: LayerRope, derived: Derived, trained_length: int, family: Family) -> RopeKeys | None:
-    """Return the table as longrope divisors, which hold any fixed table; None where a pair never turns."""
+    """Return a fixed table as longrope divisors; None if it has more than two regimes, or a pair that never turns."""
     regimes = derived.table.regimes
     if derived.table.rule is not None or len(regimes) > 2 or any((r.inv_freq == 0).any() for r in regimes):
         return None
@@ -99,20 +106,20 @@ def _as_lists(entry: LayerRope, derived: Derived, trained_length: int, family: F
         **(_own_factors(family, regimes[-1].attention_factor, trained_length) if family.mscale_keys else {}),
     }
     if family.mla and derived.softmax_multiplier != 1 and factor > 1:
-        # The softmax scale follows (0.1 m ln s + 1)^2 for any type, so the multiplier is said through m.
+        # The softmax scale is (0.1 m ln s + 1)^2 for any type, so m sets the multiplier.
         params[names.MSCALE_ALL_DIM] = (math.sqrt(derived.softmax_multiplier) - 1) / (0.1 * math.log(factor))
     return RopeKeys("longrope", entry.rope_theta, params)
 
 
 def config_edits(checkpoint: HfCheckpoint, keys: RopeKeys, target: RopeSet, config_style: str) -> list[FileEdit]:
-    """Return the edits of config.json by which it says these keys, and the context of the target."""
+    """Return the edits of config.json that set these keys and the context length of the target."""
     family, part = checkpoint.family, checkpoint.section
     edits = style.edits(checkpoint.config, family, {names.FULL_ATTENTION: keys}, config_style, checkpoint.where)
     path = family.text_path
     edits += _number_edit(path, part, style.context_key(part, family), target.max_position_embeddings)
     outer = names.ORIGINAL_MAX_POSITION_EMBEDDINGS
     if keys.rope_type == "longrope" or (outer in part and outer in keys.params):
-        # transformers 4.57 reads longrope's length only here, and transformers 5 lets this one win over the inner.
+        # transformers 4.57 reads longrope's length only here. In transformers 5 it takes precedence over the inner one.
         edits += _number_edit(path, part, outer, int(keys.params[outer]))
     if (
         family.null_head_dim
@@ -124,19 +131,19 @@ def config_edits(checkpoint: HfCheckpoint, keys: RopeKeys, target: RopeSet, conf
 
 
 def length_encodings(checkpoint: HfCheckpoint, target: RopeSet, config_style: str) -> list[EncodedTarget]:
-    """Return the ways to state the target's context beside the rope keys of the file, in order of preference.
+    """Return the ways to set the target's context length and keep the tables of the file, in order of preference.
 
-    A runtime takes a number that rope keys leave out from the context: the length before scaling, longrope's factor. The
-    later ones state it.
+    If the rope keys lack a number (the length before scaling, longrope's factor), a runtime derives it from the context
+    length. The later ways set these numbers.
     """
-    part, stated = checkpoint.section, style.read(checkpoint.config, checkpoint.family, checkpoint.where)
-    entry, keys = target.entries[names.FULL_ATTENTION], stated.keys[names.FULL_ATTENTION]
-    found = []
-    if config_style == stated.style:
+    part, current = checkpoint.section, style.read(checkpoint.config, checkpoint.family, checkpoint.where)
+    entry, keys = target.entries[names.FULL_ATTENTION], current.keys[names.FULL_ATTENTION]
+    candidates = []
+    if config_style == current.style:
         family = checkpoint.family
         path = family.text_path
         edits = _number_edit(path, part, style.context_key(part, family), target.max_position_embeddings)
-        found.append(EncodedTarget("the context", partial(config_file_edits, edits)))
+        candidates.append(EncodedTarget("the context", partial(config_file_edits, edits)))
     more = {names.ORIGINAL_MAX_POSITION_EMBEDDINGS: entry.original_max_position_embeddings, names.FACTOR: entry.factor}
     params = {**keys.params, **{key: value for key, value in more.items() if value is not None}}
     scaled = replace(keys, params=params) if keys.rope_type in STATES_LENGTH else keys
@@ -147,12 +154,12 @@ def length_encodings(checkpoint: HfCheckpoint, target: RopeSet, config_style: st
             scaled, entry.attention_factor, keep_softmax=True
         ),
     }
-    distinct: list[RopeKeys] = [keys] if found else []
+    distinct: list[RopeKeys] = [keys] if candidates else []
     for name, one in variants.items():
         if one not in distinct:
             distinct.append(one)
-            found.append(EncodedTarget(name, partial(config_edits, checkpoint, one, target, config_style)))
-    return found
+            candidates.append(EncodedTarget(name, partial(config_edits, checkpoint, one, target, config_style)))
+    return candidates
 
 
 def _number_edit(path: tuple[str, ...], part: Mapping[str, Any], key: str, value: int) -> list[Edit]:
@@ -161,7 +168,7 @@ def _number_edit(path: tuple[str, ...], part: Mapping[str, Any], key: str, value
 
 
 STATES_FACTOR = ("yarn", "longrope")  # the types that read attention_factor
-STATES_LENGTH = (*STATES_FACTOR, "llama3")  # and those that read original_max_position_embeddings
+STATES_LENGTH = (*STATES_FACTOR, "llama3")  # the types that read original_max_position_embeddings
 
 
 _FACTOR_KEYS = (
@@ -170,27 +177,28 @@ _FACTOR_KEYS = (
 
 
 def variants(keys: RopeKeys) -> dict[str, RopeKeys]:
-    """Return other ways to state the same frequencies, whose factors every runtime may read alike, by their names.
+    """Return other keys for the same frequencies, by the name of the way. Every runtime may read their factors alike.
 
-    What they leave of a factor is for the weights.
+    The weights get the missing part of a factor.
     """
     bare = {key: value for key, value in keys.params.items() if key not in _FACTOR_KEYS}
-    found = {
+    named = {
         "without a factor": RopeKeys(keys.rope_type, keys.rope_theta, bare),
         "with factor 1": settled(keys, 1.0, keep_softmax=False),
         "with factor 1 and the softmax scale": settled(keys, 1.0, keep_softmax=True),
     }
     distinct: dict[str, RopeKeys] = {}
-    for name, one in found.items():
+    for name, one in named.items():
         if one != keys and one not in distinct.values():
             distinct[name] = one
     return distinct
 
 
 def settled(keys: RopeKeys, attention_factor: float, *, keep_softmax: bool) -> RopeKeys:
-    """Return keys that ask for this attention factor, and for MLA's softmax scale as before or not at all.
+    """Return the keys with this attention factor. keep_softmax: keep MLA's softmax scale; otherwise remove it.
 
-    mscale goes with mscale_all_dim, or stays equal to it: readers that know no attention_factor take their ratio.
+    mscale is removed with mscale_all_dim, or set to the same value, because readers without attention_factor use their
+    ratio.
     """
     params = {key: value for key, value in keys.params.items() if key not in _FACTOR_KEYS}
     if keys.rope_type in STATES_FACTOR:

@@ -1,7 +1,7 @@
-"""The flag by which a server takes overrides of config.json as JSON, for vLLM and SGLang.
+"""The flag of a server for overrides of config.json, as JSON: vLLM and SGLang have one.
 
-The overrides are derived from a plan's edits, applied to the source as the program applies them, and decoded. The flag is
-shown only if the result is the plan's target.
+The overrides are derived from a plan's edits, applied to the source as the program applies them, and decoded. The flag
+is shown only if the result is the plan's target.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ConfigOverrides:
 
     command: the command line that serves a file, with places for its path and its context in tokens.
     option: the option that takes the overrides.
-    merges: for each way that releases have, whether an object of rope keys is merged into the source's.
+    merges: for each way of the releases, whether an object of rope keys is merged into the object of the source.
     nested_merges: the same below text_config; empty if releases replace all of text_config, which breaks it.
     """
 
@@ -79,7 +79,7 @@ class ConfigOverrides:
 
 
 def overrides_of(change: PlannedChange) -> dict[str, Any]:
-    """Return the values that make the loaded source what the edited config loads as; rope keys as one whole object.
+    """Return values that make the source load like the edited config. The rope keys are one whole object.
 
     Raises: Refuses if the edited config stops the loading.
     """
@@ -115,7 +115,7 @@ def _share(checkpoint: HfCheckpoint) -> dict[str, Any]:
 def overridden(source: HfCheckpoint, overrides: Mapping[str, Any], *, merges: bool) -> dict[str, Any]:
     """Return a config that loads as the source does after these overrides.
 
-    merges: whether the rope keys are merged into the source's.
+    merges: whether the program merges the rope keys into the object of the source.
     """
     path = source.family.text_path
     for key in path:

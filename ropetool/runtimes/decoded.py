@@ -1,4 +1,4 @@
-"""What one runtime makes of a checkpoint, and whether that is a target: the core of every search for a file that serves."""
+"""Decode a checkpoint as a runtime does, and compare the result with a target: the core of every search."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Decoded:
-    """What one runtime computes, or why there is nothing to show.
+    """The result of decoding a checkpoint as one runtime does.
 
-    known: whether ropetool knows what it does with the file. stops: whether it stops with an error; if not, it would
-    compute something else, from any file that it reads.
+    name: the runtime.
+    rope: the tables that it computes; None if there is no result.
+    refuses: the reason for no result.
+    known: False if ropetool does not know what the runtime does with the file.
+    stops: True if the runtime stops with an error; False if it runs, but computes something else.
     """
 
     name: str
@@ -35,7 +38,7 @@ class Decoded:
     stops: bool = True
 
     def understood(self, where: str, what: str = "config") -> RopeSet:
-        """Return what the runtime computes.
+        """Return the tables that the runtime computes. where, what: the place and the name of the input, for the error.
 
         Raises: InvalidRope if it stops with an error, or ropetool does not know.
         """
@@ -52,7 +55,7 @@ class Decoded:
         return f"{self.name} {does} this {what}: {self.refuses}"
 
     def objection(self, target: RopeSet) -> str:
-        """Return why the runtime would not compute the target, empty where it would."""
+        """Return why the runtime does not compute the target; empty if it does."""
         if self.rope is None:
             if not self.known:
                 return f"not known: {self.refuses}"
@@ -60,16 +63,18 @@ class Decoded:
         return in_words(target.differences(self.rope))
 
 
-# What a checkpoint came to, which never changes: it is frozen, and one with edits is another.
+# The results of a checkpoint never change, because it is frozen: a checkpoint with edits is a different object.
 _known: WeakKeyDictionary[Checkpoint, dict[str, Decoded]] = WeakKeyDictionary()
 
 
 def decoded(runtime: str, checkpoint: Checkpoint) -> Decoded:
-    """Return what this runtime makes of the checkpoint; llama.cpp, of our export of a Hugging Face checkpoint."""
-    found = _known.setdefault(checkpoint, {})
-    if runtime not in found:
-        found[runtime] = _decoded(runtime, checkpoint)
-    return found[runtime]
+    """Return the checkpoint as this runtime reads it. llama.cpp reads ropetool's export of a Hugging Face
+    checkpoint.
+    """
+    by_runtime = _known.setdefault(checkpoint, {})
+    if runtime not in by_runtime:
+        by_runtime[runtime] = _decoded(runtime, checkpoint)
+    return by_runtime[runtime]
 
 
 def _decoded(runtime: str, checkpoint: Checkpoint) -> Decoded:
@@ -81,7 +86,7 @@ def _decoded(runtime: str, checkpoint: Checkpoint) -> Decoded:
 
 
 class Readings(Sequence[Decoded]):
-    """What several runtimes make of a checkpoint. Each is decoded when it is first read.
+    """A checkpoint as several runtimes read it. Each is decoded at its first access.
 
     names: the runtimes.
     """
@@ -105,7 +110,7 @@ class Readings(Sequence[Decoded]):
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
     def named(self, name: str) -> Decoded | None:
-        """Return the reading of a runtime; None for another runtime."""
+        """Return the result of a runtime; None if it is not among the runtimes."""
         return decoded(name, self._checkpoint) if name in self.names else None
 
 
@@ -114,8 +119,8 @@ class EncodedTarget:
     """A target as edits of the source's files: a candidate of the search.
 
     name: the encoding, as plans show it.
-    encode: returns the edits. It runs only if the search comes to this encoding, because an earlier one usually works.
-    in_weights: True if the weights take what the keys leave of a factor.
+    encode: returns the edits. It runs only when the search tries this encoding, because an earlier one usually works.
+    in_weights: True if the keys leave a part of a factor to the weights.
     """
 
     name: str
@@ -131,9 +136,9 @@ class EncodedTarget:
 def first_that_serves(
     candidates: Iterable[C], attempt: Callable[[C], tuple[T | None, str]]
 ) -> tuple[T | None, list[tuple[C, str]]]:
-    """Return what the first candidate that serves comes to, or None; and all that were tried, each with its objection.
+    """Return the result of the first candidate that works, or None, and every tried candidate with its objection.
 
-    attempt: returns what a candidate comes to, or None and why it does not serve.
+    attempt: returns the result of a candidate, or None and the objection.
     """
     tried: list[tuple[C, str]] = []
     for candidate in candidates:

@@ -1,6 +1,6 @@
-"""What the inference engines share: the model's shape as transformers builds it, and their rope formulas in float64.
+"""Code that the inference engines share: the model's shape as transformers builds it, and rope formulas in float64.
 
-Which keys an engine reads, and what it does where one is missing, stays in its own module.
+The module of an engine decides which keys it reads, and the effect of a missing key.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from ropetool.runtimes import hf_formulas, transformers
 from ropetool.runtimes.base import NotKnown, Refuses, checked_base, once_each
 
 SCALING_KEYS = (names.ROPE_SCALING, names.ROPE_PARAMETERS, names.ROPE_THETA, names.ROPE_LOCAL_BASE_FREQ)
-# With mrope_section positions come in three rows, which tables of other types do not take.
+# With mrope_section there are three rows of positions, which tables of other types do not accept.
 SECTIONED = ("default", "yarn")
-# Names that both load with their family's own config class: transformers_utils/config.py, utils/hf_transformers/common.py.
+# Names that vLLM and SGLang load with the config class of their family: transformers_utils/config.py of vLLM,
+# utils/hf_transformers/common.py of SGLang.
 LOADED_AS_FAMILY = ("kimi_k2",)
 WHOLE_FACTOR = "TypeError: 'int' object is not iterable; write the linear factor with a decimal point"
 PLACEHOLDER = {names.ROPE_TYPE: "default", names.ROPE_THETA: 10000.0}
@@ -35,34 +36,41 @@ PLACEHOLDER = {names.ROPE_TYPE: "default", names.ROPE_THETA: 10000.0}
 
 @cache
 def scanned(engine: str, part: str = "architectures") -> dict[str, dict[str, Any]]:
-    """Return what scripts/engine_files/engine_sources.py read of an engine's model files, by architecture; part: or of its wrappers."""
+    """Return the facts that scripts/engine_files/engine_sources.py read from an engine's model files, by architecture.
+
+    part: "architectures" or "wrappers".
+    """
     text = resources.files(__package__).joinpath(f"{engine}_models.json").read_text(encoding="utf-8")
-    found: dict[str, dict[str, Any]] = json.loads(text)[part]
-    return found
+    entries: dict[str, dict[str, Any]] = json.loads(text)[part]
+    return entries
 
 
 def architecture(view: HfCheckpoint) -> str:
-    """Return the class that a config names, which is what engines go by; its family's where it names none."""
-    stated = view.config.get(names.ARCHITECTURES)
-    first = stated[0] if isinstance(stated, list) and stated else None
+    """Return the class in a config, by which engines choose the model. Default: the class of the family."""
+    classes = view.config.get(names.ARCHITECTURES)
+    first = classes[0] if isinstance(classes, list) and classes else None
     return first if isinstance(first, str) else view.family.architecture
 
 
 def loaded_as_family(view: HfCheckpoint) -> bool:
-    """Return whether vLLM and SGLang know a config's model_type for another name of its family, and run its class."""
+    """Return whether vLLM and SGLang treat a config's model_type as a second name of its family, and run the same
+    class.
+    """
     return view.family.name in LOADED_AS_FAMILY and architecture(view) == view.family.architecture
 
 
 def family_of(architecture: str) -> Family | None:
-    """Return the family of this class whose file has facts about engines, or None."""
+    """Return the family of this class, if it has a file with facts about engines, or None."""
     return next((family for family in map(families.get, families.baked()) if family.architecture == architecture), None)
 
 
 @once_each
 def shape(view: HfCheckpoint) -> RopeSet:
-    """Return the layers, widths, layouts and windows as transformers 5 builds them; the tables are of no account.
+    """Return the layers, widths, layouts and windows as transformers 5 builds them.
 
-    Raises: Refuses where the sizes themselves stop the program.
+    Ignore the tables: they are unscaled.
+
+    Raises: Refuses if the sizes stop the program.
     """
     part = view.section
     bare = {key: value for key, value in part.items() if key not in SCALING_KEYS}
@@ -78,7 +86,7 @@ def shape(view: HfCheckpoint) -> RopeSet:
 
 
 def _share(part: Mapping[str, Any]) -> Any:
-    """Return the partial_rotary_factor that stands inside the rope keys."""
+    """Return the partial_rotary_factor inside the object of rope keys, or None."""
     for key in (names.ROPE_SCALING, names.ROPE_PARAMETERS):
         inner = part.get(key)
         if isinstance(inner, Mapping) and inner:
@@ -88,32 +96,32 @@ def _share(part: Mapping[str, Any]) -> Any:
 
 @once_each
 def loaded_keys(view: HfCheckpoint) -> Mapping[str, Mapping[str, Any]]:
-    """Return the rope keys of each layer type as a config loaded by transformers 5 hands them to an engine.
+    """Return the rope keys of each layer type in a config that transformers 5 has loaded for an engine.
 
-    The base is in them, the type under rope_type alone, and the trained length of types that have one.
-    Raises: Refuses where loading stops with an error.
+    They include the base, and the trained length of types that use it. The type is only in rope_type.
+    Raises: Refuses if loading stops with an error.
     """
     part, family = view.section, view.family
     context = part.get(names.MAX_POSITION_EMBEDDINGS, family.default_max_position_embeddings)
-    found = transformers.objects(part, family)
-    for keys in found.values():
+    by_layer = transformers.objects(part, family)
+    for keys in by_layer.values():
         rope_type = keys.pop(names.LEGACY_TYPE, "default")
         rope_type = keys.get(names.ROPE_TYPE, rope_type)
         keys[names.ROPE_TYPE] = names.ROPE_TYPE_ALIASES.get(rope_type, rope_type)
-        hf_formulas.check_type(family, keys[names.ROPE_TYPE])  # the class that loads it stops
+        hf_formulas.check_type(family, keys[names.ROPE_TYPE])  # the config class stops
         hf_formulas.need_keys(keys[names.ROPE_TYPE], keys)
         checked_base(keys[names.ROPE_THETA])
         null_head = transformers.NAME in family.null_head_dim and part.get(family.head_dim_key) is None
-        if keys[names.ROPE_TYPE] == "longrope" and null_head:  # it is multiplied by to check the lists
+        if keys[names.ROPE_TYPE] == "longrope" and null_head:  # the check of the lists multiplies by head_dim
             raise hf_formulas.without_head_dim("longrope", family)
         outer = part.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS, family.default_original_max_position_embeddings)
         if keys[names.ROPE_TYPE] in ("yarn", "longrope", "llama3") or (outer is not None and not family.nested):
             keys[names.ORIGINAL_MAX_POSITION_EMBEDDINGS] = transformers.original_length(part, keys, family, context)
-    return found
+    return by_layer
 
 
 def check_sections(program: str, keys: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise NotKnown where rope keys of a layer type state mrope_section beside a type whose table is not made for it."""
+    """Raise NotKnown if a layer type has mrope_section and a rope type whose table has no sections."""
     if any(names.MROPE_SECTION in own and own[names.ROPE_TYPE] not in SECTIONED for own in keys.values()):
         raise NotKnown(
             f"no data on {names.MROPE_SECTION} in {program} with a rope_type other than {' or '.join(SECTIONED)}"
@@ -123,7 +131,7 @@ def check_sections(program: str, keys: Mapping[str, Mapping[str, Any]]) -> None:
 def number(keys: Mapping[str, Any], key: str, default: float | None = None) -> float:
     """Return a number of the rope keys.
 
-    Raises: Refuses if it is null, or absent and there is no default.
+    Raises: Refuses if the key is null, or missing without a default.
     """
     if key not in keys and default is not None:
         return default
@@ -136,7 +144,7 @@ def number(keys: Mapping[str, Any], key: str, default: float | None = None) -> f
 def base_table(keys: Mapping[str, Any], rotary_dim: int) -> Array:
     """Return the table before any scaling.
 
-    Raises: NotKnown where nothing rotates, for the files of these programs were read for what they rotate by.
+    Raises: NotKnown if no layer rotates, because the model files of engines were only read for their rotation.
     """
     if not rotary_dim:
         raise NotKnown("none of its layers rotates, and there is no data on how the program runs such layers")
@@ -144,9 +152,9 @@ def base_table(keys: Mapping[str, Any], rotary_dim: int) -> Array:
 
 
 def yarn_inv_freq(keys: Mapping[str, Any], base: Array, factor: float, length: int, *, truncate: bool = True) -> Array:
-    """Return YaRN's table; unlike transformers these programs take a beta of 0 or null at its word.
+    """Return YaRN's table. Unlike transformers, these programs do not replace a beta of 0 or null by its default.
 
-    Raises: Refuses where that stops them.
+    Raises: Refuses if such a beta stops them.
     """
     fast, slow = number(keys, names.BETA_FAST, 32.0), number(keys, names.BETA_SLOW, 1.0)
     if fast == 0 or slow == 0:
@@ -156,7 +164,7 @@ def yarn_inv_freq(keys: Mapping[str, Any], base: Array, factor: float, length: i
 
 
 def llama3_table(keys: Mapping[str, Any], base: Array, length: int, **defaults: float) -> RopeTable:
-    """Return the llama3 table; `defaults` are for keys that the program does not insist on."""
+    """Return the llama3 table. defaults: values of keys that the program does not require."""
     factor, low, high = (
         number(keys, key, defaults.get(key)) for key in (names.FACTOR, names.LOW_FREQ_FACTOR, names.HIGH_FREQ_FACTOR)
     )
@@ -170,7 +178,10 @@ def softmax_multiplier(keys: Mapping[str, Any]) -> float:
 
 
 def longrope_scale(context: int, length: int) -> float:
-    """Return sqrt(1 + ln s / ln L) of the ratio s of the two lengths, whatever factor the file states; 1 up to s = 1."""
+    """Return sqrt(1 + ln s / ln L) for the ratio s of the two lengths, and 1 up to s = 1.
+
+    The file's factor has no effect.
+    """
     ratio = context / length
     return math.sqrt(1 + math.log(ratio) / math.log(length)) if ratio > 1 else 1.0
 
@@ -178,16 +189,16 @@ def longrope_scale(context: int, length: int) -> float:
 def divided(base: Array, keys: Mapping[str, Any], key: str) -> Array:
     """Return the base table divided by a list of the rope keys.
 
-    Raises: Refuses if the list has another length.
+    Raises: Refuses if the list does not have one entry for each pair.
     """
     table: Array = base / np.asarray(hf_formulas.divisors(keys, key, base.size), dtype=np.float64)
     return table
 
 
 def longrope_table(keys: Mapping[str, Any], base: Array, context: int, length: int) -> RopeTable:
-    """Return longrope's table of a short list up to `length` and a long one, a single regime where they are alike.
+    """Return longrope's table: the short list up to `length` tokens, then the long list; one regime if they are equal.
 
-    Each with the mscale that is stated for it, or the factor of the two lengths.
+    The attention factor of a list is its mscale key, or follows from the two lengths.
     """
     scale = longrope_scale(context, length)
     short, long = (
@@ -199,13 +210,17 @@ def longrope_table(keys: Mapping[str, Any], base: Array, context: int, length: i
 
 
 def without_window(entry: LayerRope, context: int) -> LayerRope:
-    """Return the entry for a program that does not slide; a window as wide as the context hides nothing and stays."""
+    """Return the entry for a program that does not slide. A window as wide as the context has no effect, and stays."""
     hides = entry.sliding_window is not None and entry.sliding_window < context
     return replace(entry, sliding_window=None) if hides else entry
 
 
 def windowed(entry: LayerRope, context: int, *, slides: bool = True, wider: bool) -> LayerRope:
-    """Return the entry with the window of a program: none where it does not slide, one token more where it is wider."""
+    """Return the entry with the window of a program.
+
+    slides: whether sliding layers slide.
+    wider: whether they see one token more than the config sets.
+    """
     entry = entry if slides else without_window(entry, context)
     if wider and entry.sliding_window is not None:
         return replace(entry, sliding_window=entry.sliding_window + 1)
@@ -213,9 +228,9 @@ def windowed(entry: LayerRope, context: int, *, slides: bool = True, wider: bool
 
 
 def filled(entry: LayerRope, keys: Mapping[str, Any], table: RopeTable, context: int, **changes: Any) -> LayerRope:
-    """Return a layer type of the shape with what the engine rotates it by; context: the stated one."""
+    """Return a layer type of the shape with the engine's keys and table. context: the configured context length."""
     rope_type = keys.get(names.ROPE_TYPE, "default")
-    length = None  # linear scaling stores none
+    length = None  # linear scaling has no length
     if rope_type in ("default", "dynamic"):
         length = context
     elif rope_type != "linear":

@@ -1,6 +1,6 @@
-"""exllamav3: raw configs, rope_scaling before rope_parameters, the base before both; yarn's factor is a ratio of lengths.
+"""exllamav3: raw configs. rope_scaling precedes rope_parameters, and yarn's factor is a ratio of lengths.
 
-Source: exllamav3/util/rope.py, model/config.py and architecture/ of the release named.
+Source: exllamav3/util/rope.py, model/config.py and architecture/ of the release in VERSIONS.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ SCALING, PARAMETERS = names.ROPE_SCALING, names.ROPE_PARAMETERS
 
 
 def decode(view: HfCheckpoint) -> RopeSet:
-    """Return what exllamav3 computes from this config.
+    """Return the tables that exllamav3 computes from a config.
 
-    Raises: Refuses where it stops with an error.
+    Raises: Refuses if the program stops with an error.
     """
     facts = _facts(view)
     part = view.section
@@ -42,20 +42,20 @@ def decode(view: HfCheckpoint) -> RopeSet:
         raise Refuses(f"NotImplementedError: {facts.file} does not support {stopping} {part[stopping]}")
     context = int(part.get(names.MAX_POSITION_EMBEDDINGS, view.family.default_max_position_embeddings))
     entries = {}
-    for kind, entry in shape.entries.items():
+    for layer_type, entry in shape.entries.items():
         if entry.table is None:
-            entries[kind] = entry
+            entries[layer_type] = entry
             continue
-        keys, stated = _kind_keys(part, kind, view.family.rope_group(kind), facts)
+        keys, near = _layer_keys(part, layer_type, view.family.rope_group(layer_type), facts)
         entry = engine.windowed(entry, context, slides=facts.window, wider=facts.wider_window)
-        entries[kind] = _layer(view, replace(entry, layout=facts.layout), keys, stated, context, facts)
+        entries[layer_type] = _layer(view, replace(entry, layout=facts.layout), keys, near, context, facts)
     return RopeSet(entries, context, entries[names.FULL_ATTENTION].original_max_position_embeddings)
 
 
 def _facts(view: HfCheckpoint) -> Exllamav3:
-    """Return what is known of the family's architecture.
+    """Return the facts about the family's architecture.
 
-    Raises: Refuses where it does not load; NotKnown where there is none, or one that is not decoded.
+    Raises: Refuses if it does not load; NotKnown if exllamav3 lacks it, or ropetool does not decode it.
     """
     family = view.family
     facts = family.exllamav3 if family.own_name else None
@@ -70,14 +70,14 @@ def _facts(view: HfCheckpoint) -> Exllamav3:
     return facts
 
 
-def _kind_keys(
-    part: Mapping[str, Any], kind: str, group: str, facts: Exllamav3
+def _layer_keys(
+    part: Mapping[str, Any], layer_type: str, group: str, facts: Exllamav3
 ) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """Return the rope keys of a kind of layer, and the object that they were looked for in.
+    """Return the rope keys of a layer type, and the object from which exllamav3 reads them.
 
-    Raises: Refuses where there is none.
+    Raises: Refuses if a required object is missing.
     """
-    slides = kind != names.FULL_ATTENTION
+    slides = layer_type != names.FULL_ATTENTION
     base = facts.base if facts.local_base is None or not slides else facts.local_base
     if not facts.nested:
         keys = _keys(part, facts.base)
@@ -88,13 +88,16 @@ def _kind_keys(
         return _inside(near or {}, base), near or {}
     if not isinstance(near, Mapping):
         raise Refuses(f"KeyError: {facts.file} needs {PARAMETERS}.{group}")
-    stated = {**part, PARAMETERS: near}
-    keys = _keys(stated, base)
-    return ({names.ROPE_TYPE: "default", names.ROPE_THETA: keys[names.ROPE_THETA]} if slides else keys), stated
+    outer = {**part, PARAMETERS: near}
+    keys = _keys(outer, base)
+    return ({names.ROPE_TYPE: "default", names.ROPE_THETA: keys[names.ROPE_THETA]} if slides else keys), outer
 
 
 def _inside(near: Mapping[str, Any], base: float) -> dict[str, Any]:
-    """Return what counts of a group of rope keys where its scaling does not reach the table."""
+    """Return the type and base of a group of rope keys. Its scaling has no effect on the table.
+
+    Raises: Refuses if the type is scaled.
+    """
     rope_type = near.get(names.ROPE_TYPE) or "default"
     if rope_type not in ("default", "proportional"):
         raise Refuses(f"AttributeError: keys by layer type in {PARAMETERS} cannot have the rope_type {rope_type}")
@@ -102,17 +105,17 @@ def _inside(near: Mapping[str, Any], base: float) -> dict[str, Any]:
 
 
 def _keys(part: Mapping[str, Any], default_base: float) -> dict[str, Any]:
-    """Return the scaling keys with the type under rope_type and the base.
+    """Return the scaling keys with the base, and the type in rope_type.
 
-    Raises: Refuses where the keys are not an object.
+    Raises: Refuses if the keys are not an object.
     """
-    found: Mapping[str, Any] = next((part[key] for key in (SCALING, PARAMETERS) if part.get(key) is not None), {})
-    if not isinstance(found, Mapping):
-        raise Refuses(f"TypeError: {SCALING} {shown(found)} is not an object")
+    scaling: Mapping[str, Any] = next((part[key] for key in (SCALING, PARAMETERS) if part.get(key) is not None), {})
+    if not isinstance(scaling, Mapping):
+        raise Refuses(f"TypeError: {SCALING} {shown(scaling)} is not an object")
     inner = part.get(PARAMETERS) or {}
     bases = (part.get(names.ROPE_THETA), inner.get(names.ROPE_THETA))
     theta: Any = next((base for base in bases if is_number(base)), default_base)
-    keys = dict(found)
+    keys = dict(scaling)
     rope_type = keys.get(names.ROPE_TYPE, keys.pop(names.LEGACY_TYPE, None))
     return {**keys, names.ROPE_TYPE: rope_type or "default", names.ROPE_THETA: float(theta)}
 
@@ -121,13 +124,13 @@ def _layer(
     view: HfCheckpoint,
     entry: LayerRope,
     keys: dict[str, Any],
-    stated: Mapping[str, Any],
+    near: Mapping[str, Any],
     context: int,
     facts: Exllamav3,
 ) -> LayerRope:
     if keys[names.ROPE_TYPE] == "proportional":
-        return engine.filled(entry, keys, _proportional(stated, keys, entry.head_dim), context)
-    entry = _narrowed(view, entry, stated)
+        return engine.filled(entry, keys, _proportional(near, keys, entry.head_dim), context)
+    entry = _narrowed(view, entry, near)
     mla = view.family.mla and facts.mscales
     table = _table(view, keys, engine.base_table(keys, entry.rotary_dim), mla)
     grows = keys.get(names.LLAMA_4_SCALING_BETA) if keys[names.ROPE_TYPE] == "yarn" else None
@@ -139,19 +142,22 @@ def _layer(
     return engine.filled(entry, keys, table, context, softmax_multiplier=softmax, temperature=temperature)
 
 
-def _proportional(stated: Mapping[str, Any], keys: Mapping[str, Any], head_dim: int) -> RopeTable:
-    """Return the table of whole heads whose slower pairs stand still; a factor does not reach it."""
-    share = engine.number(stated, names.PARTIAL_ROTARY_FACTOR, 1.0)
+def _proportional(near: Mapping[str, Any], keys: Mapping[str, Any], head_dim: int) -> RopeTable:
+    """Return the table of a whole head in which only a share of the pairs rotates. A factor has no effect."""
+    share = engine.number(near, names.PARTIAL_ROTARY_FACTOR, 1.0)
     return RopeTable.fixed(with_share(engine.base_table(keys, head_dim), share))
 
 
 def _narrowed(view: HfCheckpoint, entry: LayerRope, part: Mapping[str, Any]) -> LayerRope:
-    """Return the entry with the share of channels that rotates: exllamav3 narrows the head of any family."""
+    """Return the entry with the share of rotating channels, which exllamav3 reads for any family.
+
+    Raises: Refuses if the number of channels is odd or out of range.
+    """
     share = part.get(names.PARTIAL_ROTARY_FACTOR, (part.get(PARAMETERS) or {}).get(names.PARTIAL_ROTARY_FACTOR))
-    stated = part.get(names.ROTARY_DIM)
-    if stated is None and (view.family.partial_rotary_key or not is_number(share)):
+    width = part.get(names.ROTARY_DIM)
+    if width is None and (view.family.partial_rotary_key or not is_number(share)):
         return entry
-    channels = int(stated) if stated is not None else int(entry.head_dim * share)
+    channels = int(width) if width is not None else int(entry.head_dim * share)
     if not 2 <= channels <= entry.head_dim or channels % 2:
         raise wrong_channels(channels, entry.head_dim)
     return replace(entry, rotary_dim=channels, table=None)
@@ -173,7 +179,7 @@ def _table(view: HfCheckpoint, keys: Mapping[str, Any], base: Array, mla: bool) 
     raise Refuses(f"ValueError: Unknown rope_type: {rope_type}")
 
 
-def _stated_context(view: HfCheckpoint) -> int:
+def _configured_context(view: HfCheckpoint) -> int:
     context = view.section.get(names.MAX_POSITION_EMBEDDINGS)
     if context is None:
         raise Refuses("AssertionError: scaling needs max_position_embeddings in the config")
@@ -181,11 +187,11 @@ def _stated_context(view: HfCheckpoint) -> int:
 
 
 def _yarn(view: HfCheckpoint, keys: Mapping[str, Any], base: Array, mla: bool) -> RopeTable:
-    """Return yarn's table; where the trained length is stated, the ratio of the lengths replaces the factor."""
-    context = _stated_context(view)
-    stated = keys.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS)
-    length = int(stated) if stated is not None else context
-    factor = context / length if stated is not None else engine.number(keys, names.FACTOR)
+    """Return yarn's table. If the config has an original length, the ratio of the lengths replaces the factor."""
+    context = _configured_context(view)
+    original = keys.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS)
+    length = int(original) if original is not None else context
+    factor = context / length if original is not None else engine.number(keys, names.FACTOR)
     inv_freq = engine.yarn_inv_freq(keys, base, factor, length, truncate=bool(keys.get(names.TRUNCATE, True)))
     return RopeTable.fixed(inv_freq, _yarn_attention_factor(keys, factor, mla))
 
@@ -197,13 +203,13 @@ def _yarn_attention_factor(keys: Mapping[str, Any], factor: float, mla: bool) ->
     if mla and mscale and all_dim:
         return mscale_of(factor, mscale) / mscale_of(factor, all_dim)
     if keys.get(names.LLAMA_4_SCALING_BETA):
-        return 1.0  # a temperature of the score stands in for it
+        return 1.0  # a temperature of the score replaces it
     return mscale_of(factor)
 
 
 def _longrope(view: HfCheckpoint, keys: Mapping[str, Any], base: Array) -> RopeTable:
-    """Return the one list that serves every length: the long one where the context is above the trained length."""
-    context = _stated_context(view)
+    """Return the table of one list for every length: the long list if the context is above the original length."""
+    context = _configured_context(view)
     outer = view.section.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS)
     length = keys.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS, outer)
     if length is None:

@@ -1,6 +1,6 @@
-"""transformers' rope formulas, in float64, from values as stored: shared by its two generations.
+"""The rope formulas of transformers in float64, from stored values, for both generations.
 
-What differs between them (where a key is looked for) stays in transformers.py and transformers_v4.py.
+transformers.py and transformers_v4.py read the keys, because the generations look for them in different places.
 """
 
 from __future__ import annotations
@@ -33,17 +33,21 @@ NEEDS = {
     "llama3": (names.FACTOR, names.LOW_FREQ_FACTOR, names.HIGH_FREQ_FACTOR),
 }
 NEEDS_NOTHING = ("default", "proportional")
-NEEDS_HEAD_DIM = ("yarn", "dynamic", "longrope")  # the types whose formula stops at a head_dim of null
+NEEDS_HEAD_DIM = ("yarn", "dynamic", "longrope")  # the types whose formula stops if head_dim is null
 STATES_LENGTH = ("yarn", "longrope", "llama3")  # the types whose length transformers 5 fills in
-PER_LAYER = ("alternate", "always")  # how families say that some layers slide, beside a key that switches it on
+PER_LAYER = ("alternate", "always")  # values of sliding_window that are no key of the config
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """The values that a generation of transformers resolves from a file, ready for the formulas.
+    """The values that a generation of transformers reads from a file, for the formulas.
 
-    length: original_max_position_embeddings as that generation finds it. factor: after its own overriding. head_dim:
-    the channels of a head, of which the first rotary_dim rotate.
+    params: the rope keys that the type reads.
+    factor: after any override by this generation; None if there is no factor.
+    length: original_max_position_embeddings as this generation reads it, in tokens.
+    max_position_embeddings: in tokens.
+    truncate: YaRN's key.
+    head_dim: the channels of a head. The first rotary_dim channels rotate. 0 means that all channels rotate.
     """
 
     rope_type: str
@@ -71,23 +75,23 @@ def check_type(family: Family, rope_type: str) -> None:
 
 
 def rotary_dim(part: Mapping[str, Any], keys: Mapping[str, Any], family: Family, head: int, rope_type: str) -> int:
-    """Return how many channels of a head rotate.
+    """Return the number of rotating channels of a head.
 
-    Raises: Refuses if the table would be narrower than what the family rotates.
+    Raises: Refuses if the table would have another width than the rotation of the family.
     """
     if rope_type == "proportional":
         if family.partial_rotary_key:
             raise Refuses(
                 f"RuntimeError: a proportional table covers whole heads, but {family.model_type} rotates a part of each head"
             )
-        return head  # the pairs beyond its share stand still
+        return head  # the pairs beyond its share do not rotate
     share = keys.get(names.PARTIAL_ROTARY_FACTOR, part.get(family.partial_rotary_key or names.PARTIAL_ROTARY_FACTOR))
     if share is None and is_number(part.get(family.rotary_dim_key or "")):
         share = part[family.rotary_dim_key] / head
     if family.mla and family.partial_rotary_key:
         return _decoupled(part, share, head, rope_type)
     if not family.partial_rotary_key:
-        if share not in (None, 1) and rope_type != "default":  # the default's own code does not look at it
+        if share not in (None, 1) and rope_type != "default":  # the code of the default type does not read it
             raise Refuses(
                 f"RuntimeError: partial_rotary_factor is {share}, but {family.model_type} rotates whole heads"
             )
@@ -97,7 +101,7 @@ def rotary_dim(part: Mapping[str, Any], keys: Mapping[str, Any], family: Family,
 
 
 def rotating_channels(share: float, head: int) -> int:
-    """Return how many channels this share of a head has. Raises: Refuses if they do not pair."""
+    """Return the number of channels in this share of a head. Raises: Refuses if the number is odd or below 2."""
     channels = int(head * share)
     if channels < 2 or channels % 2:
         raise wrong_channels(channels, head)
@@ -105,7 +109,7 @@ def rotating_channels(share: float, head: int) -> int:
 
 
 def wrong_channels(channels: int, head: int) -> Refuses:
-    """Return the refusal of a number of rotating channels."""
+    """Return the refusal for an odd or too small number of rotating channels."""
     return Refuses(f"{channels} of {head} channels would rotate; the number must be even, from 2 to {head}")
 
 
@@ -116,34 +120,34 @@ def _checked_share(share: Any) -> float:
 
 
 def _decoupled(part: Mapping[str, Any], share: Any, head: int, rope_type: str) -> int:
-    """Return the width of decoupled keys that the family states as a share of plain and rotary channels together."""
+    """Return the width of decoupled keys, which the family sets as a share of plain and rotary channels together.
+
+    Raises: Refuses if the table does not fit the keys.
+    """
     whole = int(part.get("qk_nope_head_dim") or head) + head
     if share is None and part.get(names.ROPE_SCALING):
-        share = 1.0  # the class adds its own to rope_parameters alone
+        share = 1.0  # the class adds its share only to rope_parameters
     if rope_type == "default" or (is_number(share) and int(whole * share) != head):
         raise Refuses(f"RuntimeError: the table would not fit the {head} channels of the decoupled keys")
     return head
 
 
 def stretched_base(rope_theta: float, alpha: Any, rotary_dim: int) -> float:
-    """Return the base that NTK's formula makes of another one.
-
-    Raises: Refuses for what is no factor.
-    """
+    """Return the base after NTK scaling by the factor alpha. Raises: Refuses if alpha is not a number above 0."""
     if not is_number(alpha) or alpha <= 0:
         raise Refuses(f"TypeError: the base cannot be multiplied by a power of {alpha!r}; it must be a number above 0")
     return float(rope_theta * alpha ** (rotary_dim / (rotary_dim - 2)))
 
 
 def mscale_of(factor: float, mscale: float = 1.0) -> float:
-    """Return DeepSeek's and YaRN's 0.1 m ln s + 1, and 1 up to s = 1."""
+    """Return 0.1 m ln s + 1, as DeepSeek and YaRN define it, and 1 up to s = 1."""
     return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
 
 
 def table(r: Resolved) -> RopeTable:
     """Return the table of these values.
 
-    Raises: Refuses where transformers would stop.
+    Raises: Refuses if transformers would stop.
     """
     base = arithmetic.base_inv_freq(r.rope_theta, r.rotary_dim)
     source = Source(base, r.length, r.rope_theta)
@@ -174,15 +178,15 @@ def table(r: Resolved) -> RopeTable:
 
 
 def _proportional(r: Resolved, base: Array) -> RopeTable:
-    """Return the table whose first share of pairs turns, each as in a head that rotates whole; the others stand still."""
+    """Return the table of a whole head. Only the first share of its pairs rotates, each as in a whole table."""
     share = r.params.get(names.PARTIAL_ROTARY_FACTOR, 1.0)
     return RopeTable.fixed(with_share(base, _checked_share(share)) / (1.0 if r.factor is None else r.factor))
 
 
 def _yarn_attention_factor(params: Mapping[str, Any], factor: float) -> float:
-    stated = params.get(names.ATTENTION_FACTOR)
-    if stated is not None:
-        return float(stated)
+    given = params.get(names.ATTENTION_FACTOR)
+    if given is not None:
+        return float(given)
     mscale, all_dim = params.get(names.MSCALE), params.get(names.MSCALE_ALL_DIM)
     if mscale and all_dim:  # a lone mscale is ignored
         return mscale_of(factor, mscale) / mscale_of(factor, all_dim)
@@ -191,9 +195,9 @@ def _yarn_attention_factor(params: Mapping[str, Any], factor: float) -> float:
 
 def _longrope(r: Resolved, base: Any) -> RopeTable:
     short, long = (divisors(r.params, key, base.size) for key in (names.SHORT_FACTOR, names.LONG_FACTOR))
-    stated = r.params.get(names.ATTENTION_FACTOR)
+    given = r.params.get(names.ATTENTION_FACTOR)
     factor = r.factor if r.factor is not None else r.max_position_embeddings / r.length
-    attention_factor = float(stated) if stated is not None else logn_factor(factor, r.length)
+    attention_factor = float(given) if given is not None else logn_factor(factor, r.length)
     last = Regime(base / long, attention_factor)
     if short == long:
         return RopeTable((last,))
@@ -202,28 +206,28 @@ def _longrope(r: Resolved, base: Any) -> RopeTable:
 
 def divisors(keys: Mapping[str, Any], key: str, pairs: int) -> list[Any]:
     """Return a list of the rope keys. Raises: Refuses if it does not have an entry for each pair."""
-    found = keys.get(key)
-    if not isinstance(found, list) or len(found) != pairs:
-        count = len(found) if isinstance(found, list) else 0
+    entries = keys.get(key)
+    if not isinstance(entries, list) or len(entries) != pairs:
+        count = len(entries) if isinstance(entries, list) else 0
         raise Refuses(f"{key} has {count} entries for {pairs} rotary pairs")
-    return found
+    return entries
 
 
 def head_dim(part: Mapping[str, Any], family: Family, runtime: str, rope_type: str, layer_type: str = "") -> int:
-    """Return the channels of a head of this kind of layer; of MLA those of the decoupled key.
+    """Return the channels of a head in this layer type; under MLA, the channels of the decoupled key.
 
-    Raises: Refuses where the runtime leaves a missing head_dim null and the type's formula then stops.
+    Raises: Refuses if the runtime keeps a missing head_dim as null, and the formula of the type then stops.
     """
     key = family.head_dim_keys.get(layer_type, family.head_dim_key)
-    stated = part.get(key)
+    width = part.get(key)
     null = family.stated_null_head_dim if names.HEAD_DIM in part and part[names.HEAD_DIM] is None else ()
     if ("stops yarn" in null and rope_type in NEEDS_HEAD_DIM) or ("computed" in null and key != names.HEAD_DIM):
         raise Refuses(
             f"TypeError: head_dim is null, which {rope_type} does not accept; it accepts a config without the key"
         )
-    if stated is None and "computed" not in null:
-        stated = family.default_head_dims.get(layer_type, family.default_head_dim)
-    if stated is None:
+    if width is None and "computed" not in null:
+        width = family.default_head_dims.get(layer_type, family.default_head_dim)
+    if width is None:
         if runtime in family.null_head_dim and rope_type in NEEDS_HEAD_DIM:
             raise without_head_dim(rope_type, family)
         hidden, heads = part.get(names.HIDDEN_SIZE), part.get(names.NUM_ATTENTION_HEADS)
@@ -231,34 +235,37 @@ def head_dim(part: Mapping[str, Any], family: Family, runtime: str, rope_type: s
             raise NotKnown("the config sets neither head_dim nor both hidden_size and num_attention_heads")
         if hidden is None or heads is None:
             raise Refuses("hidden_size or num_attention_heads is null, and head_dim is not set")
-        stated = hidden // heads
-    channels = int(stated)
+        width = hidden // heads
+    channels = int(width)
     if channels < 2 or channels % 2:
         raise Refuses(f"{key} is {channels}; it must be even and at least 2")
     return channels
 
 
 def without_head_dim(rope_type: str, family: Family) -> Refuses:
-    """Return the refusal of a config without head_dim, which the formula of a type needs."""
+    """Return the refusal for a config without head_dim, if the formula of a type needs it."""
     return Refuses(f"TypeError: {rope_type} needs head_dim in config.json for {family.model_type}")
 
 
 def layer_indices(part: Mapping[str, Any], family: Family, layer_type: str) -> tuple[int, ...]:
-    """Return the layers of this kind, from layer_types or the family's pattern; without kinds, all that rotate."""
+    """Return the layers of this type, from layer_types or the family's pattern.
+
+    Without layer types: all rotating layers.
+    """
     count: int = part.get(names.NUM_HIDDEN_LAYERS) or 0
     if not family.nested:
         return _rotating(part, family, count)
-    return tuple(i for i, kind in enumerate(kinds(part, family, count)) if kind == layer_type)
+    return tuple(i for i, name in enumerate(layer_types(part, family, count)) if name == layer_type)
 
 
-def kinds(part: Mapping[str, Any], family: Family, count: int) -> list[str]:
-    """Return the kind of each layer, where a family has more than one.
+def layer_types(part: Mapping[str, Any], family: Family, count: int) -> list[str]:
+    """Return the type of each layer, for a family with several layer types.
 
-    Raises: Refuses for a pattern in letters that stands without layer_types: the class computes with it as a number.
+    Raises: Refuses for a pattern in letters without layer_types, because the class computes with it as a number.
     """
-    stated = next((part[key] for key in family.kinds_keys if part.get(key) is not None), None)
-    if stated is not None:  # of a text each letter is a layer
-        words = [names.LAYER_TYPE_ALIASES.get(word, word) for word in stated]
+    listed = next((part[key] for key in family.kinds_keys if part.get(key) is not None), None)
+    if listed is not None:  # in a text, each letter is a layer
+        words = [names.LAYER_TYPE_ALIASES.get(word, word) for word in listed]
         return [family.kind_names.get(word, word) for word in words]
     numbers = part.get(family.kind_numbers_key)
     if numbers is not None:
@@ -275,17 +282,14 @@ def kinds(part: Mapping[str, Any], family: Family, count: int) -> list[str]:
     if isinstance(pattern, str):
         raise Refuses(f"TypeError: sliding_window_pattern is the text {pattern}, and layer_types is missing")
     if not pattern and family.default_kinds:
-        return _default_kinds(family, count)
+        return _default_layer_types(family, count)
     period = pattern or 1
     offset = part.get(family.pattern_offset_key, period - 1 if family.pattern_offset is None else family.pattern_offset)
     return [names.FULL_ATTENTION if i % period == offset else family.pattern_other for i in range(count)]
 
 
-def _default_kinds(family: Family, count: int) -> list[str]:
-    """Return the kinds that the class gives so many layers.
-
-    Raises: NotKnown where they follow no rule that is known.
-    """
+def _default_layer_types(family: Family, count: int) -> list[str]:
+    """Return the class's default layer types for this number of layers. Raises: NotKnown if their rule is unknown."""
     if family.kinds_count not in (None, count):
         raise NotKnown(
             f"the config does not set {family.kinds_keys[0]}, and there is no data on the types of {count} layers"
@@ -294,25 +298,29 @@ def _default_kinds(family: Family, count: int) -> list[str]:
 
 
 def _rotating(part: Mapping[str, Any], family: Family, count: int) -> tuple[int, ...]:
-    """Return the layers that rotate at all."""
+    """Return the indices of the layers that rotate."""
     if family.rotates == "full":
-        return tuple(i for i, kind in enumerate(kinds(part, family, count)) if kind == names.FULL_ATTENTION)
+        return tuple(
+            i for i, layer_type in enumerate(layer_types(part, family, count)) if layer_type == names.FULL_ATTENTION
+        )
     if family.rotates == "no_rope_layers":
         interval = part.get(names.NO_ROPE_LAYER_INTERVAL, 4)
         usual = family.rotating_key == names.NO_ROPE_LAYERS
         assumed = [not usual or (i + 1) % interval != 0 for i in range(count)]
-        flags = part.get(family.rotating_key) or assumed  # an empty list says nothing
+        flags = part.get(family.rotating_key) or assumed  # an empty list has no effect
         return tuple(i for i, rotates in enumerate(flags[:count]) if rotates)
     window = part.get(family.window_key, family.default_sliding_window)
     if family.rotates == "all" or (family.rotates == "sliding-if-any" and window is None):
         return tuple(range(count))
     if window is None:
         return ()
-    return tuple(i for i, kind in enumerate(kinds(part, family, count)) if kind == names.SLIDING_ATTENTION)
+    return tuple(
+        i for i, layer_type in enumerate(layer_types(part, family, count)) if layer_type == names.SLIDING_ATTENTION
+    )
 
 
 def sliding_window(part: Mapping[str, Any], family: Family, layer_type: str) -> int | None:
-    """Return how many tokens the layers of this kind look back, None for all."""
+    """Return how many tokens the layers of this type look back, or None if they attend to all tokens."""
     if family.sliding_window == "never" or (family.nested and layer_type == names.FULL_ATTENTION):
         return None
     if family.sliding_window == "alternate" and not _all_slide(part, family):
@@ -326,7 +334,11 @@ def sliding_window(part: Mapping[str, Any], family: Family, layer_type: str) -> 
 def _all_slide(part: Mapping[str, Any], family: Family) -> bool:
     """Return whether every layer that rotates looks back through the window."""
     count: int = part.get(names.NUM_HIDDEN_LAYERS) or 0
-    sliding = {layer for layer, kind in enumerate(kinds(part, family, count)) if kind == names.SLIDING_ATTENTION}
+    sliding = {
+        layer
+        for layer, layer_type in enumerate(layer_types(part, family, count))
+        if layer_type == names.SLIDING_ATTENTION
+    }
     rotating = _rotating(part, family, count)
     return bool(rotating) and sliding.issuperset(rotating)
 
@@ -334,7 +346,7 @@ def _all_slide(part: Mapping[str, Any], family: Family) -> bool:
 def entry(
     r: Resolved, part: Mapping[str, Any], family: Family, layer_type: str, softmax_multiplier: float
 ) -> LayerRope:
-    """Return the layer type's entry of the RopeSet."""
+    """Return the entry of a layer type for the RopeSet. Raises: Refuses, NotKnown."""
     scaled = r.rope_type != "default"
     beta = r.params.get(family.temperature_key) if family.temperature_key else None
     interleaved = family.layout == "interleaved" and part.get(family.interleave_key or "", True) is not False
@@ -355,9 +367,10 @@ def entry(
 
 
 def _with_mscales(table: RopeTable, r: Resolved, family: Family) -> RopeTable:
-    """Return a table as a class computes it that states its factors itself, and asks for the table without a length.
+    """Return a table with the factors of the class's own keys: one up to the original length, one beyond.
 
-    Raises: Refuses where one of its keys is missing or no number.
+    The table is that of the first regime, because the class requests it without a length.
+    Raises: Refuses if a key is missing or is not a number.
     """
     missing = next((key for key in family.mscale_keys if not is_number(r.params.get(key))), None)
     if missing:
@@ -372,7 +385,7 @@ def _with_mscales(table: RopeTable, r: Resolved, family: Family) -> RopeTable:
 
 
 def _normalised(table: RopeTable) -> RopeTable:
-    """Return what is left of a table where norms follow the rotation, which undo every factor on cos and sin."""
+    """Return the table with factors of 1, because norms after the rotation undo every factor on cos and sin."""
     if table.rule is not None:
         rule = table.rule
         return RopeTable(
@@ -383,10 +396,10 @@ def _normalised(table: RopeTable) -> RopeTable:
 
 
 def unrotated(part: Mapping[str, Any], family: Family, context: int) -> RopeSet:
-    """Return what a family computes in which no layer rotates."""
+    """Return the RopeSet of a model in which no layer rotates."""
     count: int = part.get(names.NUM_HIDDEN_LAYERS) or 0
-    every = kinds(part, family, count) if family.has_kinds else [names.FULL_ATTENTION] * count
-    layers = tuple(i for i, kind in enumerate(every) if kind == names.FULL_ATTENTION)
+    every = layer_types(part, family, count) if family.has_kinds else [names.FULL_ATTENTION] * count
+    layers = tuple(i for i, layer_type in enumerate(every) if layer_type == names.FULL_ATTENTION)
     known = family.head_dim_key in part or family.default_head_dim or names.HIDDEN_SIZE in part
     width = head_dim(part, family, "", "") if known else 0
     entry = LayerRope("none", None, width, 0, family.layout, layers)

@@ -1,4 +1,4 @@
-"""What a checkpoint says and what each runtime makes of it: the data behind `ropetool inspect`."""
+"""The settings of a checkpoint, and how each runtime reads them: the data of `ropetool inspect`."""
 
 from __future__ import annotations
 
@@ -83,16 +83,19 @@ class Inspection(Tabular):
 
 
 def inspect(source: str | Path | Checkpoint, as_type: str | None = None) -> Inspection:
-    """Return what the checkpoint says and what each runtime makes of it; reads no weights, and of the hub no more.
+    """Return the settings of a checkpoint, and how each runtime reads them. Does not read or download weights.
 
-    as_type: the built-in model_type that it is read as, where only remote code knows its own.
+    as_type: the built-in model_type to read it as, if only remote code supports its model_type.
     Raises: CheckpointError for broken files, ConfigError for broken values of a known family; HubError.
     """
     return inspect_opened(source, as_type)[0]
 
 
 def inspect_opened(source: str | Path | Checkpoint, as_type: str | None = None) -> tuple[Inspection, Checkpoint]:
-    """Return what `inspect` does, and the checkpoint; of one on the hub no weights are there. Raises: as `inspect`."""
+    """Return the result of `inspect`, and the checkpoint, which has no weights if it is on the hub.
+
+    Raises: as `inspect`.
+    """
     if not isinstance(source, (str, Path)):
         return _inspect_as(source, as_type)
     asked = hub_id(source)
@@ -102,15 +105,15 @@ def inspect_opened(source: str | Path | Checkpoint, as_type: str | None = None) 
 
 
 def _inspect_as(opened: Checkpoint, as_type: str | None) -> tuple[Inspection, Checkpoint]:
-    checkpoint, _, said = opened_as(opened, as_type)
-    found = inspect_checkpoint(checkpoint)
-    return replace(found, notes=(*said, *found.notes), as_type=as_type, checkpoint=opened), checkpoint
+    checkpoint, _, as_notes = opened_as(opened, as_type)
+    inspection = inspect_checkpoint(checkpoint)
+    return replace(inspection, notes=(*as_notes, *inspection.notes), as_type=as_type, checkpoint=opened), checkpoint
 
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
-    """Return what an opened checkpoint says and what each runtime makes of it."""
-    found = _of_hf(checkpoint) if isinstance(checkpoint, HfCheckpoint) else _of_gguf(checkpoint, checkpoint.path)
-    return replace(found, checkpoint=checkpoint)
+    """Return the settings of an open checkpoint, and how each runtime reads them. Raises: as `inspect`."""
+    inspection = _of_hf(checkpoint) if isinstance(checkpoint, HfCheckpoint) else _of_gguf(checkpoint, checkpoint.path)
+    return replace(inspection, checkpoint=checkpoint)
 
 
 def _inspect_hub(asked: HubId, as_type: str | None) -> tuple[Inspection, Checkpoint]:
@@ -119,36 +122,36 @@ def _inspect_hub(asked: HubId, as_type: str | None) -> tuple[Inspection, Checkpo
         peeked = peek_gguf(asked)
         checkpoint = replace(GgufCheckpoint.of(peeked.headers), vector=peeked.vector)
         opened_as(checkpoint, as_type)
-        found, notes = _of_gguf(checkpoint, peeked.path), peeked.notes
+        inspection, notes = _of_gguf(checkpoint, peeked.path), peeked.notes
     else:
         files, notes = peek_checkpoint(asked)
-        found, checkpoint = _inspect_as(HfCheckpoint.of(files), as_type)
-    return replace(found, source=Path(str(asked)), notes=(*notes, *found.notes), checkpoint=None), checkpoint
+        inspection, checkpoint = _inspect_as(HfCheckpoint.of(files), as_type)
+    return replace(inspection, source=Path(str(asked)), notes=(*notes, *inspection.notes), checkpoint=None), checkpoint
 
 
 def _of_gguf(view: GgufCheckpoint, path: Path) -> Inspection:
     arch = view.name
     described = families.of_gguf(arch)
     alone = described and (len(described) == 1 or described[0].model_type == arch)
-    family = described[0] if alone else None  # of two families under one name a file does not say which it is
+    family = described[0] if alone else None  # if two families share a name, the file does not show which one it is
     readings = Readings([runtime.name for runtime in runtimes.for_format("gguf")], view)
     rope = next((r.rope for r in readings if r.rope is not None), None)
-    made = provenance.record(path)
-    other = provenance.of_another(path, made)
-    made = None if other else made
-    trained = _trained_of(made, trained_lengths(arch), rope)
+    record = provenance.record(path)
+    other = provenance.of_another(path, record)
+    record = None if other else record
+    trained = _trained_of(record, trained_lengths(arch), rope)
     kv = kv_cache.of_gguf(view, rope) if rope else {}
     notes = _gguf_notes(view, arch, rope)
     if other:
         notes = (f"{provenance.place(path).name} {other}: ropetool ignores it. Move it away", *notes)
     return Inspection(
-        path, "gguf", arch, family, rope, trained, _stated_metadata(view), readings, kv, notes, made,
+        path, "gguf", arch, family, rope, trained, _stated_metadata(view), readings, kv, notes, record,
         learned_positions=learned_positions(view),
     )  # fmt: skip
 
 
 def _gguf_notes(view: GgufCheckpoint, arch: str, decoded: RopeSet | None) -> tuple[str, ...]:
-    """Say what such a file lacks, and what to do instead."""
+    """Return notes on what a GGUF file lacks, with the next step."""
     notes = []
     if not view.tensors:
         notes.append(
@@ -167,25 +170,28 @@ def _gguf_notes(view: GgufCheckpoint, arch: str, decoded: RopeSet | None) -> tup
 
 
 def without_positions(model: str) -> str:
-    """Return what to say of a model that rotates nothing."""
+    """Return the note for a model without rotary positions."""
     return (
         f"{model} has no rotary positions: there is nothing to extend; `ropetool families` lists models that have them"
     )
 
 
 def _stated_metadata(view: GgufCheckpoint) -> dict[str, Any]:
-    """Return every key about positions, and which frequency vectors there are."""
-    wanted = ("rope.", "context_length", "sliding_window", "attention.temperature")
-    found: dict[str, Any] = {}
+    """Return every key about positions, and the type and shape of each frequency vector."""
+    topics = ("rope.", "context_length", "sliding_window", "attention.temperature")
+    metadata: dict[str, Any] = {}
     for key, value in view.values.items():
-        if any(word in key for word in wanted):
-            found[key] = _shown_value(value)
+        if any(word in key for word in topics):
+            metadata[key] = _shown_value(value)
     vectors = {name: tensor for name, tensor in view.tensors.items() if name.startswith("rope_f")}
-    return found | {name: f"{tensor.type_name} {list(tensor.shape)}" for name, tensor in vectors.items()}
+    return metadata | {name: f"{tensor.type_name} {list(tensor.shape)}" for name, tensor in vectors.items()}
 
 
 def _shown_value(value: Value) -> Any:
-    """Return a value as plain data; a long one by its type and size, for a hostile file may have millions."""
+    """Return a value as plain data.
+
+    A long value is shown by its type and size, because a hostile file may have millions.
+    """
     if len(value.raw) > MAX_SHOWN_BYTES:
         return f"{value.label} of {len(value.raw)} bytes"
     plain: Any = value.decode()
@@ -202,10 +208,10 @@ def _of_hf(checkpoint: HfCheckpoint) -> Inspection:
         base = origin(files.path)
         line = parts.conversion(base.repo if base else str(files.path))
         notes.append(f"the weights are pickle files, which ropetool never loads. Convert them to safetensors: `{line}`")
-    stated = stated_rope_keys(config)
+    rope_keys = stated_rope_keys(config)
     if family is None:
         return Inspection(
-            files.path, "hf", model_type, None, None, None, stated, Readings((), checkpoint), {},
+            files.path, "hf", model_type, None, None, None, rope_keys, Readings((), checkpoint), {},
             (*notes, _why_as_written(config, model_type, refusal), *_as_built_in(checkpoint)),
         )  # fmt: skip
     notes += [*read_live(family), *remote_code(config, family)]
@@ -214,17 +220,17 @@ def _of_hf(checkpoint: HfCheckpoint) -> Inspection:
     rope = next((r.rope for r in readings if r.rope is not None), None)
     if rope is not None:
         notes += _windows(config, family, rope, where)
-    made = checkpoint.record
+    record = checkpoint.record
     if family.off_key and style.section(config, family, where).get(family.off_key):
         notes.append(without_positions(f"this {model_type}, with {family.off_key} on,"))
     return Inspection(
-        files.path, "hf", model_type, family, rope, _trained_of(made, family.trained_length, rope), stated, readings,
-        kv_cache.of_config(config, family, rope) if rope else {}, tuple(notes), made,
+        files.path, "hf", model_type, family, rope, _trained_of(record, family.trained_length, rope), rope_keys, readings,
+        kv_cache.of_config(config, family, rope) if rope else {}, tuple(notes), record,
     )  # fmt: skip
 
 
 def _family_of(config: Mapping[str, Any], where: str) -> tuple[Family | None, RopetoolError | None]:
-    """Return the family whose reading is shown, or None and the refusal of a command that needs one."""
+    """Return the family of a config, or None and the error of a command that needs the family."""
     try:
         return families.of_config(config), None
     except UnknownFamily:
@@ -246,7 +252,7 @@ def read_live(family: Family) -> tuple[str, ...]:
 
 
 def remote_code(config: Mapping[str, Any], family: Family) -> tuple[str, ...]:
-    """Say of a model that names code of its own for which class the readings hold; nothing of any other."""
+    """Return a note for a model with remote code: the class whose rules ropetool applies. Other models have no note."""
     wrapper = WRAPPERS.get(family.config_type)
     if family.wrapped and family.config_type and families.wrapper_of(family.config_type) is None:
         return (
@@ -281,7 +287,7 @@ def _no_class(name: str) -> str:
 
 
 def _as_built_in(checkpoint: HfCheckpoint) -> tuple[str, ...]:
-    """Say which built-in class would serve a type that only remote code knows, where that is told."""
+    """Return a note with the built-in class for a type that only remote code supports, if there is such a class."""
     why, built_in = checkpoint.likeness
     line = command("ropetool", "inspect", checkpoint.path, "--as", built_in)
     return (f"{why}: `{line}` reads it as that class",) if why else ()
@@ -313,12 +319,16 @@ def _why_as_written(config: Mapping[str, Any], model_type: str, refusal: Ropetoo
 
 
 def _windows(config: Mapping[str, Any], family: Family, rope: RopeSet, where: str) -> tuple[str, ...]:
-    """Say which layers look back through a window, where those of one table differ in that."""
+    """Return a note with the sliding layers, if layers with the same table differ in their window."""
     if family.nested or family.sliding_window != "alternate" or any(e.sliding_window for e in rope.entries.values()):
         return ()
     part = style.section(config, family, where)
     window, count = part.get(family.window_key, family.default_sliding_window), part.get(names.NUM_HIDDEN_LAYERS) or 0
-    sliding = [i for i, kind in enumerate(hf_formulas.kinds(part, family, count)) if kind == names.SLIDING_ATTENTION]
+    sliding = [
+        i
+        for i, layer_type in enumerate(hf_formulas.layer_types(part, family, count))
+        if layer_type == names.SLIDING_ATTENTION
+    ]
     if not sliding or window is None:
         return ()
     some = ", ".join(map(str, sliding[:4])) + (", ..." if len(sliding) > 4 else "")
@@ -328,7 +338,7 @@ def _windows(config: Mapping[str, Any], family: Family, rope: RopeSet, where: st
 
 
 def _hf_runtimes(family: Family) -> list[str]:
-    """Return what reads such a checkpoint; llama.cpp, where it is exported."""
+    """Return the runtimes for a checkpoint of this family. llama.cpp reads its export, if there is one."""
     return [
         *(runtime.name for runtime in runtimes.for_format("hf")),
         *([GgufCheckpoint.runtime] if family.gguf_architecture else []),
@@ -336,17 +346,19 @@ def _hf_runtimes(family: Family) -> list[str]:
 
 
 def stated_rope_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return every key about positions as written, those of a text model inside under their dotted name."""
-    wanted = ("rope", "rotary", "max_position", "sliding_window", "max_seq", "seq_length", "alibi")
-    found = {}
+    """Return every key about positions, as written. Keys of an inner text model have dotted names."""
+    topics = ("rope", "rotary", "max_position", "sliding_window", "max_seq", "seq_length", "alibi")
+    keys = {}
     inner = [(f"{key}.", config[key]) for key in names.TEXT_CONFIGS if isinstance(config.get(key), Mapping)]
     for prefix, part in (("", config), *inner):
-        found.update({prefix + k: v for k, v in part.items() if any(word in k for word in wanted)})
-    return found
+        keys.update({prefix + k: v for k, v in part.items() if any(word in k for word in topics)})
+    return keys
 
 
 def trained_lengths(architecture: str) -> tuple[TrainedLength, ...]:
-    """Return the shipped lengths that are not those trained on, of any family that has GGUF files of this architecture."""
+    """Return the published context lengths that differ from the trained length, for the families of this
+    architecture.
+    """
     return tuple(length for family in families.of_gguf(architecture) for length in family.trained_length)
 
 

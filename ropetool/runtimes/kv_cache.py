@@ -1,4 +1,4 @@
-"""What attending to earlier tokens takes: the bytes of a KV cache, and the multiplications of a pair of tokens."""
+"""The cost of attention to earlier tokens: bytes of a KV cache, and multiplications for pairs of tokens."""
 
 from __future__ import annotations
 
@@ -18,24 +18,28 @@ from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import folding
 from ropetool.runtimes.llama_cpp.architectures import HEAD_COUNT, HEAD_COUNT_KV
 from ropetool.runtimes.llama_cpp.exported_layers import layers_of
-from ropetool.runtimes.llama_cpp.layers import Model, head_dim, layer_count, value_dim, window_of
+from ropetool.runtimes.llama_cpp.layers import ModelKeys, head_dim, layer_count, value_dim, window_of
 
-DTYPE_BYTES = {"float32": 4, "float64": 8}  # a cache is kept in the weights' type, otherwise two bytes
-DEFAULT_LATENT = 512  # channels of MLA's latent where the config is silent
-SHARED_LAYERS = "num_kv_shared_layers"  # as many last layers attend by the keys of others
-# How many channels share a scale, and the bytes of such a block: ggml-common.h of llama-cpp-python 0.3.36.
+DTYPE_BYTES = {"float32": 4, "float64": 8}  # bytes of a cached number by the type of the weights; two for other types
+DEFAULT_LATENT = 512  # channels of MLA's latent if the config does not set them
+SHARED_LAYERS = "num_kv_shared_layers"  # the number of last layers that attend with the keys of other layers
+# The channels that share a scale, and the bytes of such a block: ggml-common.h of llama-cpp-python 0.3.36.
 CACHE_TYPES = {"f16": (1, 2), "q8_0": (32, 34)}
 
 
 @dataclass(frozen=True)
 class KvCache:
-    """One kind of layer: what it keeps of each token, and what a query and a key cost.
+    """The layers of one type: the cached numbers of each token, and the cost of a query and a key.
 
-    layers: how many attend. heads: key heads that are kept, of all layers together; keys, values: channels of each; rows: of
-    all that a layer keeps of a token's keys, or of its values, side by side. value_bytes: of one number. window: how many tokens
-    are kept, None for all; chunked: it is a chunk of the text, and queries see what came before them in theirs. queries: query
-    heads of all layers together; pair: the channels that one of them multiplies for a key and its value, None where that is
-    not known.
+    layers: the number of layers that attend.
+    heads: the cached key heads of all layers together.
+    keys, values: the cached channels of one head, for its key and its value.
+    value_bytes: the bytes of one number.
+    window: the number of cached tokens; None for all tokens.
+    chunked: True if the window is a chunk of the text, and a query attends to the earlier tokens of its chunk.
+    rows: the channels of a token's keys in one layer, and of its values; several if layers differ.
+    queries: the query heads of all layers together.
+    pair: the channels that a query head multiplies for a key and its value; None if unknown.
     """
 
     layers: int
@@ -51,25 +55,29 @@ class KvCache:
 
     @property
     def per_token(self) -> int:
-        """Bytes of a token in all layers of this kind."""
+        """The bytes of a token in all layers of this type."""
         return self.heads * (self.keys + self.values) * self.value_bytes
 
     def tokens_at(self, length: int) -> int:
-        """Return how many of so many tokens are kept."""
+        """Return the number of cached tokens of a text. length: in tokens."""
         return length if self.window is None else min(length, self.window)
 
     def bytes_at(self, length: int) -> int:
+        """Return the bytes of the cache. length: in tokens."""
         return self.per_token * self.tokens_at(length)
 
     def bytes_in(self, cache_type: str, length: int) -> int | None:
-        """Return the bytes in a type of `CACHE_TYPES`, None where its blocks do not divide a layer's rows."""
+        """Return the bytes in a type of `CACHE_TYPES`, or None if its blocks do not divide a layer's rows."""
         block, nbytes = CACHE_TYPES[cache_type]
         if any(row % block for row in self.rows):
             return None
         return int(Fraction(nbytes, block) * self.heads * (self.keys + self.values)) * self.tokens_at(length)
 
     def pairs_at(self, length: int) -> int:
-        """Return how many pairs of a query and a key, itself or before it, a pass over so many tokens has in a layer."""
+        """Return the pairs of a query and a key in one layer, for a pass over this many tokens.
+
+        A query sees its own key.
+        """
         if self.window is None or length <= self.window:
             return length * (length + 1) // 2
         if self.chunked:
@@ -78,46 +86,52 @@ class KvCache:
         return self.window * (self.window + 1) // 2 + (length - self.window) * self.window
 
     def flops_at(self, length: int) -> int | None:
-        """Return what scores and sums of values take in a pass over so many tokens: a product and a sum for each channel."""
+        """Return the operations of scores and weighted values, for a pass over this many tokens; None if unknown.
+
+        Each channel needs a product and a sum.
+        """
         return None if self.pair is None else 2 * self.queries * self.pair * self.pairs_at(length)
 
 
 def of_gguf(view: GgufCheckpoint, decoded: RopeSet) -> dict[str, KvCache]:
-    """Return llama.cpp's default cache: two bytes a value; heads may be stated for each layer.
+    """Return llama.cpp's default cache by layer type, with two bytes a value.
 
-    Entries hold every layer that attends, rotated or not; the others keep a state of one size.
-    Raises: InvalidRope if the heads are stated in a type that llama.cpp does not load.
+    All attending layers count, also layers that do not rotate. The other layers keep a state of constant size.
+    Raises: InvalidRope if the key of the heads has a type that llama.cpp does not load.
     """
-    found = {}
+    caches = {}
     try:
-        model = Model.of(view)
+        model = ModelKeys.of(view)
         keeping = _layers_with_keys(model)
         for layer_type, entry in decoded.entries.items():
             sliding = layer_type.startswith(names.SLIDING_ATTENTION)
             keys, values = head_dim(model, sliding), value_dim(model, sliding)
             heads = [_key_heads(model, layer) for layer in entry.layers if layer < keeping]
-            found[layer_type] = KvCache(
+            caches[layer_type] = KvCache(
                 len(entry.layers), sum(heads), keys, values, 2, window_of(model) if sliding else None,
                 entry.chunked, tuple(sorted({n * width for n in heads for width in (keys, values) if width})),
                 sum(model.per_layer(HEAD_COUNT, layer) or 0 for layer in entry.layers), _gguf_pair(model, sliding),
             )  # fmt: skip
     except Refuses as refusal:
         raise InvalidRope(str(refusal), where=view.where) from None
-    return found
+    return caches
 
 
-def _gguf_pair(model: Model, sliding: bool) -> int | None:
-    """Return the channels of a key and of what its value gives; None where an indexer or a compressor chooses the keys."""
+def _gguf_pair(model: ModelKeys, sliding: bool) -> int | None:
+    """Return the channels of a key and its value; None if an indexer or a compressor chooses the keys."""
     rules = model.arch.sliding
     if model.arch.name in folding.INDEXERS or (rules is not None and rules.uncompressed):
         return None
     keys, kept = head_dim(model, sliding), value_dim(model, sliding)
-    # With MLA the values are sums of latents, which stand in the keys.
+    # Under MLA the values are sums of latents, which are in the keys.
     return keys + (kept or int(model.get(archs.VALUE_LENGTH, keys)))
 
 
-def _layers_with_keys(model: Model) -> int:
-    """Return how many layers keep keys of their own: the last ones of some models attend by those of others."""
+def _layers_with_keys(model: ModelKeys) -> int:
+    """Return the number of layers with cached keys.
+
+    In some models the last layers attend with the keys of other layers.
+    """
     count, name = layer_count(model), model.arch.name
     if name in folding.LAYERS_WITH_KEYS:
         return min(count, folding.LAYERS_WITH_KEYS[name])
@@ -125,15 +139,15 @@ def _layers_with_keys(model: Model) -> int:
     return count - min(count, int(shared or 0))
 
 
-def _key_heads(model: Model, layer: int) -> int:
+def _key_heads(model: ModelKeys, layer: int) -> int:
     heads = model.per_layer(HEAD_COUNT_KV, layer)
     return heads if heads is not None else model.per_layer(HEAD_COUNT, layer) or 0
 
 
 def of_config(config: Mapping[str, Any], family: Family, decoded: RopeSet) -> dict[str, KvCache]:
-    """Return the cache of the layers that look all the way back and of those that slide, in the weights' type.
+    """Return the cache of the full and the sliding layers, in the type of the weights.
 
-    Nothing where heads differ by kind of layer, or less than whole keys is kept: its size is not known.
+    Empty if its size is unknown: heads differ by layer type, or the model does not keep whole keys.
     """
     if family.head_dim_keys or not family.cache_known:
         return {}
@@ -144,31 +158,33 @@ def of_config(config: Mapping[str, Any], family: Family, decoded: RopeSet) -> di
     else:
         heads, keys, values = _heads(part, family), entry.head_dim, entry.head_dim
     layers = layers_of(config, family, decoded, names.CONFIG_JSON)
-    stateful = family.rotates in ("full", "none") and family.has_kinds  # the other layers keep a state of one size
+    stateful = family.rotates in ("full", "none") and family.has_kinds  # the other layers keep a state of constant size
     full = set(entry.layers) if stateful else set(range(layers.count)) - layers.sliding
     keeping = layers.count - (part.get(SHARED_LAYERS) or 0)
-    kinds = {
+    layer_types = {
         names.FULL_ATTENTION: (full, None),
         names.SLIDING_ATTENTION: (layers.sliding, layers.window),
     }
     return {
-        kind: KvCache(
+        layer_type: KvCache(
             len(those), heads * sum(layer < keeping for layer in those), keys, values,
             DTYPE_BYTES.get(dtype_of(config, part), 2), window, family.chunked, (heads * keys, heads * values),
             len(those) * (part.get(names.NUM_ATTENTION_HEADS) or 0), _pair(part, family, entry.head_dim),
         )
-        for kind, (those, window) in kinds.items() if those
+        for layer_type, (those, window) in layer_types.items() if those
     }  # fmt: skip
 
 
 def dtype_of(config: Mapping[str, Any], part: Mapping[str, Any]) -> str:
-    """Return the type that a config states for the weights, empty where it states none."""
-    stated = part.get("torch_dtype") or part.get("dtype") or config.get("torch_dtype") or config.get("dtype")
-    return str(stated or "")
+    """Return the type of the weights in a config; empty if the config does not set it."""
+    dtype = part.get("torch_dtype") or part.get("dtype") or config.get("torch_dtype") or config.get("dtype")
+    return str(dtype or "")
 
 
 def _pair(part: Mapping[str, Any], family: Family, head: int) -> int | None:
-    """Return the channels of a key and a value of one query head; None where no table describes the attention."""
+    """Return the channels of a key and its value for one query head; None if no export table describes the
+    attention.
+    """
     if family.export is None or (family.bake is not None and family.bake.indexer_k):
         return None
     if not family.mla:
@@ -178,7 +194,7 @@ def _pair(part: Mapping[str, Any], family: Family, head: int) -> int | None:
 
 
 def _heads(part: Mapping[str, Any], family: Family) -> int:
-    """Return how many key heads transformers keeps."""
+    """Return the number of key heads that transformers keeps."""
     if family.one_key_for_all(part):
         return 1
     return part.get(names.NUM_KEY_VALUE_HEADS) or part.get(names.NUM_ATTENTION_HEADS) or 0

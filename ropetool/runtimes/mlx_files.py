@@ -1,6 +1,6 @@
-"""What the MLX programs share: a config read by the facts of a model file, which scripts/engine_files/mlx_files.py found.
+"""The decoder that the MLX programs share. It uses the recorded facts of a program's model files.
 
-How a rope type becomes a table is each program's own, and so are files that no such facts describe.
+scripts/engine_files/mlx_files.py records these facts. Each program has a separate function from a rope type to a table.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from ropetool.runtimes import engine_formulas as engine
 from ropetool.runtimes.base import NotKnown, Refuses, no_data
 
 Keys = Mapping[str, Any]
-Table = Callable[[Keys, Array, Keys, int], RopeTable]  # of rope keys, the base table, the config and its context
+Table = Callable[[Keys, Array, Keys, int], RopeTable]  # from rope keys, the base table, the config and its context
 NONE: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
 class MlxReading:
-    """Where a model file looks for what the layers of one kind rotate by.
+    """The places of a config in which a model file looks for the rotation of one layer type.
 
-    bases: places of the base, the first that is stated counts; a dot stands between the names of nested objects. base:
-    where none is stated; None: the file does not load. places: objects of scaling keys in the order they are looked at,
-    each with what comes of it by rope type: `scales`, `ignored`, `stops` or `odd`, which is not decoded; two words, of a
-    type stated only under rope_type and of one stated under `type` too; `absent`: where there is no such object,
-    `named` where the key must be there and may be null.
+    bases: config paths of the base, with dots between nested names; the first that exists counts.
+    base: the default base; None if the file does not load without one.
+    places: objects of scaling keys by config path, in the order of their use. Each has an outcome by rope type:
+      `scales`, `ignored`, `stops`, or `odd` if ropetool does not decode it. Two words are the outcomes for a type only
+      in rope_type, and for a type also in `type`. `absent` is the outcome without the object: `named` if the key must
+      exist but may be null.
     """
 
     bases: tuple[str, ...] = ()
@@ -41,13 +42,18 @@ class MlxReading:
 
 @dataclass(frozen=True)
 class MlxFile:
-    """What a model file does with a config, as scripts/engine_files/mlx_files.py found by asking it.
+    """How a model file reads a config, as scripts/engine_files/mlx_files.py recorded from the real file.
 
-    file: its name. readings: by kind of layer. shares: places of the share of a head that rotates, share: where none
-    is stated, 0 where it does not load without. head_dim: `needed` where that is so of it, `odd` where its own
-    differs from transformers'.
-    window: whether its sliding layers slide. listed: whether it goes by the config's list of layers. layout: which
-    channels it pairs. scaled_score: whether mscale_all_dim multiplies the score. odd: why it is not decoded.
+    file: the name of the file.
+    readings: the places of the rotation, by layer type.
+    shares: config paths of the rotating share of a head.
+    share: the default share; 0 if the file does not load without one.
+    head_dim: `needed` if the file does not load without it, `odd` if its default differs from transformers.
+    window: whether its sliding layers slide.
+    listed: whether it uses the config's list of layer types.
+    layout: the pairing of channels.
+    scaled_score: whether mscale_all_dim multiplies the score.
+    odd: the reason that ropetool does not decode it; empty if it does.
     """
 
     file: str
@@ -63,9 +69,11 @@ class MlxFile:
 
 
 def decode(view: HfCheckpoint, program: str, table: Table) -> RopeSet:
-    """Return what a program computes from this config, by the facts of its model file.
+    """Return the tables that a program computes from this config, by the facts of its model file.
 
-    Raises: Refuses where it stops with an error; NotKnown where it has no model of the type, or one that is not decoded.
+    table: returns the program's table for a rope type.
+    Raises: Refuses if the program stops with an error; NotKnown if it has no model file for the type, or ropetool does
+    not decode the file.
     """
     family = view.family
     facts = engines.model_file(MlxFile, program, family.name, family.model_type)
@@ -83,17 +91,19 @@ def decode(view: HfCheckpoint, program: str, table: Table) -> RopeSet:
         _check_pattern(view, shape)
     context = int(part.get(family.context_key, family.default_max_position_embeddings))
     entries = {}
-    for kind, entry in shape.entries.items():
+    for layer_type, entry in shape.entries.items():
         if entry.table is None:
-            entries[kind] = entry
+            entries[layer_type] = entry
             continue
-        reading = facts.readings.get(kind, facts.readings[names.FULL_ATTENTION])
+        reading = facts.readings.get(layer_type, facts.readings[names.FULL_ATTENTION])
         keys = _keys(part, reading, facts)
         shaped = entry if facts.window else engine.without_window(entry, context)
         shaped = _narrowed(shaped, part, facts)
         base = engine.base_table(keys, shaped.rotary_dim)
-        layout = "half" if keys[names.ROPE_TYPE] == "longrope" else facts.layout  # its class knows no other
-        entries[kind] = engine.filled(
+        layout = (
+            "half" if keys[names.ROPE_TYPE] == "longrope" else facts.layout
+        )  # the class of longrope has only this layout
+        entries[layer_type] = engine.filled(
             shaped,
             keys,
             table(keys, base, part, context),
@@ -106,7 +116,7 @@ def decode(view: HfCheckpoint, program: str, table: Table) -> RopeSet:
 
 
 def has_model(program: str, model_type: str) -> bool:
-    """Return whether a program has a model file that runs this type, also a file of another name."""
+    """Return whether a program has a model file that runs this type, also under a different name."""
     known = engines.files("mlx-models")[program]
     return known["renamed"].get(model_type, model_type) in known["files"]
 
@@ -119,12 +129,12 @@ def _lacking(program: str, model_type: str, text_type: str) -> str:
 
 
 def _keys(part: Keys, reading: MlxReading, facts: MlxFile) -> dict[str, Any]:
-    """Return the scaling keys that count, with the type under rope_type and the base.
+    """Return the rope keys that have an effect, with the base, and the type in rope_type.
 
-    Raises: Refuses where the model file stops.
+    Raises: Refuses if the model file stops.
     """
     scaling = _scaling(part, reading, facts)
-    theta = next((found for place in reading.bases if (found := at(part, place)) is not None), reading.base)
+    theta = next((value for place in reading.bases if (value := at(part, place)) is not None), reading.base)
     if theta is None:
         raise Refuses(f"TypeError: {facts.file} needs {' or '.join(reading.bases)} in the config")
     keys = {key: value for key, value in scaling.items() if key != names.LEGACY_TYPE}
@@ -134,30 +144,30 @@ def _keys(part: Keys, reading: MlxReading, facts: MlxFile) -> dict[str, Any]:
 
 def _scaling(part: Keys, reading: MlxReading, facts: MlxFile) -> Keys:
     for place, outcomes in reading.places.items():
-        found = at(part, place)
-        if found is not None and not isinstance(found, Mapping):
-            raise NotKnown(f"no data on how {facts.file} reads {shown(found)} in {place}")
-        if not found:
+        keys = at(part, place)
+        if keys is not None and not isinstance(keys, Mapping):
+            raise NotKnown(f"no data on how {facts.file} reads {shown(keys)} in {place}")
+        if not keys:
             if outcomes.get("absent") == "stops" or (outcomes.get("absent") == "named" and place not in part):
                 raise Refuses(f"AttributeError: {facts.file} needs {place} in the config")
             if outcomes.get("absent") == "odd":
                 raise NotKnown(f"no data on how {facts.file} works without {place}")
             continue
-        rope_type = found.get(names.LEGACY_TYPE) or found.get(names.ROPE_TYPE) or "default"
+        rope_type = keys.get(names.LEGACY_TYPE) or keys.get(names.ROPE_TYPE) or "default"
         both = outcomes.get(rope_type, outcomes.get("other", "ignored" if rope_type == "default" else "odd")).split()
-        outcome = both[-1] if names.LEGACY_TYPE in found else both[0]
+        outcome = both[-1] if names.LEGACY_TYPE in keys else both[0]
         if outcome == "stops":
             raise Refuses(f"ValueError: {facts.file} does not accept {rope_type} in {place}")
         if outcome == "odd":
             raise NotKnown(f"no data on how {facts.file} reads {rope_type} in {place}")
         if outcome == "scales":
-            return dict(found)
+            return dict(keys)
     return NONE
 
 
 def _narrowed(entry: LayerRope, part: Keys, facts: MlxFile) -> LayerRope:
-    """Return the entry with the channels that the file rotates: a share of the head where it reads one."""
-    share = next((found for place in facts.shares if is_number(found := at(part, place))), facts.share)
+    """Return the entry with the rotating channels of the file. Raises: Refuses if their number is not valid."""
+    share = next((value for place in facts.shares if is_number(value := at(part, place))), facts.share)
     if not share:
         raise Refuses(f"TypeError: {facts.file} needs {' or '.join(facts.shares)} in the config")
     channels = int(entry.head_dim * share)
@@ -173,7 +183,9 @@ def _softmax(keys: Keys, facts: MlxFile) -> float:
 
 
 def _check_pattern(view: HfCheckpoint, shape: RopeSet) -> None:
-    """Raise NotKnown where the config lists its layers otherwise than a file counts them that reads no list."""
+    """Raise NotKnown if the layer types in the config differ from the pattern of a file that reads no list of
+    layers.
+    """
     part = view.section
     keys = view.family.kinds_keys
     key = next((key for key in keys if part.get(key) is not None), None)
@@ -183,7 +195,7 @@ def _check_pattern(view: HfCheckpoint, shape: RopeSet) -> None:
     for outer in reversed(view.family.text_path):
         config = {**view.config, outer: config}
     counted = engine.shape(HfCheckpoint(config, view.family, view.where))
-    if {kind: entry.layers for kind, entry in counted.entries.items()} != {
-        kind: entry.layers for kind, entry in shape.entries.items()
+    if {layer_type: entry.layers for layer_type, entry in counted.entries.items()} != {
+        layer_type: entry.layers for layer_type, entry in shape.entries.items()
     }:
         raise NotKnown(f"no data on {key} with a pattern other than the one of the model file")

@@ -1,6 +1,6 @@
-"""mlx-lm: raw configs, each model file with its own handful of keys; what a file does not name is ignored.
+"""mlx-lm: raw configs. Each model file reads a few keys, and ignores all others.
 
-Source: mlx_lm/models/rope_utils.py and the model files of the releases named.
+Source: mlx_lm/models/rope_utils.py and the model files of the releases in RELEASES.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ FORMATS = ("hf",)
 RELEASES = (Releases("0.30.7", "0.31.3"), Releases("0.32.0", "0.32.2"))
 SUMMARY = "mlx-lm: reads rope_theta and rope_scaling as written; ignores attention_factor, truncate and short lists"
 
-NEWER = (0, 32, 0)  # dynamic is known and qwen3 looks into rope_parameters from here on
+NEWER = (0, 32, 0)  # from here on, dynamic is a rope type, and qwen3 reads rope_parameters
 THETA, SCALING, PARAMETERS = names.ROPE_THETA, names.ROPE_SCALING, names.ROPE_PARAMETERS
 GEMMA3_LOCAL_BASE, GEMMA3_PATTERN, GEMMA3_WINDOW, GEMMA3_HEAD_DIM = 10000.0, 6, 512, 256
 PHI3_LENGTH, PHI3_CONTEXT = 4096, 131072
-YARN_LENGTH, LLAMA3_LENGTH = 4096, 8192  # where the config states none
+YARN_LENGTH, LLAMA3_LENGTH = 4096, 8192  # tokens, if the config has no original length
 
 
 def decode(view: HfCheckpoint, releases: Releases) -> RopeSet:
-    """Return what mlx-lm computes from this config, in these releases.
+    """Return the tables that these releases of mlx-lm compute from a config.
 
-    Raises: Refuses where it stops with an error.
+    Raises: Refuses if the program stops with an error.
     """
     model = view.family.mlx_lm
     if model is None or not view.family.own_name:
         return mlx_files.decode(view, NAME, partial(table, first=releases.start))
     part = view.section
-    theta, scaling = _stated(part, model, releases.start)
+    theta, scaling = _base_and_scaling(part, model, releases.start)
     if not view.family.nested and names.SLIDING_ATTENTION in (part.get(names.LAYER_TYPES) or ()):
         raise NotKnown("no data on layer_types with sliding layers for this model")
     shape = engine.shape(view)
@@ -50,27 +50,29 @@ def decode(view: HfCheckpoint, releases: Releases) -> RopeSet:
         entries = _gemma3(part, shape.entries[names.FULL_ATTENTION], theta, scaling, context, releases.start)
     else:
         entries = {}
-        for kind, entry in shape.entries.items():
+        for layer_type, entry in shape.entries.items():
             windowed = entry if model.window else engine.without_window(entry, context)
-            keys = scaling if kind == names.FULL_ATTENTION else None
-            entries[kind] = _layer(part, windowed, theta, keys, context, model, releases.start)
+            keys = scaling if layer_type == names.FULL_ATTENTION else None
+            entries[layer_type] = _layer(part, windowed, theta, keys, context, model, releases.start)
     return RopeSet(entries, context, entries[names.FULL_ATTENTION].original_max_position_embeddings)
 
 
-def _stated(part: Mapping[str, Any], model: MlxLm, first: tuple[int, ...]) -> tuple[float, Mapping[str, Any] | None]:
-    """Return the base and the scaling keys, None where there are none.
+def _base_and_scaling(
+    part: Mapping[str, Any], model: MlxLm, first: tuple[int, ...]
+) -> tuple[float, Mapping[str, Any] | None]:
+    """Return the base, and the scaling keys or None. first: the numbers of the first release.
 
-    Raises: Refuses where a key that the model file insists on is missing.
+    Raises: Refuses if a key that the model file requires is missing.
     """
-    found = dict(part)
-    if model.formula == "qwen3" and first >= NEWER and found.get(PARAMETERS):
-        found[THETA] = found.get(THETA) or found[PARAMETERS].get(THETA)
-        found[SCALING] = found.get(SCALING) or found[PARAMETERS]
-    missing = [key for key in model.needs if found.get(key) is None]
+    config = dict(part)
+    if model.formula == "qwen3" and first >= NEWER and config.get(PARAMETERS):
+        config[THETA] = config.get(THETA) or config[PARAMETERS].get(THETA)
+        config[SCALING] = config.get(SCALING) or config[PARAMETERS]
+    missing = [key for key in model.needs if config.get(key) is None]
     if missing:
         raise Refuses(f"TypeError: the model file needs {', '.join(missing)} at the top level of the config")
-    theta = checked_base(found.get(THETA, model.base))
-    scaling = found.get(SCALING) if model.scaling else None
+    theta = checked_base(config.get(THETA, model.base))
+    scaling = config.get(SCALING) if model.scaling else None
     if model.formula == "phi3":
         scaling = scaling or None
     elif scaling is not None and not isinstance(scaling, Mapping):
@@ -92,11 +94,11 @@ def _layer(
     if model.formula == "deepseek_v2":
         if scaling is None:
             raise Refuses("AttributeError: the model file needs rope_scaling at the top level of the config")
-        scaling = {**scaling, names.ROPE_TYPE: "yarn", names.LEGACY_TYPE: "yarn"}  # whatever type is stated
+        scaling = {**scaling, names.ROPE_TYPE: "yarn", names.LEGACY_TYPE: "yarn"}  # for any type in the config
     keys = _typed(scaling, theta)
     changes: dict[str, Any] = {"layout": "interleaved"} if model.mla else {}
     if keys[names.ROPE_TYPE] == "longrope":
-        changes["layout"] = "half"  # its class knows no other
+        changes["layout"] = "half"  # the class of longrope has only this layout
     if model.mla and scaling is not None:
         changes["softmax_multiplier"] = engine.softmax_multiplier(scaling)
     rotated = table(keys, engine.base_table(keys, entry.rotary_dim), part, context, first)
@@ -104,7 +106,7 @@ def _layer(
 
 
 def _typed(scaling: Mapping[str, Any] | None, theta: float) -> dict[str, Any]:
-    """Return the keys with the type under rope_type; mlx-lm looks at `type` first."""
+    """Return the keys with the base, and the type in rope_type. In mlx-lm `type` takes precedence."""
     keys = dict(scaling or {})
     rope_type = keys.pop(names.LEGACY_TYPE, None) or keys.get(names.ROPE_TYPE, "default")
     return {**keys, names.ROPE_TYPE: rope_type, THETA: theta}
@@ -113,7 +115,11 @@ def _typed(scaling: Mapping[str, Any] | None, theta: float) -> dict[str, Any]:
 def table(
     keys: Mapping[str, Any], base: Array, part: Mapping[str, Any], context: int, first: tuple[int, ...]
 ) -> RopeTable:
-    """Return the table. Source: initialize_rope."""
+    """Return the table of a layer type. Source: initialize_rope.
+
+    first: the numbers of the first release.
+    Raises: Refuses if the program stops with an error; NotKnown.
+    """
     rope_type = keys[names.ROPE_TYPE]
     if rope_type == "default":
         return RopeTable.fixed(base)
@@ -137,7 +143,7 @@ def table(
 
 
 def _proportional(keys: Mapping[str, Any], base: Array) -> RopeTable:
-    """Return the table of heads whose slower pairs stand still."""
+    """Return the table of a head in which only a share of the pairs rotates."""
     turning = with_share(base, engine.number(keys, names.PARTIAL_ROTARY_FACTOR, 1.0))
     return RopeTable.fixed(turning / engine.number(keys, names.FACTOR, 1.0))
 
@@ -151,14 +157,14 @@ def _yarn(keys: Mapping[str, Any], base: Array) -> RopeTable:
 
 
 def _longrope(keys: Mapping[str, Any], base: Array, context: int, length: int) -> RopeTable:
-    """Return the long list, which serves every length; the short one is not used."""
+    """Return the long list, because mlx-lm uses it for every length."""
     return RopeTable((Regime(engine.divided(base, keys, names.LONG_FACTOR), engine.longrope_scale(context, length)),))
 
 
 def _phi3(
     part: Mapping[str, Any], entry: LayerRope, theta: float, scaling: Mapping[str, Any] | None, context: int
 ) -> LayerRope:
-    """Return phi3's own reading: `type` alone, and the trained length from the top of the config."""
+    """Return the entry of phi3: it only reads `type`, and reads the original length from the top of the config."""
     keys = _typed(scaling, theta)
     base = engine.base_table(keys, entry.rotary_dim)
     if not scaling:
@@ -183,7 +189,7 @@ def _gemma3(
     context: int,
     first: tuple[int, ...],
 ) -> dict[str, LayerRope]:
-    """Return gemma3's two kinds: by the pattern alone, whatever layer_types says."""
+    """Return the two layer types of gemma3. They follow the pattern, and layer_types has no effect."""
     if part.get(names.HEAD_DIM, GEMMA3_HEAD_DIM) != entry.head_dim:
         raise NotKnown(f"no data on gemma3 with head_dim {entry.head_dim}; mlx-lm's default is {GEMMA3_HEAD_DIM}")
     count = int(part.get(names.NUM_HIDDEN_LAYERS) or 0)

@@ -1,6 +1,7 @@
-"""mlx-vlm: model files of its own, beside those of mlx-lm: many take only the base, or only `linear`, without a word.
+"""mlx-vlm: separate model files. Many read only the base or only `linear`, and ignore other scaling without a warning.
 
-Source: mlx_vlm/models/rope_utils.py of the release named; what each model file reads is in families/engine_files.
+Source: mlx_vlm/models/rope_utils.py of the release in VERSIONS. families/engine_files has the keys that each model file
+reads.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ SUMMARY = "mlx-vlm: each model file reads different keys; many read only the bas
 
 
 def decode(view: HfCheckpoint) -> RopeSet:
-    """Return what mlx-vlm computes from this config.
+    """Return the tables that mlx-vlm computes from a config.
 
-    Raises: Refuses where it stops with an error.
+    Raises: Refuses if the program stops with an error.
     """
     return mlx_files.decode(view, NAME, table)
 
 
 def table(keys: Mapping[str, Any], base: Array, part: Mapping[str, Any], context: int) -> RopeTable:
-    """Return the table. Source: initialize_rope; it differs from that of mlx-lm in two types.
+    """Return the table of a layer type. Source: initialize_rope. It differs from mlx-lm in two types.
 
-    Raises: Refuses where it stops with an error.
+    Raises: Refuses if the program stops with an error.
     """
     rope_type = keys[names.ROPE_TYPE]
     if rope_type == "dynamic":
         raise Refuses("ValueError: Unsupported RoPE type dynamic")
     if rope_type == "longrope":
-        # The long list serves as soon as a call reaches beyond the trained length.
+        # A call that goes beyond the trained length uses the long list.
         return engine.longrope_table(
             keys, base, context, int(engine.number(keys, names.ORIGINAL_MAX_POSITION_EMBEDDINGS))
         )

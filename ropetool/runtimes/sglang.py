@@ -1,7 +1,7 @@
-"""SGLang: configs loaded by transformers 5, tables of its own; some model files drop the scaling altogether.
+"""SGLang: transformers 5 loads the config, and SGLang computes its own tables. Some model files ignore all scaling.
 
 Source: srt/layers/rotary_embedding, srt/models, srt/configs/model_config.py and srt/utils/hf_transformers of the
-releases named.
+releases in RELEASES.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ SUMMARY = (
     "SGLang: reads the config through transformers 5; ignores attention_factor; mixtral and gemma2 lose any scaling"
 )
 
-# --context-length is at most the context of the file. Overrides: sglang/srt/utils/hf_transformers/config.py, get_config:
-# 0.5.15 and 0.5.16 replace, 0.5.23 merges.
+# --context-length is at most the context of the file. Overrides: sglang/srt/utils/hf_transformers/config.py,
+# get_config: 0.5.15 and 0.5.16 replace, 0.5.23 merges.
 SERVING = ConfigOverrides(
     "python -m sglang.launch_server --model-path {} --context-length {}", "--json-model-override-args",
     merges=(False, True), nested_merges=(),
 ).serving  # fmt: skip
 
-WITH_MSCALE = (0, 5, 16)  # plain yarn reads mscale and mscale_all_dim from here on
-# The first of these is the stated context.
+WITH_MSCALE = (0, 5, 16)  # from here on, plain yarn reads mscale and mscale_all_dim
+# The first of these keys in a config is its context length.
 LENGTH_KEYS = (
     "max_sequence_length", "seq_length", "max_seq_len", names.MODEL_MAX_LENGTH, names.MAX_POSITION_EMBEDDINGS,
 )  # fmt: skip
 
 
 def decode(view: HfCheckpoint, releases: Releases) -> RopeSet:
-    """Return what SGLang computes from this config, in these releases.
+    """Return the tables that these releases of SGLang compute from a config.
 
-    Raises: Refuses where it stops with an error.
+    Raises: Refuses if the program stops with an error.
     """
     family = view.family
     own = family.own_name or engine.loaded_as_family(view)
@@ -59,36 +59,38 @@ def decode(view: HfCheckpoint, releases: Releases) -> RopeSet:
     if facts.on_transformers:
         return replace(transformers.decode(view), max_position_embeddings=context)
     shape = engine.shape(view)
-    entries = {kind: _layer(view, facts, shape.entries[kind], keys, releases) for kind, keys in given.items()}
+    entries = {
+        layer_type: _layer(view, facts, shape.entries[layer_type], keys, releases) for layer_type, keys in given.items()
+    }
     return RopeSet(entries, context, entries[names.FULL_ATTENTION].original_max_position_embeddings)
 
 
 def _scanned(view: HfCheckpoint, releases: Releases) -> Sglang:
-    """Return how SGLang runs the architecture of a config, where its own class was asked.
+    """Return how SGLang runs the architecture of a config, as recorded from its own class.
 
-    Raises: NotKnown where it was not, or where releases of a stretch lack the model.
+    Raises: NotKnown without such a record, or if some of these releases lack the model.
     """
     architecture = engine.architecture(view)
-    found = engine.scanned(NAME).get(architecture, {})
-    if "facts" not in found or architecture != view.family.architecture:
+    record = engine.scanned(NAME).get(architecture, {})
+    if "facts" not in record or architecture != view.family.architecture:
         raise no_data("SGLang", view.family.name)
-    _check_all_have(architecture, found, releases)
-    return Sglang(**found["facts"])
+    _check_all_have(architecture, record, releases)
+    return Sglang(**record["facts"])
 
 
 def _inside(view: HfCheckpoint, releases: Releases) -> Sglang:
-    """Return how SGLang runs the text model inside a wrapper: as the class that the wrapper's file makes it.
+    """Return how SGLang runs the text model inside a wrapper: by the class in the wrapper's file.
 
-    Raises: NotKnown where no file of a wrapper of this name was read, or where releases of a stretch lack it.
+    Raises: NotKnown if ropetool has no data on the wrapper, or if some of these releases lack it.
     """
     outer = engine.architecture(view)
-    found = engine.scanned(NAME, "wrappers").get(outer)
-    if found is None or names.ARCHITECTURES not in view.config:
+    record = engine.scanned(NAME, "wrappers").get(outer)
+    if record is None or names.ARCHITECTURES not in view.config:
         raise no_data("SGLang", view.family.name)
-    _check_all_have(outer, found, releases)
-    if "facts" in found:
-        return Sglang(**found["facts"])
-    inner = view.family.architecture if found["text"] == "*" else found["text"]
+    _check_all_have(outer, record, releases)
+    if "facts" in record:
+        return Sglang(**record["facts"])
+    inner = view.family.architecture if record["text"] == "*" else record["text"]
     known = engine.family_of(inner)
     if known is not None and known.sglang is not None:
         return known.sglang
@@ -98,19 +100,19 @@ def _inside(view: HfCheckpoint, releases: Releases) -> Sglang:
     return Sglang(**facts)
 
 
-def _check_all_have(architecture: str, found: Mapping[str, Any], releases: Releases) -> None:
-    """Raise NotKnown where releases of a stretch lack a model: there transformers' own code may take it."""
-    since = found.get("since", "0")
+def _check_all_have(architecture: str, record: Mapping[str, Any], releases: Releases) -> None:
+    """Raise NotKnown if some of these releases lack a model, because transformers' own code may run it there."""
+    since = record.get("since", "0")
     if numbers(since) > releases.start:
         raise added_within(architecture, "SGLang", since, releases)
 
 
 @once_each
 def _context(view: HfCheckpoint) -> int:
-    """Return the context that SGLang derives; keys nested by layer type do not count. Source: get_context_length."""
+    """Return SGLang's context length in tokens. It ignores keys nested by layer type. Source: get_context_length."""
     part = view.section
-    stated = {names.MAX_POSITION_EMBEDDINGS: view.family.default_max_position_embeddings, **part}
-    length = next(int(stated[key]) for key in LENGTH_KEYS if key in stated and is_number(stated[key]))
+    lengths = {names.MAX_POSITION_EMBEDDINGS: view.family.default_max_position_embeddings, **part}
+    length = next(int(lengths[key]) for key in LENGTH_KEYS if key in lengths and is_number(lengths[key]))
     keys = engine.loaded_keys(view)[names.FULL_ATTENTION]
     if view.family.nested or names.ORIGINAL_MAX_POSITION_EMBEDDINGS in keys:
         return length
@@ -135,12 +137,12 @@ def _layer(
         return engine.filled(entry, keys, _transformers_table(entry, keys, context), context)
     if facts.layout == "half":
         entry = replace(entry, layout="half")
-    made = replace(entry, layout="half") if facts.turns_rows else entry
-    return engine.filled(entry, keys, _table(made, keys, base, context, releases), context)
+    built = replace(entry, layout="half") if facts.turns_rows else entry
+    return engine.filled(entry, keys, _table(built, keys, base, context, releases), context)
 
 
 def _transformers_table(entry: LayerRope, keys: Mapping[str, Any], context: int) -> RopeTable:
-    """Return what transformers' functions make of the keys of one layer type alone, as the gemma3 file calls them."""
+    """Return the table by transformers' functions from the keys of one layer type, as the gemma3 file calls them."""
     rope_type = keys[names.ROPE_TYPE]
     length = int(keys.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS) or context)
     factor = keys.get(names.FACTOR)
@@ -187,7 +189,7 @@ def _yarn(keys: Mapping[str, Any], base: Array, factor: float, length: int, cont
 
 
 def _yarn_attention_factor(keys: Mapping[str, Any], factor: float, releases: Releases) -> float:
-    """Return the factor on cos and sin; attn_factor multiplies, attention_factor is not read."""
+    """Return the factor on cos and sin. attn_factor multiplies it, and attention_factor has no effect."""
     magnitude = mscale_of(factor)
     mscale, all_dim = keys.get(names.MSCALE), keys.get(names.MSCALE_ALL_DIM)
     if mscale is not None and all_dim is not None and releases.start >= WITH_MSCALE:
@@ -196,7 +198,7 @@ def _yarn_attention_factor(keys: Mapping[str, Any], factor: float, releases: Rel
 
 
 def _dynamic(keys: Mapping[str, Any], base: Array, factor: float) -> RopeTable:
-    """Return one table for all lengths: the rule evaluated at factor times the stated context."""
+    """Return one table for all lengths: the rule, evaluated at factor times the configured context length."""
     if "alpha" in keys:
         raise NotKnown("no data on dynamic with alpha")
     return RopeTable.fixed(base * ntk_stretch(2 * base.size, factor * factor - (factor - 1)))
@@ -205,12 +207,12 @@ def _dynamic(keys: Mapping[str, Any], base: Array, factor: float) -> RopeTable:
 def _longrope(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int, length: int) -> RopeTable:
     if entry.layout != "half":
         raise Refuses("ValueError: longrope only supports neox_style")
-    # A call takes the long list where a position is above the length, so one of length + 1 tokens takes the short one.
+    # A call uses the long list if a position is above the length, so a call with length + 1 tokens uses the short list.
     return engine.longrope_table(keys, base, context, length)
 
 
 def _mla(view: HfCheckpoint, entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int) -> LayerRope:
-    """Return DeepSeek's reading: whatever scaling is asked for becomes its yarn."""
+    """Return the entry of DeepSeek's model file, which reads any scaling as its own yarn."""
     interleaved = view.section.get("rope_interleave", True)
     entry = replace(entry, layout="interleaved" if interleaved else "half")
     if keys[names.ROPE_TYPE] == "default":

@@ -1,4 +1,4 @@
-"""transformers 5: rope_scaling beats rope_parameters, an outer original length beats the inner one.
+"""transformers 5: rope_scaling takes precedence over rope_parameters, and an outer original length over an inner one.
 
 Source: modeling_rope_utils.py and models/*/configuration_*.py of transformers 5.23.0.
 """
@@ -25,9 +25,9 @@ SUMMARY = "Hugging Face transformers 5: reads both config styles; rope_scaling w
 
 @once_each
 def decode(view: HfCheckpoint) -> RopeSet:
-    """Return what transformers 5 computes from this config.
+    """Return the tables that transformers 5 computes from a config.
 
-    Raises: Refuses where building the model stops with an error.
+    Raises: Refuses if the program stops with an error while it builds the model.
     """
     family = view.family
     part = view.section
@@ -76,7 +76,9 @@ def decode(view: HfCheckpoint) -> RopeSet:
 
 
 def _check_sections(keys: Mapping[str, Any], rotary_dim: int) -> None:
-    """Raise NotHeld for sections of other pairs than there are: most classes stop, some turn pairs by another axis."""
+    """Raise NotHeld if the sections do not cover the rotating pairs: most classes stop, some rotate pairs by a wrong
+    axis.
+    """
     sections = keys.get(names.MROPE_SECTION)
     if sections is not None and 2 * sum(sections) != rotary_dim:
         raise NotHeld(
@@ -85,13 +87,16 @@ def _check_sections(keys: Mapping[str, Any], rotary_dim: int) -> None:
 
 
 def objects(part: Mapping[str, Any], family: Family) -> dict[str, dict[str, Any]]:
-    """Return the object of each layer type after the class has filled in its defaults; a null base stays null."""
+    """Return the rope keys of each layer type with the defaults of the class. A base of null stays null.
+
+    Raises: Refuses if the class stops; NotKnown.
+    """
     scaling = part.get(names.ROPE_SCALING) or {}
     if part.get(names.ROPE_SCALING) in family.no_scaling_stops:
         raise Refuses(
             f"TypeError: {family.model_type} does not accept a rope_scaling of {shown(part[names.ROPE_SCALING])}"
         )
-    # Remote code reads the older keys, unless it nests its keys by kind of layer, which those do not know.
+    # Remote code reads the older keys, unless it nests its keys by layer type: the older keys cannot be nested.
     parameters = None if family.remote and not family.nested else part.get(names.ROPE_PARAMETERS)
     if scaling and family.scaling_keys and set(scaling) != set(family.scaling_keys):
         raise Refuses(f"ValueError: rope_scaling must have only the keys {' and '.join(family.scaling_keys)}")
@@ -136,6 +141,7 @@ def objects(part: Mapping[str, Any], family: Family) -> dict[str, dict[str, Any]
 
 
 def original_length(part: Mapping[str, Any], keys: Mapping[str, Any], family: Family, context: int) -> int:
+    """Return the length before any scaling, in tokens. context: the configured context length, which is the default."""
     outer = part.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS, family.default_original_max_position_embeddings)
     if outer is not None and not family.nested:
         return int(outer)
@@ -144,14 +150,14 @@ def original_length(part: Mapping[str, Any], keys: Mapping[str, Any], family: Fa
 
 
 def _truncate(part: Mapping[str, Any], keys: Mapping[str, Any], family: Family) -> bool:
-    """Nested configs are asked for `truncate` beside the layer types, where nobody writes it."""
+    """Return `truncate`. In nested configs the class looks for it outside the layer types, where no file has it."""
     if not family.nested:
         return bool(keys.get(names.TRUNCATE, True))
     return bool((part.get(names.ROPE_PARAMETERS) or {}).get(names.TRUNCATE, True))
 
 
 def softmax(rope_type: str, keys: Mapping[str, Any], family: Family) -> float:
-    """Return what keys make of MLA's softmax scale, 1 elsewhere. Raises: Refuses where a key is missing."""
+    """Return the multiplier of MLA's softmax scale, and 1 for other families. Raises: Refuses if a key is missing."""
     all_dim = keys.get(names.MSCALE_ALL_DIM)
     if not family.mla or rope_type == "default" or not all_dim:
         return 1.0

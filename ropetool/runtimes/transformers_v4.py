@@ -1,4 +1,4 @@
-"""transformers 4.57: rope_theta and rope_scaling alone; a rope_parameters object is ignored without a word.
+"""transformers 4.57: it reads rope_theta and rope_scaling, and ignores rope_parameters without a warning.
 
 Source: modeling_rope_utils.py and models/*/modeling_*.py of transformers 4.57.6.
 """
@@ -24,9 +24,9 @@ UNCHECKED = ("mistral", "mixtral")  # whose config classes do not look at rope_s
 
 
 def decode(view: HfCheckpoint) -> RopeSet:
-    """Return what transformers 4.57 computes from this config.
+    """Return the tables that transformers 4.57 computes from a config.
 
-    Raises: Refuses where building the model stops with an error.
+    Raises: Refuses if the program stops with an error while it builds the model.
     """
     family = view.family
     if not family.in_v4:
@@ -34,10 +34,10 @@ def decode(view: HfCheckpoint) -> RopeSet:
     part = view.section
     context = part.get(names.MAX_POSITION_EMBEDDINGS, family.default_max_position_embeddings)
     theta = part.get(family.rope_theta_key, family.v4_default_rope_theta)
-    stated = part.get(names.ROPE_SCALING)
-    if stated is not None and not isinstance(stated, Mapping) and family.model_type not in UNCHECKED:
-        raise Refuses(f"rope_scaling is {shown(stated)}; it must be an object")
-    scaling = stated or {}
+    keys = part.get(names.ROPE_SCALING)
+    if keys is not None and not isinstance(keys, Mapping) and family.model_type not in UNCHECKED:
+        raise Refuses(f"rope_scaling is {shown(keys)}; it must be an object")
+    scaling = keys or {}
     entries = {names.FULL_ATTENTION: _entry(part, family, names.FULL_ATTENTION, scaling, theta, context)}
     if names.SLIDING_ATTENTION in family.layer_types:
         local = theta
@@ -65,14 +65,14 @@ def _entry(
     length = scaling.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS) or context
     factor = scaling.get(names.FACTOR)
     if rope_type == "longrope":
-        # Only the outer key counts, and where it is there the ratio of the lengths replaces the factor.
+        # Only the outer key has an effect. If it exists, the ratio of the lengths replaces the factor.
         outer = part.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS)
         length = outer or context
         factor = context / outer if outer else factor
         if factor is None and scaling.get(names.ATTENTION_FACTOR) is None:
             raise Refuses("TypeError: longrope needs factor, or original_max_position_embeddings outside rope_scaling")
     head_dim = formulas.head_dim(part, family, NAME, rope_type)
-    # 4.57 reads the share beside rope_scaling alone, and for every type: the default too.
+    # 4.57 reads only the share outside rope_scaling, for every type and also for the default type.
     rotary_dim = formulas.rotary_dim(part, {}, family, head_dim, rope_type if family.partial_rotary_key else "any")
     resolved = formulas.Resolved(
         rope_type, base, rotary_dim,

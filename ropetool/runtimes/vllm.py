@@ -1,6 +1,6 @@
-"""vLLM: configs loaded by transformers 5, tables of its own that are made once, and its own rules for the context.
+"""vLLM: transformers 5 loads the config. vLLM computes its own tables once, and has its own rules for the context.
 
-Source: model_executor/layers/rotary_embedding, model_executor/models and config/model.py of the releases named.
+Source: model_executor/layers/rotary_embedding, model_executor/models and config/model.py of the releases in RELEASES.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ SERVING = ConfigOverrides(
     "vllm serve {} --max-model-len {}", "--hf-overrides", merges=(False,), nested_merges=(True,)
 ).serving
 
-HF_SEMANTICS = (0, 30)  # yarn reads attention_factor and mscale from here on, attn_factor before (vllm#56446)
-MLA_SEMANTICS = (0, 31)  # DeepSeek's file leaves the softmax scale alone for attention_factor 1.0 from here on
-# The smallest of these is the stated context; a model_max_length replaces it.
+HF_SEMANTICS = (0, 30)  # from here on, yarn reads attention_factor and mscale, before attn_factor (vllm#56446)
+MLA_SEMANTICS = (0, 31)  # from here on, attention_factor 1.0 leaves the softmax scale of DeepSeek's file unchanged
+# The smallest of these is the configured context length. model_max_length takes precedence.
 LENGTH_KEYS = (
     names.MAX_POSITION_EMBEDDINGS, "n_positions", "max_seq_len", "seq_length", names.MODEL_MAX_LENGTH,
     "max_target_positions", "max_sequence_length", "max_seq_length", "seq_len",
 )  # fmt: skip
-NOT_RUN = {"reads": "by the transformers backend"}  # what is said of an architecture that nobody has run on it
-# gpt_oss is given these keys of yarn alone.
+NOT_RUN = {"reads": "by the transformers backend"}  # the record of an architecture that was not run on this backend
+# vLLM passes only these keys of yarn to gpt_oss.
 GPT_OSS_KEYS = frozenset({
     names.ROPE_THETA, names.FACTOR, names.ORIGINAL_MAX_POSITION_EMBEDDINGS, names.BETA_FAST, names.BETA_SLOW,
     names.TRUNCATE,
@@ -55,10 +55,10 @@ GPT_OSS_KEYS = frozenset({
 
 
 def decode(view: HfCheckpoint, releases: Releases) -> RopeSet:
-    """Return what vLLM computes from this config, in these releases.
+    """Return the tables that these releases of vLLM compute from a config.
 
-    The context is the longest that --max-model-len may ask for, as far as the tables of cos and sin reach.
-    Raises: Refuses where it stops with an error.
+    The context is the largest value of --max-model-len, limited by the length of the tables of cos and sin.
+    Raises: Refuses if the program stops with an error.
     """
     own = view.family.own_name or engine.loaded_as_family(view)
     facts = view.family.vllm if own else _inside(view, releases)
@@ -67,8 +67,8 @@ def decode(view: HfCheckpoint, releases: Releases) -> RopeSet:
     given = engine.loaded_keys(view)
     engine.check_sections("vLLM", given)
     if facts.on_transformers and numbers(facts.on_transformers) <= releases.start:
-        found = _on_transformers(view)
-        return replace(found, max_position_embeddings=_derived(view, given, releases))
+        rope = _on_transformers(view)
+        return replace(rope, max_position_embeddings=_derived(view, given, releases))
     if releases.first in facts.stops:
         raise Refuses(facts.stops[releases.first])
     shape = engine.shape(view)
@@ -81,58 +81,61 @@ def decode(view: HfCheckpoint, releases: Releases) -> RopeSet:
 
 
 def _scanned(view: HfCheckpoint, releases: Releases) -> Vllm:
-    """Return how vLLM runs the architecture of a config, as its registry and its model files have it.
+    """Return how vLLM runs the architecture of a config, from its registry and model files.
 
-    Raises: NotKnown where a file has a reading of its own; Refuses where a stretch of releases lacks the model.
+    Raises: NotKnown if a file reads the keys in its own way; Refuses if these releases lack the model.
     """
     architecture = engine.architecture(view)
-    found = engine.scanned(NAME).get(architecture, NOT_RUN)
-    if found == NOT_RUN or not view.family.own_name or architecture != view.family.architecture:
+    record = engine.scanned(NAME).get(architecture, NOT_RUN)
+    if record == NOT_RUN or not view.family.own_name or architecture != view.family.architecture:
         raise no_data("vLLM", view.family.name)
-    if not found:
+    if not record:
         raise Refuses(f"ValueError: Model architectures ['{architecture}'] are not supported")
-    since, until = found.get("since", "0"), found.get("until", "9999")
-    backend = found.get("on_transformers", "")
+    since, until = record.get("since", "0"), record.get("until", "9999")
+    backend = record.get("on_transformers", "")
     if backend and numbers(backend)[:2] <= releases.start:
         return Vllm(on_transformers=releases.first)
-    if found.get("reads") == NOT_RUN["reads"]:
+    if record.get("reads") == NOT_RUN["reads"]:
         raise NotKnown(f"no data on {architecture} in vLLM before {backend}")
-    if "file" not in found or numbers(since)[:2] > releases.end or numbers(until)[:2] < releases.start:
-        span = f"until {until}" if "until" in found else f"from {since if 'file' in found else backend} on"
+    if "file" not in record or numbers(since)[:2] > releases.end or numbers(until)[:2] < releases.start:
+        span = f"until {until}" if "until" in record else f"from {since if 'file' in record else backend} on"
         raise Refuses(f"ValueError: {architecture} is in vLLM {span}")
     if numbers(since)[:2] > releases.start:
         raise added_within(architecture, "vLLM", since, releases)
-    return _read(found, view)
+    return _read(record, view)
 
 
-def _read(found: Mapping[str, str], view: HfCheckpoint) -> Vllm:
-    """Return what a scan of a model file says. Raises: NotKnown where it does not say how the file reads the rope keys."""
-    if found.get("reads") != "as stated" or view.family.layer_base_key:
+def _read(record: Mapping[str, str], view: HfCheckpoint) -> Vllm:
+    """Return the facts in the record of a model file.
+
+    Raises: NotKnown if the record does not contain how the file reads the rope keys.
+    """
+    if record.get("reads") != "as stated" or view.family.layer_base_key:
         raise NotKnown(
-            f"no data on how vLLM's {found.get('file', 'backend')} reads the rope keys of {view.family.name}"
+            f"no data on how vLLM's {record.get('file', 'backend')} reads the rope keys of {view.family.name}"
         )
     return Vllm(
-        wider_window=".".join(found.get("wider_window", "").split(".")[:2]),
-        made_half=found.get("layout", "").startswith("half, then"),
-        turns_rows=found.get("layout", "").endswith("rows turned"),
+        wider_window=".".join(record.get("wider_window", "").split(".")[:2]),
+        made_half=record.get("layout", "").startswith("half, then"),
+        turns_rows=record.get("layout", "").endswith("rows turned"),
     )
 
 
 def _inside(view: HfCheckpoint, releases: Releases) -> Vllm:
-    """Return how vLLM runs the text model inside a wrapper: as the class that the wrapper's file makes it, by its own config.
+    """Return how vLLM runs the text model inside a wrapper: by the class in the wrapper's file, with the inner config.
 
-    Raises: NotKnown where no file of a wrapper of this name was read; Refuses where a stretch of releases lacks it.
+    Raises: NotKnown if ropetool has no data on the wrapper; Refuses if these releases lack it.
     """
     outer = engine.architecture(view)
-    found = engine.scanned(NAME, "wrappers").get(outer)
-    if found is None or names.ARCHITECTURES not in view.config:
+    record = engine.scanned(NAME, "wrappers").get(outer)
+    if record is None or names.ARCHITECTURES not in view.config:
         raise no_data("vLLM", view.family.name)
-    since, until = (numbers(found.get(key, far))[:2] for key, far in (("since", "0"), ("until", "9999")))
+    since, until = (numbers(record.get(key, far))[:2] for key, far in (("since", "0"), ("until", "9999")))
     if since > releases.end or until < releases.start:
-        raise Refuses(f"ValueError: {outer} is in vLLM {found.get('since', '0')} to {found.get('until', 'now')}")
+        raise Refuses(f"ValueError: {outer} is in vLLM {record.get('since', '0')} to {record.get('until', 'now')}")
     if since > releases.start:
-        raise added_within(outer, "vLLM", found["since"], releases)
-    inner = view.family.architecture if found["text"] == "*" else found["text"]
+        raise added_within(outer, "vLLM", record["since"], releases)
+    inner = view.family.architecture if record["text"] == "*" else record["text"]
     known = engine.family_of(inner)
     if known is not None and known.vllm is not None:
         return known.vllm
@@ -140,17 +143,17 @@ def _inside(view: HfCheckpoint, releases: Releases) -> Vllm:
 
 
 def _on_transformers(view: HfCheckpoint) -> RopeSet:
-    found = transformers.decode(view)
-    if any(entry.table is not None and not entry.table.is_fixed for entry in found.entries.values()):
+    rope = transformers.decode(view)
+    if any(entry.table is not None and not entry.table.is_fixed for entry in rope.entries.values()):
         raise NotKnown(
             "transformers' code chooses a table by the length of a call, but a call in vLLM contains several requests"
         )
-    return found
+    return rope
 
 
 @once_each
 def _configured_length(view: HfCheckpoint) -> float:
-    """Return the context length before any scaling, in tokens."""
+    """Return the configured context length, before any scaling, in tokens."""
     part = view.section
     lengths = {key: part[key] for key in LENGTH_KEYS if key in part and is_number(part[key])}
     lengths.setdefault(names.MAX_POSITION_EMBEDDINGS, view.family.default_max_position_embeddings)
@@ -159,7 +162,7 @@ def _configured_length(view: HfCheckpoint) -> float:
 
 
 def _derived(view: HfCheckpoint, given: Mapping[str, Mapping[str, Any]], releases: Releases) -> int:
-    """Return the context that vLLM derives from the config.
+    """Return the context length that vLLM derives from a config, in tokens.
 
     Source: _get_and_verify_max_len and derive_max_model_len_and_key.
     """
@@ -181,7 +184,7 @@ def _derived(view: HfCheckpoint, given: Mapping[str, Mapping[str, Any]], release
 def _layer(
     view: HfCheckpoint, facts: Vllm, entry: LayerRope, keys: Mapping[str, Any], releases: Releases
 ) -> tuple[LayerRope, int]:
-    """Return what a layer type computes, and how many positions its table of cos and sin has."""
+    """Return the entry of a layer type, and the number of positions in its table of cos and sin."""
     part, family = view.section, view.family
     context = int(part.get(names.MAX_POSITION_EMBEDDINGS, family.default_max_position_embeddings))
     if facts.formula == "deepseek":
@@ -196,13 +199,16 @@ def _layer(
         entry = replace(entry, layout="half")
     entry = _narrowed(view, entry, keys)
     base = engine.base_table(keys, entry.rotary_dim)
-    made = replace(entry, layout="half") if facts.turns_rows else entry
-    table, rows = _table(made, keys, base, context, releases)
+    built = replace(entry, layout="half") if facts.turns_rows else entry
+    table, rows = _table(built, keys, base, context, releases)
     return engine.filled(entry, keys, table, context), rows
 
 
 def _narrowed(view: HfCheckpoint, entry: LayerRope, keys: Mapping[str, Any]) -> LayerRope:
-    """Return the entry with the share of channels that rotates: vLLM narrows the head of any family."""
+    """Return the entry with the share of rotating channels, which vLLM reads for any family.
+
+    Raises: Refuses if the share is not valid.
+    """
     share = keys.get(names.PARTIAL_ROTARY_FACTOR, view.section.get(names.PARTIAL_ROTARY_FACTOR))
     if view.family.partial_rotary_key or view.family.mla or share is None or keys[names.ROPE_TYPE] == "proportional":
         return entry
@@ -238,7 +244,7 @@ def _table(
 
 
 def _proportional(entry: LayerRope, keys: Mapping[str, Any]) -> Array:
-    """Return the table of a whole head of whose pairs a share turns; a factor is not looked at."""
+    """Return the table of a whole head in which only a share of the pairs rotates. A factor has no effect."""
     base = arithmetic.base_inv_freq(float(keys[names.ROPE_THETA]), entry.head_dim)
     return with_share(base, engine.number(keys, names.PARTIAL_ROTARY_FACTOR, 1.0))
 
@@ -262,7 +268,7 @@ def _no_extrapolation_factor(keys: Mapping[str, Any]) -> None:
 
 
 def _dynamic(keys: Mapping[str, Any], base: Array) -> RopeTable:
-    """Return the unscaled table: the rule is evaluated once, at the trained length, where it changes nothing."""
+    """Return the unscaled table, because vLLM evaluates the rule once, at the trained length."""
     if "alpha" in keys or "max_trained_positions" in keys:
         raise NotKnown("no data on dynamic with alpha or max_trained_positions")
     engine.number(keys, names.FACTOR)
@@ -270,7 +276,9 @@ def _dynamic(keys: Mapping[str, Any], base: Array) -> RopeTable:
 
 
 def _longrope(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int) -> tuple[RopeTable, int]:
-    """Return both lists; which one serves is decided once, by whether --max-model-len is above the trained length."""
+    """Return the table of both lists. vLLM chooses a list once: the long one if --max-model-len is above the trained
+    length.
+    """
     if entry.layout != "half":
         raise Refuses("ValueError: longrope only supports neox_style")
     length = int(keys[names.ORIGINAL_MAX_POSITION_EMBEDDINGS])
@@ -278,7 +286,10 @@ def _longrope(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: i
 
 
 def _mla(entry: LayerRope, keys: Mapping[str, Any], context: int, releases: Releases) -> tuple[LayerRope, int]:
-    """Return DeepSeek's reading: whatever scaling is asked for becomes its yarn; rope_interleave is not looked at."""
+    """Return the entry of DeepSeek's model file, which reads any scaling as its own yarn.
+
+    rope_interleave has no effect.
+    """
     entry = replace(entry, layout="interleaved")
     base = engine.base_table(keys, entry.rotary_dim)
     if keys[names.ROPE_TYPE] == "default":

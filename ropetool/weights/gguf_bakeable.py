@@ -16,7 +16,7 @@ from ropetool.errors import ConfigError, LossyExport
 from ropetool.files.gguf import Patch, Value, ValueType
 from ropetool.rope.tables import TABLE_TOLERANCE, LayerRope
 from ropetool.runtimes.llama_cpp import architectures as archs
-from ropetool.runtimes.llama_cpp.layers import Model
+from ropetool.runtimes.llama_cpp.layers import ModelKeys
 from ropetool.weights import operations as ops
 from ropetool.weights.edits import TensorEdit
 from ropetool.weights.fold_targets import FoldTargets
@@ -70,7 +70,7 @@ class GgufBakeable:
 
     def still(self, pairs: Sequence[int]) -> tuple[list[TensorEdit], list[FileEdit]]:
         """Return frequency vectors with very large divisors for these pairs."""
-        model, reader = self.checkpoint, Model.of(self.checkpoint)
+        model, reader = self.checkpoint, ModelKeys.of(self.checkpoint)
         vector_names = reader.arch.loads(reader.get(archs.SCALING_TYPE, "linear")) if reader.arch.vectors else ()
         if not vector_names:
             more = " or --rearch llama" if reader.arch.name == "qwen2" else ""
@@ -94,7 +94,7 @@ class GgufBakeable:
 
 def _factor_patch(model: GgufCheckpoint, entry: LayerRope, factor: float, scale: float) -> Patch:
     """Return the keys that make llama.cpp multiply cos and sin by `factor`, and MLA's score by `scale` squared."""
-    reader = Model.of(model)
+    reader = ModelKeys.of(model)
     if archs.YARN_LOG_MULTIPLIER not in reader.arch.keys or not reader.arch.mla:
         if reader.arch.mla and math.isclose(scale, 1) and not math.isclose(factor, 1):
             raise LossyExport(f"llama.cpp has one key for both factors of {reader.arch.name}", where=model.where)
@@ -119,7 +119,7 @@ def _factor_patch(model: GgufCheckpoint, entry: LayerRope, factor: float, scale:
     )
 
 
-def _patch_of_numbers(reader: Model, numbers: Mapping[str, tuple[float, float]]) -> Patch:
+def _patch_of_numbers(reader: ModelKeys, numbers: Mapping[str, tuple[float, float]]) -> Patch:
     """Return the patch that sets these numbers. A number equal to llama.cpp's default is left out."""
     values: dict[str, Value] = {}
     removed = set()

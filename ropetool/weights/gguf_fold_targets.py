@@ -16,7 +16,7 @@ from ropetool.runtimes.base import Refuses
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import folding, layers
 from ropetool.runtimes.llama_cpp.architectures import Architecture
-from ropetool.runtimes.llama_cpp.layers import Model, value_of
+from ropetool.runtimes.llama_cpp.layers import ModelKeys, value_of
 from ropetool.weights.bakeable import computed
 from ropetool.weights.fold_targets import FoldTargets, cannot_bake
 
@@ -40,7 +40,7 @@ def gguf_targets(model: GgufCheckpoint) -> FoldTargets:
 
 
 def _targets(model: GgufCheckpoint, rope: RopeSet) -> FoldTargets:
-    reader = Model.of(model)
+    reader = ModelKeys.of(model)
     reason = folding.refusal(reader)
     if reason:
         raise cannot_bake(reader.arch.name, reason, model.where)
@@ -117,7 +117,7 @@ def _renamed(family: Family, step: FoldStep, projection: str, fused: bool) -> Fo
 # --- sizes
 
 
-def _config(model: Model, count: int) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
+def _config(model: ModelKeys, count: int) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
     """Return the sizes for row selectors, with the names of config.json, and the sizes of layers that differ."""
     every = {layer: _sizes_of(model, layer, count) for layer in range(count)}
     first = next((sizes for layer, sizes in every.items() if 0 not in _heads(model, layer)), every[0])
@@ -130,12 +130,12 @@ def _config(model: Model, count: int) -> tuple[dict[str, Any], dict[int, dict[st
     return config, {layer: sizes for layer, sizes in every.items() if sizes != first}
 
 
-def _heads(model: Model, layer: int) -> tuple[int, int]:
+def _heads(model: ModelKeys, layer: int) -> tuple[int, int]:
     heads, kv_heads = (model.per_layer(suffix, layer) for suffix in (archs.HEAD_COUNT, archs.HEAD_COUNT_KV))
     return heads or 0, (heads or 0) if kv_heads is None else kv_heads
 
 
-def _sizes_of(model: Model, layer: int, count: int) -> dict[str, Any]:
+def _sizes_of(model: ModelKeys, layer: int, count: int) -> dict[str, Any]:
     heads, kv_heads = _heads(model, layer)
     sizes = {names.NUM_ATTENTION_HEADS: heads, names.NUM_KEY_VALUE_HEADS: kv_heads}
     if model.arch.name not in folding.LATENT:
@@ -144,7 +144,7 @@ def _sizes_of(model: Model, layer: int, count: int) -> dict[str, Any]:
     return {**sizes, **_latent_sizes(model, slides)}
 
 
-def _latent_sizes(model: Model, slides: bool) -> dict[str, int | None]:
+def _latent_sizes(model: ModelKeys, slides: bool) -> dict[str, int | None]:
     """Return the sizes of MLA. In files from before the split of kv_b, key_length is the size of whole heads."""
 
     def read(suffix: str) -> int | None:
@@ -158,14 +158,14 @@ def _latent_sizes(model: Model, slides: bool) -> dict[str, int | None]:
     return {**sizes, "qk_rope_head_dim": rotary, "qk_nope_head_dim": whole - rotary}
 
 
-def _without_attention(model: Model, count: int) -> frozenset[int]:
+def _without_attention(model: ModelKeys, count: int) -> frozenset[int]:
     """Return the layers without heads, or whose tensors belong to an earlier layer."""
     stacks = folding.TWO_STACKS.get(model.arch.name)
     own = count if stacks is None else 2 * (value_of(model.view, model.key(stacks), ValueType.U32) or count)
     return frozenset(layer for layer in range(count) if layer >= own or 0 in _heads(model, layer))
 
 
-def _without_keys(model: Model, count: int) -> frozenset[int]:
+def _without_keys(model: ModelKeys, count: int) -> frozenset[int]:
     """Return the last layers if they use the keys of other layers."""
     first = folding.LAYERS_WITH_KEYS.get(model.arch.name, count)
     if model.arch.name in folding.SHARE_LAST_KEYS:

@@ -68,7 +68,7 @@ def test_every_key_that_moves_the_attending_layers_is_read() -> None:
                 if theirs is None or theirs == kinds(plain):
                     continue
                 part = {key: value, names.NUM_HIDDEN_LAYERS: config.num_hidden_layers}
-                ours = hf_formulas.kinds(part, family, config.num_hidden_layers)
+                ours = hf_formulas.layer_types(part, family, config.num_hidden_layers)
                 assert full_layers(theirs, family) == full_layers(ours, family), (name, key, value)
                 read.add(f"{name}.{key}")
     assert {

@@ -46,8 +46,8 @@ def short_list(keys: Any, base: Any, context: int, length: int) -> RopeTable:
 
 DEFECTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "the short list of longrope": ("0.32.2", "llama-longrope-v4", {"_longrope": short_list}),
-    "dynamic known before 0.32": ("0.31.3", "llama-dynamic-v4", {"NEWER": "0.30"}),
-    "rope_parameters of qwen3 not read": ("0.32.2", "qwen3-yarn-v5", {"NEWER": "9"}),
+    "dynamic known before 0.32": ("0.31.3", "llama-dynamic-v4", {"NEWER": (0, 30)}),
+    "rope_parameters of qwen3 not read": ("0.32.2", "qwen3-yarn-v5", {"NEWER": (9,)}),
     "mixtral keeps its scaling": ("0.32.2", "mixtral-linear-v4", {"mixtral.scaling": True}),
     "yarn without a length counts from the context": ("0.32.2", "llama-yarn-unsaid-length-v4", {"YARN_LENGTH": 2048}),
 }

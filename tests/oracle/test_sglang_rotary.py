@@ -35,8 +35,8 @@ def test_every_cell_is_asked_of_a_real_class() -> None:
 
 
 DEFECTS = {
-    "mscale read before 0.5.16": ("0.5.15", "llama-yarn-mscales-v4", {"WITH_MSCALE": "0.5"}),
-    "mscale not read since 0.5.16": ("0.5.23", "llama-yarn-mscales-v4", {"WITH_MSCALE": "9"}),
+    "mscale read before 0.5.16": ("0.5.15", "llama-yarn-mscales-v4", {"WITH_MSCALE": (0, 5)}),
+    "mscale not read since 0.5.16": ("0.5.23", "llama-yarn-mscales-v4", {"WITH_MSCALE": (9,)}),
     "mixtral keeps its scaling": ("0.5.23", "mixtral-linear-v4", {"mixtral.scaling": True}),
     "mistral slides": ("0.5.23", "mistral-window", {"mistral.window": True}),
     "DeepSeek run as a plain family": ("0.5.23", "deepseek_v3-yarn-mscales-v4", {"deepseek_v3.formula": ""}),

@@ -50,9 +50,9 @@ def test_every_cell_is_asked_of_a_real_class() -> None:
 
 
 DEFECTS = {
-    "attention_factor honoured before 0.30": ("0.25.1", "llama-yarn-attention-1-v4", {"HF_SEMANTICS": "0.25"}),
-    "attention_factor dropped since 0.30": ("0.33.0", "llama-yarn-attention-1-v4", {"HF_SEMANTICS": "9.0"}),
-    "attn_factor honoured since 0.30": ("0.33.0", "llama-yarn-attn-v4", {"HF_SEMANTICS": "9.0"}),
+    "attention_factor honoured before 0.30": ("0.25.1", "llama-yarn-attention-1-v4", {"HF_SEMANTICS": (0, 25)}),
+    "attention_factor dropped since 0.30": ("0.33.0", "llama-yarn-attention-1-v4", {"HF_SEMANTICS": (9, 0)}),
+    "attn_factor honoured since 0.30": ("0.33.0", "llama-yarn-attn-v4", {"HF_SEMANTICS": (9, 0)}),
     "DeepSeek run as a plain family": ("0.33.0", "deepseek_v3-yarn-mscales-v4", {"deepseek_v3.formula": ""}),
     "olmo3 on transformers' code too early": ("0.26.0", "olmo3-yarn-attention-1-v5", {"olmo3.on_transformers": "0.26"}),
     "the context of linear taken as stated": ("0.33.0", "llama-linear-v4", {"LENGTH_KEYS": ("n_positions",)}),

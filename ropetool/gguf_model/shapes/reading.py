@@ -70,7 +70,7 @@ def read_model(
     tied = config.get("tie_word_embeddings", table.tied) is True
     switches |= {"tied": tied, "untied": not tied}
     counts = derived(table.derived, counts)
-    kinds = tuple(hf_formulas.kinds(config, family, counts["layers"])) if family.has_kinds else ()
+    kinds = tuple(hf_formulas.layer_types(config, family, counts["layers"])) if family.has_kinds else ()
     model = ModelShape(family, table, RULES[table.rules], config, arch, counts, switches, where, kinds)
     _check_architecture(model)
     for one in table.keys.values():

@@ -1,4 +1,4 @@
-"""llama.cpp: what it computes from a GGUF file, how a table is written for it, and what our export of a checkpoint states."""
+"""llama.cpp: how it reads a GGUF file, how a table is written for it, and the rotary keys of ropetool's export."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ropetool.runtimes.llama_cpp.serving import SERVING
 __all__ = ["FORMATS", "NAME", "RUN_BY", "SERVING", "SUMMARY", "VERSIONS", "decode"]
 
 NAME = "llama.cpp"
-FORMATS = ("gguf",)  # a directory is read by way of our export, where that is asked for by name
+FORMATS = ("gguf",)  # it also reads a directory through ropetool's export, but only if the user requests it
 VERSIONS = "llama-cpp-python 0.3.36"
 SUMMARY = "llama.cpp: reads a fixed list of keys for each architecture and silently ignores the rest"
 # Older releases of Ollama run another engine.
@@ -29,10 +29,10 @@ def decode(checkpoint: Checkpoint) -> RopeSet:
     """
     if isinstance(checkpoint, HfCheckpoint):
         return read_exported(checkpoint)
-    found = decoding.decode(checkpoint)
+    rope = decoding.decode(checkpoint)
     refusals = list(key_rules.of_keys(checkpoint, ()).values())
     if refusals:
         raise Refuses(
             refusals[0] + (f" ({len(refusals) - 1} more: ropetool doctor shows them)" if refusals[1:] else "")
         )
-    return found
+    return rope

@@ -1,8 +1,8 @@
 """What llama.cpp reads and computes for each architecture: keys, frequency vectors, layouts, sliding layers.
 
-Data alone, with the lookups that go with it; decoding a file is decoding.py's concern. A plain architecture that is not
-here may be described by the file of its family (`llama_cpp`). Source: src/llama-arch.cpp,
-src/llama-model.cpp and src/models/*.cpp of llama.cpp, the sources within llama-cpp-python 0.3.36.
+Only data and lookups; decoding.py decodes a file. The file of a family can describe a plain architecture that is not
+here (`llama_cpp`). Source: src/llama-arch.cpp, src/llama-model.cpp and src/models/*.cpp of llama.cpp within
+llama-cpp-python 0.3.36.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ropetool.files.gguf.codec import shown
 from ropetool.rope.arithmetic import FAR_TURNS, NEAR_TURNS
 from ropetool.runtimes.base import NotKnown
 
-BETAS = (NEAR_TURNS, FAR_TURNS)  # the ends of YaRN's ramp where no key says others
+BETAS = (NEAR_TURNS, FAR_TURNS)  # the ends of YaRN's ramp, if no key sets them
 
-# --- spellings: keys carry the architecture's name and a dot in front
+# --- spellings: in a file, the architecture's name and a dot precede these keys
 ARCHITECTURE = "general.architecture"
 CONTEXT_LENGTH = "context_length"
 EMBEDDING_LENGTH = "embedding_length"
@@ -71,7 +71,7 @@ VECTORS = (ROPE_FREQS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT)
 SCALING_TYPES = ("none", "linear", "yarn", "longrope")
 MAX_LAYERS = 512
 
-# The type that each key must have in the file; llama.cpp converts nothing.
+# The type that each key must have in the file, because llama.cpp does not convert types.
 TYPES = {
     **dict.fromkeys(
         (CONTEXT_LENGTH, EMBEDDING_LENGTH, BLOCK_COUNT, NEXTN_LAYERS, HEAD_COUNT, HEAD_COUNT_KV, KEY_LENGTH,
@@ -89,7 +89,7 @@ TYPES = {
     FINETUNED: ValueType.BOOL,
 }  # fmt: skip
 
-# Loaded, and so checked for their type, whatever the architecture does with them.
+# The loader reads these for every architecture, and so checks their types.
 ALWAYS_LOADED = (
     CONTEXT_LENGTH, EMBEDDING_LENGTH, BLOCK_COUNT, NEXTN_LAYERS, FREQ_BASE, SCALING_TYPE, FACTOR, ATTN_FACTOR,
     ORIGINAL_CONTEXT_LENGTH, FINETUNED, ALPHA, DIMENSION_COUNT, DIMENSION_COUNT_SWA, KEY_LENGTH, KEY_LENGTH_SWA,
@@ -103,17 +103,25 @@ READ_BY_ALL = frozenset({
 
 @dataclass(frozen=True)
 class Sliding:
-    """How an architecture's sliding layers are found and rotated.
+    """Which layers of an architecture slide, and how they rotate.
 
-    required: without the window's key the file does not load. default: the window where the key is absent, 0 for no
-    sliding layers then. fixed: the window whatever the key says. pattern: every n-th layer is a full one where the
-    file does not say, 0 for none, None where the file must list the layers; dense_first: the first of each n is.
-    own_base: the base without rope.freq_base_swa is 10000, not that of the other layers. needs_base: without that key
-    the file does not load. shares_base: the graph takes the others' base and scale, whatever the file says. scaled:
-    rope.scaling.factor reaches them. plain: neither scaling nor any attention factor does. own_dims: their rotary_dim is
-    their own, otherwise all layers have that of layer 0; first_dims: the others have layer 0's all the same. layer_count: the only
-    number of layers with which any of this happens. chunked: the window is a chunk of the text, within which they attend.
-    uncompressed: those slide that attention.compress_ratios gives 0, by rope.freq_base; the others' base is a key of their own.
+    required: the file does not load without the key of the window.
+    default: the window without that key, in tokens; 0 for no sliding layers.
+    fixed: the window for any value of the key, in tokens; 0 if the key sets the window.
+    pattern: every n-th layer is a full one if the file does not set a pattern; 0 for none; None if the file must list
+      the layers.
+    dense_first: the first of each n layers is the full one, and not the last.
+    own_base: without rope.freq_base_swa the base is 10000, and not the base of the full layers.
+    shares_base: the graph uses the base and scale of the full layers, and ignores other values in the file.
+    scaled: rope.scaling.factor has an effect.
+    plain: no scaling and no attention factor has an effect.
+    own_dims: they have a separate rotary_dim. Otherwise all layers have the rotary_dim of layer 0.
+    first_dims: with own_dims, the full layers still have the rotary_dim of layer 0.
+    layer_count: the only number of layers for which these rules apply; None for any.
+    needs_base: the file does not load without rope.freq_base_swa.
+    chunked: the window is a chunk of the text, and a layer attends within its chunk.
+    uncompressed: layers with 0 in attention.compress_ratios slide and use rope.freq_base. The full layers have a
+      separate key for their base.
     """
 
     required: bool = False
@@ -137,11 +145,15 @@ class Sliding:
 class Architecture:
     """An architecture as llama.cpp runs it.
 
-    layout: half or interleaved, empty where nothing rotates. keys: those that change what it computes, beyond
-    READ_BY_ALL. vectors: whether its graph divides by frequency vectors. whole_heads: rope.dimension_count must be
-    the head's. rotating: which layers rotate: all, sliding, or a step. layer_count: the only number of layers with
-    which any does. norm_after: queries and keys are normalised after the rotation, which takes any factor on cos and
-    sin away. fixed_base: the base whatever the file says, unscaled; 0 where the file says it.
+    layout: half or interleaved; empty if no layer rotates.
+    keys: the keys besides READ_BY_ALL that change the rotation.
+    vectors: whether its graph divides by frequency vectors.
+    whole_heads: whether rope.dimension_count must be the channels of a head.
+    sliding: the rules of sliding layers; None if no layer slides.
+    rotating: the rotating layers: all, sliding, or a step.
+    layer_count: the only number of layers for which any layer rotates; None for any.
+    norm_after: queries and keys are normalised after the rotation, which cancels any factor on cos and sin.
+    fixed_base: the base, unscaled, for any value in the file; 0 if the file sets the base.
     """
 
     name: str
@@ -157,12 +169,12 @@ class Architecture:
 
     @property
     def base_key(self) -> str:
-        """The key of the base of the layers that look all the way back."""
+        """The key of the base of the full-attention layers."""
         return COMPRESS_FREQ_BASE if self.sliding is not None and self.sliding.uncompressed else FREQ_BASE
 
     @property
     def decoupled(self) -> bool:
-        """Whether what rotates are channels of their own beside latent ones."""
+        """Whether separate channels rotate, next to latent channels."""
         return self.mla or self.name in DECOUPLED
 
     @property
@@ -172,25 +184,25 @@ class Architecture:
 
     @property
     def betas(self) -> tuple[float, float]:
-        """The ends of YaRN's ramp where the file states none."""
+        """The ends of YaRN's ramp if the file does not set them."""
         return (8.0, 1.0) if self.name == "grok" else BETAS
 
     @property
     def takes_factor(self) -> bool:
-        """Whether any factor on cos and sin can be had without one on the whole score."""
+        """Whether a file can set a factor on cos and sin without a factor on the whole score."""
         lost = self.norm_after or self.name in WITHOUT_FACTOR
         return not lost and not (self.mla and YARN_LOG_MULTIPLIER not in self.keys)
 
     @property
     def method(self) -> str:
-        """The method to name to somebody who asks for none."""
+        """The default method."""
         if self.fixed_base:
             return "length"
         return "ntk" if self.sliding is not None and self.sliding.needs_base else "yarn"
 
     @property
     def limit(self) -> str:
-        """What stands against some tables here, in words; empty where nothing does."""
+        """Why llama.cpp cannot use some tables; empty if there is no such reason."""
         if self.fixed_base:
             return f"its graph always rotates with the base {self.fixed_base:g} and ignores the base in the file"
         if self.norm_after:
@@ -206,7 +218,10 @@ class Architecture:
         return f"its sliding layers share the {'base' if self.sliding.shares_base else 'factor on cos and sin'}"
 
     def loads(self, scaling_type: str) -> tuple[str, ...]:
-        """Return the frequency vectors that a file of this scaling type may hold; any other one stops the loading."""
+        """Return the frequency vectors that a file of this scaling type may contain.
+
+        Any other vector stops the loading.
+        """
         if self.name in LISTS or (self.name in LISTS_FOR_LONGROPE and scaling_type == "longrope"):
             return (ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT)
         return (ROPE_FREQS,) if self.vectors or self.name in FREQS_UNUSED else ()
@@ -218,22 +233,22 @@ def names() -> list[str]:
 
 
 def get(name: str) -> Architecture:
-    """Return the architecture of this name.
+    """Return the architecture with this name.
 
-    Raises: NotKnown if llama.cpp does not have it, or runs it in a way that is not described here.
+    Raises: NotKnown if llama.cpp does not have it, or this module does not describe it.
     """
-    found = _architectures().get(name) or _of_families().get(name)
-    if found is not None:
-        return found
+    architecture = _architectures().get(name) or _of_families().get(name)
+    if architecture is not None:
+        return architecture
     if name in UNDESCRIBED:
         raise NotKnown(f"llama.cpp {UNDESCRIBED[name]}, so ropetool does not decode {name} files")
     raise NotKnown(f"unknown model architecture: {shown(name)}")
 
 
 def reads(name: str) -> frozenset[str]:
-    """Return the keys, without the architecture in front, that change what llama.cpp rotates by.
+    """Return the keys that change the rotation in llama.cpp, without the architecture in front.
 
-    Every other rope key in a file is ignored without a word. Raises: NotKnown as `get` does.
+    llama.cpp silently ignores every other rope key of a file. Raises: NotKnown as `get` does.
     """
     arch = get(name)
     if not arch.layout:
@@ -268,18 +283,20 @@ WITHOUT_ROTATION = _words(
     """gpt2 mpt refact bloom mamba mamba2 jamba bert jina-bert-v2 starcoder t5 t5encoder jais rwkv6 rwkv6qwen2
     rwkv7 arwkv7 wavtokenizer-dec nemotron_h nemotron_h_moe kimi-linear kimi-k3 glm5-next"""
 )
-# A vector for each position, as many as the context: bert, gpt2 and starcoder do not load without it, others may have it.
+# A vector for each position, as many as the context: bert, gpt2 and starcoder do not load without it, others may have
+# it.
 LEARNED_POSITIONS = frozenset({"bert", "gpt2", "starcoder"})
 POSITION_EMBEDDINGS = "position_embd.weight"
-# They take attention.layer_norm_epsilon for what their norms add (LLM_KV_ATTENTION_LAYERNORM_EPS in src/models/*.cpp); all
-# others ask for attention.layer_norm_rms_epsilon.
+# Their norms read attention.layer_norm_epsilon (LLM_KV_ATTENTION_LAYERNORM_EPS in src/models/*.cpp); all other
+# architectures read attention.layer_norm_rms_epsilon.
 LAYER_NORMS = _words(
     """bert bloom codeshell cohere2 cohere2moe command-r dbrx falcon glm5-next gpt2 gptneox jais jais2 jina-bert-v2
     jina-bert-v3 modern-bert mpt nemotron nemotron_h nemotron_h_moe nomic-bert nomic-bert-moe olmo orion phi2 pockettts
     rwkv6 rwkv6qwen2 rwkv7 arwkv7 stablelm starcoder starcoder2 wavtokenizer-dec"""
 )
-# Not described here, and what sets them apart; after "llama.cpp". Drafts are made for one other model and run only in a
-# context of it (dflash.cpp, eagle3.cpp, gemma4-assistant.cpp): positions and length are that model's.
+# Architectures that are not described here, with the reason after "llama.cpp". Draft models belong to one main model
+# and run only in its context (dflash.cpp, eagle3.cpp, gemma4-assistant.cpp), so positions and length come from the main
+# model.
 DRAFTS = {
     "dflash": "runs it only as a draft model, on hidden states of the main model",
     "eagle3": "runs it only as a draft model, on hidden states of three layers of the main model",
@@ -291,10 +308,10 @@ UNDESCRIBED = {
 # With image sections in the file these pair channels half a head apart; text has one position for all sections.
 HALF_WITH_SECTIONS = frozenset({"glm4", "bailingmoe3"})
 # llama, deci, falcon and llama-embed stop in the loader (llama-model.cpp:1450); the graphs of the others assert
-# n_embd_head == n_rot. Some have another's graph: granitemoe and minicpm granite's (granite.cpp:131), hunyuan-dense
-# that of hunyuan_vl (hunyuan-vl.cpp:64), qwen3tts that of qwen3vl (qwen3vl.cpp:67). The assertion is commented out in
-# minimax-01.cpp:196, minimax-m2.cpp:51 and nemotron.cpp:54, which rotate a part of each head. bailingmoe and gpt-oss take
-# rope.dimension_count for the size of a head, and stop where keys of another size come.
+# n_embd_head == n_rot. Some share a graph: granitemoe and minicpm granite's (granite.cpp:131), hunyuan-dense that of
+# hunyuan_vl (hunyuan-vl.cpp:64), qwen3tts that of qwen3vl (qwen3vl.cpp:67). The assertion is commented out in
+# minimax-01.cpp:196, minimax-m2.cpp:51 and nemotron.cpp:54, which rotate a part of each head. bailingmoe and gpt-oss
+# use rope.dimension_count as the size of a head, and stop if the keys have a different size.
 WHOLE_HEADS = _words(
     """llama llama-embed deci falcon apertus arcee arctic baichuan chameleon codeshell dbrx deepseek dots1 dream
     ernie4_5 ernie4_5-moe exaone exaone4 exaone-moe granite granitemoe granite_swa minicpm grok grovemoe hunyuan-dense
@@ -304,21 +321,19 @@ WHOLE_HEADS = _words(
     cogvlm bailingmoe gpt-oss"""
 )
 FIXED_BASES = {"cogvlm": 10000.0, "deepseek2-ocr": 10000.0}  # cogvlm.cpp:115, deepseek2.cpp:484
-OF_EMBEDDING = frozenset(
-    {"deepseek2-ocr"}
-)  # rotates embedding / heads channels, and never looks at rope.dimension_count
+OF_EMBEDDING = frozenset({"deepseek2-ocr"})  # rotates embedding / heads channels, and ignores rope.dimension_count
 HALVED = frozenset({"step35"})  # full layers rotate half of rope.dimension_count (step35.cpp:9)
 MLA = frozenset({"deepseek2", "deepseek32", "mistral4", "glm-dsa"})
-DECOUPLED = frozenset({"bailingmoe3", "dots3note", "hy_v4"})  # as MLA, but without any factor on the whole score
-WITH_A_GRAPH_OF_MLA = frozenset({"deepseek2-ocr"})  # it scales the score as deepseek2 does, and rotates as no other
-# With the lengths of these the cache holds the latent keys alone.
+DECOUPLED = frozenset({"bailingmoe3", "dots3note", "hy_v4"})  # like MLA, but without a factor on the whole score
+WITH_A_GRAPH_OF_MLA = frozenset({"deepseek2-ocr"})  # it scales the score like deepseek2, and has a separate rotation
+# With the MLA lengths in the file, the cache only has latent keys.
 READS_MLA_LENGTHS = MLA | DECOUPLED | {"kimi-linear", "kimi-k3", "glm5-next"}
 NORM_AFTER = frozenset({"hunyuan-moe", "hunyuan-dense", "hunyuan_vl", "maincoder", "talkie", "llama4"})
-NORM_UNLESS_EXPERTS = {"llama4": 128}  # with so many experts there is none (llama4.cpp:41)
+NORM_UNLESS_EXPERTS = {"llama4": 128}  # with this number of experts there is no norm (llama4.cpp:41)
 WITHOUT_FACTOR = frozenset({"deepseek4"})  # deepseek4.cpp:11
 GRANITE = frozenset({"granite", "granitehybrid", "graniteswitch"})  # rope.scaling.finetuned = false: no rotation
 RECURRENT_WITHOUT_HEADS = frozenset({"lfm2", "lfm2moe", "plamo2", "granitehybrid", "bailingmoe3"})  # no key heads
-# Of so many layers the last attends.
+# The number of layers of which the last attends.
 RECURRENT_BY_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4, "minimax-01": 8}
 
 # --- frequency vectors
@@ -326,19 +341,17 @@ FREQS = _words(
     """llama llama-embed mistral3 deci minicpm granite granitemoe granite_swa granitehybrid apertus arcee nanbeige
     exaone exaone4 exaone-moe gemma4 llama4 step35"""
 )
-FREQS_UNUSED = frozenset({"falcon-h1", "llada", "pangu-embedded", "refact", "cogvlm"})  # loaded, then not looked at
-LISTS = frozenset({"phi3", "phimoe", "minicpm3"})  # whatever the scaling type
+FREQS_UNUSED = frozenset({"falcon-h1", "llada", "pangu-embedded", "refact", "cogvlm"})  # loaded, but not used
+LISTS = frozenset({"phi3", "phimoe", "minicpm3"})  # for any scaling type
 LISTS_FOR_LONGROPE = _words(
     "llama llama-embed deci minicpm mistral3 granite granitemoe granite_swa apertus pangu-embedded refact step35"
 )
 FREQS_REQUIRED = frozenset({"gemma4"})
-STANDS_STILL = (
-    1e30  # the divisor by which their files, as convert_hf_to_gguf.py writes them, say that a pair never turns
-)
-FREQS_OF_HEADS = frozenset(
-    {"gemma4", "phimoe"}
-)  # a divisor for each pair of the head, the first ones for those that rotate
-FREQS_ON_FULL_LAYERS = frozenset({"gemma4", "step35"})  # and only there
+# In their files, as convert_hf_to_gguf.py writes them, a pair with this divisor never rotates.
+STANDS_STILL = 1e30
+# A divisor for each pair of the head. The rotating pairs use the first ones.
+FREQS_OF_HEADS = frozenset({"gemma4", "phimoe"})
+FREQS_ON_FULL_LAYERS = frozenset({"gemma4", "step35"})  # the divisors apply only to full layers
 
 SLIDING = {
     "afmoe": Sliding(required=True, pattern=4),
@@ -369,7 +382,8 @@ SLIDING = {
     "spark2_5": Sliding(required=True, own_dims=True),
     "step35": Sliding(required=True, own_base=True, scaled=False, own_dims=True),
 }
-WITHOUT_SLIDING_CACHE = frozenset({"gemma-embedding", "lfm2", "modern-bert"})  # elsewhere one layer must slide
+# In other architectures with a window, a layer must slide.
+WITHOUT_SLIDING_CACHE = frozenset({"gemma-embedding", "lfm2", "modern-bert"})
 ROTATING = {
     "afmoe": "step",
     "smollm3": "step",
@@ -382,8 +396,7 @@ ROTATING = {
     "muse-glimmer": "sliding",
     "maple": "sliding",
 }
-# With 40 layers a file is taken for the model with ALiBi, with any other number for one without positions
-# (baichuan.cpp:77).
+# With 40 layers llama.cpp uses ALiBi, and with any other number no positions (baichuan.cpp:77).
 LAYER_COUNTS = {"baichuan": 32}
 _YARN_KEYS = frozenset({YARN_BETA_FAST, YARN_BETA_SLOW})
 KEYS = {
@@ -413,7 +426,7 @@ def _architectures() -> dict[str, Architecture]:
 
 @cache
 def _of_families() -> dict[str, Architecture]:
-    """Return plain architectures that only a family's file describes; all of them are read for it."""
+    """Return the plain architectures that only a family's file describes. Reads the files of all exported families."""
     known = map(families.get, families.exported())
     return {
         f.gguf_architecture: Architecture(

@@ -1,6 +1,7 @@
-"""llama.cpp: a GGUF's metadata and frequency vectors, resolved as a context with default parameters resolves them.
+"""The rotation that llama.cpp computes from the metadata and frequency vectors of a GGUF model, with default
+options.
 
-Source: src/llama-model.cpp, src/llama-context.cpp, src/models/*.cpp and ggml's rope, from the llama.cpp sources within
+Source: src/llama-model.cpp, src/llama-context.cpp, src/models/*.cpp and ggml's rope, of llama.cpp within
 llama-cpp-python 0.3.36. architectures.py lists the keys of each architecture.
 """
 
@@ -23,32 +24,32 @@ from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable, T
 from ropetool.runtimes.base import Refuses
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import layers
-from ropetool.runtimes.llama_cpp.layers import Model
+from ropetool.runtimes.llama_cpp.layers import ModelKeys
 
 LEAST_FACTOR = 5e-5  # 1 + 0.1 ln s is above 0 from e^-10 on
-CONTEXT_STEP = 256  # a context is allocated in multiples of this, and its size alone chooses the list
+CONTEXT_STEP = 256  # tokens; llama.cpp allocates a context in multiples of this, and chooses the list only by its size
 
 
 def decode(view: GgufCheckpoint) -> RopeSet:
-    """Return what llama.cpp computes from this model.
+    """Return the tables that llama.cpp computes from this model.
 
-    Of two lists (longrope) llama.cpp takes one for the whole life of a context, by its allocated size and not by the
-    text: a regime's `up_to` is the largest context that gets it.
+    With two lists (longrope), llama.cpp chooses one when it allocates a context, by the size of the context and not of
+    the text. `up_to` of a regime is the largest context that uses it.
 
-    Raises: Refuses where loading fails or the process aborts, and for an architecture that is not known; InvalidRope
-    for numbers from which no rotation follows.
+    Raises: Refuses if loading fails or the process aborts, and for an unknown architecture; InvalidRope for numbers
+    that give no rotation.
     """
-    model = Model.of(view)
-    kinds = layers.kinds(model)
+    model = ModelKeys.of(view)
+    by_type = layers.layer_types(model)
     context = int(model.need(archs.CONTEXT_LENGTH))
     if not model.arch.layout:
-        return RopeSet({t: _unrotated(model, indices) for t, (indices, _) in kinds.items()}, context, context)
+        return RopeSet({t: _unrotated(model, indices) for t, (indices, _) in by_type.items()}, context, context)
     resolved = _resolve(model, context)
     entries = {
         t: _entry(model, resolved, t, indices) if rotate else _unrotated(model, indices)
-        for t, (indices, rotate) in kinds.items()
+        for t, (indices, rotate) in by_type.items()
     }
-    rotating = [t for t, (_, rotate) in kinds.items() if rotate]
+    rotating = [t for t, (_, rotate) in by_type.items() if rotate]
     trained = entries[rotating[0]].original_max_position_embeddings if rotating else context
     return RopeSet(entries, context, trained)
 
@@ -58,11 +59,15 @@ def decode(view: GgufCheckpoint) -> RopeSet:
 
 @dataclass(frozen=True)
 class _Resolved:
-    """The values of a context, before a layer's own.
+    """The values of a context, before the changes for a layer type.
 
-    factor: 1 / freq_scale. mix: ext_factor, how much of YaRN's ramp is used; 0 for none. attn: what cos and sin are
-    multiplied by, before ggml's own correction for YaRN. trained: original_context_length as the file has it, None
-    where it does not.
+    factor: 1 / freq_scale.
+    mix: ext_factor, the share of YaRN's ramp; 0 for none.
+    attn: the factor on cos and sin, before ggml's correction for YaRN.
+    log_multiplier: DeepSeek's mscale_all_dim; 0 if the file does not set it.
+    context: the configured context length, in tokens.
+    trained: original_context_length in tokens; None if the file does not set it.
+    vectors: the divisors that the graph uses, by the name of the tensor.
     """
 
     scaling_type: str
@@ -79,22 +84,22 @@ class _Resolved:
 
     @property
     def length(self) -> int:
-        """The length that YaRN's ramp counts in."""
+        """The original length for YaRN's ramp, in tokens."""
         return self.trained or self.context
 
 
-def _resolve(model: Model, context: int) -> _Resolved:
+def _resolve(model: ModelKeys, context: int) -> _Resolved:
     scaling_type = model.get(archs.SCALING_TYPE, "linear")
     if scaling_type not in archs.SCALING_TYPES:
         raise Refuses(
             f"{model.key(archs.SCALING_TYPE)} is {shown(scaling_type)}: llama.cpp aborts the whole process unless it is "
             f"one of {', '.join(archs.SCALING_TYPES)}"
         )
-    stated = archs.FACTOR if model.get(archs.FACTOR) is not None else archs.SCALE_LINEAR
-    factor = model.number(stated, 0.0) or 1.0
+    key = archs.FACTOR if model.get(archs.FACTOR) is not None else archs.SCALE_LINEAR
+    factor = model.number(key, 0.0) or 1.0
     if factor < LEAST_FACTOR:
         raise InvalidRope(
-            f"is {factor:g}; below e^-10 YaRN's attention factor would be negative", where=model.where(stated)
+            f"is {factor:g}; below e^-10 YaRN's attention factor would be negative", where=model.where(key)
         )
     factor = 1.0 if scaling_type == "none" else factor
     mix = model.get(archs.YARN_EXT_FACTOR, -1.0) if archs.YARN_EXT_FACTOR in model.arch.keys else -1.0
@@ -109,7 +114,7 @@ def _resolve(model: Model, context: int) -> _Resolved:
     )  # fmt: skip
 
 
-def _theta(model: Model) -> float:
+def _theta(model: ModelKeys) -> float:
     key = model.arch.base_key
     if key != archs.FREQ_BASE:
         model.need(key)
@@ -119,37 +124,40 @@ def _theta(model: Model) -> float:
     return theta * alpha ** (head_dim / (head_dim - 2)) if alpha > 0 and head_dim > 2 else theta
 
 
-def _base(model: Model, suffix: str, default: float) -> float:
+def _base(model: ModelKeys, suffix: str, default: float) -> float:
     base = float(model.get(suffix, default))
     if not 1 < base < math.inf:
         raise InvalidRope(f"is {base}; it must be a finite number above 1", where=model.where(suffix))
     return base
 
 
-def log_multiplier(model: Model) -> float:
-    """Return DeepSeek's mscale_all_dim, 0 where there is none; most files hold a tenth of it, mistral3's the number."""
+def log_multiplier(model: ModelKeys) -> float:
+    """Return DeepSeek's mscale_all_dim, or 0 without the key.
+
+    Files contain a tenth of it, but mistral3 files the number.
+    """
     if archs.YARN_LOG_MULTIPLIER not in model.arch.keys:
         return 0.0
     stored = model.number(archs.YARN_LOG_MULTIPLIER, 0.0, least=-math.inf)
     return stored if model.arch.name == "mistral3" else stored / np.float64(np.float32(0.1))
 
 
-def _attn(model: Model, factor: float, mix: float, log_multiplier: float) -> float:
-    """Return attn_factor as the context keeps it: with YaRN divided by what ggml multiplies again."""
-    stated = model.number(archs.ATTN_FACTOR, 1.0)
-    if stated == 0:
+def _attn(model: ModelKeys, factor: float, mix: float, log_multiplier: float) -> float:
+    """Return attn_factor as the context keeps it. With YaRN it is divided by the factor that ggml multiplies again."""
+    stored = model.number(archs.ATTN_FACTOR, 1.0)
+    if stored == 0:
         raise InvalidRope("is 0, which removes the positions; it must not be 0", where=model.where(archs.ATTN_FACTOR))
     if mix == 0:
-        return model.number_if_read(archs.YARN_ATTN_FACTOR, 1.0) * stated
-    return _ratio(model, factor, log_multiplier) / (1 + 0.1 * math.log(factor)) * stated
+        return model.number_if_read(archs.YARN_ATTN_FACTOR, 1.0) * stored
+    return _ratio(model, factor, log_multiplier) / (1 + 0.1 * math.log(factor)) * stored
 
 
-def _ratio(model: Model, factor: float, log_multiplier: float) -> float:
-    """Return YaRN's factor on cos and sin, from DeepSeek's two multipliers where the file has one of them."""
+def _ratio(model: ModelKeys, factor: float, log_multiplier: float) -> float:
+    """Return YaRN's factor on cos and sin, from DeepSeek's multipliers if the file has mscale_all_dim."""
     if log_multiplier == 0:
         return _mscale(factor, 1.0)
     if model.arch.name == "deepseek2":
-        return 1.0  # the loader takes both multipliers to be equal
+        return 1.0  # the loader assumes that both multipliers are equal
     below = _mscale(factor, log_multiplier)
     if below <= 0:
         raise InvalidRope(
@@ -166,26 +174,26 @@ def _mscale(factor: float, mscale: float) -> float:
 # --- frequency vectors
 
 
-def _vectors(model: Model, scaling_type: str) -> dict[str, Array]:
-    """Return the divisors that the graph uses, by the tensor's name.
+def _vectors(model: ModelKeys, scaling_type: str) -> dict[str, Array]:
+    """Return the divisors that the graph uses, by the name of the tensor.
 
     Raises: Refuses for a vector that stops the loading or aborts the process.
     """
     loaded, tensors = model.arch.loads(scaling_type), model.view.tensors
     if model.arch.name in archs.FREQS_REQUIRED and tensors and archs.ROPE_FREQS not in tensors:
         raise Refuses(f"check_tensor_dims: tensor '{archs.ROPE_FREQS}' not found")
-    found = {}
+    divisors = {}
     for name in (name for name in archs.VECTORS if name in tensors):
         if name not in loaded:
             raise Refuses(
                 f"wrong number of tensors; expected {len(tensors)}, got {len(tensors) - 1}: llama.cpp does not create "
                 f"{name} for {model.arch.name} with rope scaling {scaling_type}"
             )
-        found[name] = _divisors(model, name)
-    return found if model.arch.vectors else {}
+        divisors[name] = _divisors(model, name)
+    return divisors if model.arch.vectors else {}
 
 
-def _divisors(model: Model, name: str) -> Array:
+def _divisors(model: ModelKeys, name: str) -> Array:
     info = model.view.tensors[name]
     width = layers.divided_channels(model)
     shape = tuple(length for at, length in enumerate(info.shape) if at == 0 or length != 1)
@@ -209,11 +217,11 @@ def _divisors(model: Model, name: str) -> Array:
 # --- the entries
 
 
-def _unrotated(model: Model, indices: tuple[int, ...]) -> LayerRope:
+def _unrotated(model: ModelKeys, indices: tuple[int, ...]) -> LayerRope:
     return LayerRope("none", None, layers.head_dim(model), 0, model.arch.layout or "half", indices)
 
 
-def _entry(model: Model, resolved: _Resolved, layer_type: str, indices: tuple[int, ...]) -> LayerRope:
+def _entry(model: ModelKeys, resolved: _Resolved, layer_type: str, indices: tuple[int, ...]) -> LayerRope:
     sliding = layer_type == names.SLIDING_ATTENTION
     resolved = _for_sliding(model, resolved) if sliding else resolved
     multiplier = _softmax_multiplier(model, resolved)
@@ -227,15 +235,15 @@ def _entry(model: Model, resolved: _Resolved, layer_type: str, indices: tuple[in
     return LayerRope(
         rope_type=rope_type, table=table, head_dim=head_dim, rotary_dim=rotary_dim, layout=_layout(model),
         layers=indices, rope_theta=resolved.rope_theta, factor=resolved.factor if resolved.factor != 1 else None,
-        params=_stated(model), original_max_position_embeddings=_trained(resolved, rope_type),
+        params=_rope_keys(model), original_max_position_embeddings=_trained(resolved, rope_type),
         softmax_multiplier=multiplier, temperature=_temperature(model, resolved),
         sliding_window=layers.window_of(model) if sliding else None,
         chunked=sliding and model.arch.sliding is not None and model.arch.sliding.chunked,
     )  # fmt: skip
 
 
-def _for_sliding(model: Model, resolved: _Resolved) -> _Resolved:
-    """Return the values of a sliding layer: its own base and scale, but YaRN's ramp and every factor leak into it."""
+def _for_sliding(model: ModelKeys, resolved: _Resolved) -> _Resolved:
+    """Return the values of a sliding layer: a separate base and scale, but the same YaRN ramp and factors."""
     rules = model.arch.sliding
     assert rules is not None
     if model.arch.name in archs.FREQS_ON_FULL_LAYERS:
@@ -251,8 +259,8 @@ def _for_sliding(model: Model, resolved: _Resolved) -> _Resolved:
     return replace(resolved, factor=1.0, mix=0.0, attn=1.0) if rules.plain else resolved
 
 
-def _of_the_graph(model: Model, r: _Resolved) -> _Resolved:
-    """Return the values of a graph that rotates by a base of its own; deepseek2-ocr's asserts that the file says it too."""
+def _of_the_graph(model: ModelKeys, r: _Resolved) -> _Resolved:
+    """Return the values of a graph with a fixed base. deepseek2-ocr also asserts that the file has this base."""
     fixed = model.arch.fixed_base
     if model.arch.name == "deepseek2-ocr" and r.rope_theta != fixed:
         raise Refuses(
@@ -261,7 +269,7 @@ def _of_the_graph(model: Model, r: _Resolved) -> _Resolved:
     return replace(r, rope_theta=fixed, factor=1.0, mix=0.0, attn=1.0)
 
 
-def _table(model: Model, r: _Resolved, rotary_dim: int) -> RopeTable:
+def _table(model: ModelKeys, r: _Resolved, rotary_dim: int) -> RopeTable:
     base = arithmetic.base_inv_freq(r.rope_theta, rotary_dim) * _turning(model, rotary_dim)
     kept = _kept(r, rotary_dim)
     magnitude = r.attn * (1 + 0.1 * math.log(r.factor)) if r.mix else r.attn
@@ -281,8 +289,10 @@ def _table(model: Model, r: _Resolved, rotary_dim: int) -> RopeTable:
     return RopeTable((long,) if up_to == 0 or np.array_equal(short.inv_freq, long.inv_freq) else (short, long))
 
 
-def _turning(model: Model, rotary_dim: int) -> Array:
-    """Return 1 for each pair that turns, 0 for those of a fourth image section: text is at 0 there (llama-graph.cpp:140)."""
+def _turning(model: ModelKeys, rotary_dim: int) -> Array:
+    """Return 1 for each rotating pair, and 0 in the fourth image section, where text has position 0
+    (llama-graph.cpp:140).
+    """
     pairs = np.arange(rotary_dim // 2)
     sections = layers.image_sections(model)
     if not sections or sections[3] <= 0:
@@ -291,7 +301,7 @@ def _turning(model: Model, rotary_dim: int) -> Array:
 
 
 def _kept(r: _Resolved, rotary_dim: int) -> Array:
-    """Return the share of each pair's frequency that stays, by ggml's ramp; it differs from others where low > high."""
+    """Return the unscaled share of each pair's frequency, by ggml's ramp. Unlike other ramps, it allows low > high."""
     pairs = np.arange(rotary_dim // 2, dtype=np.float64)
     if r.mix == 0:
         return np.zeros_like(pairs)
@@ -310,7 +320,7 @@ def _kept(r: _Resolved, rotary_dim: int) -> Array:
 
 
 def _rope_type(r: _Resolved, table: RopeTable) -> str:
-    """Return the type in Hugging Face's words; `table` where no type alone says it."""
+    """Return the rope type in Hugging Face's terms, or `table` if no single type gives this table."""
     if archs.ROPE_FREQS not in r.vectors and r.vectors:
         return "longrope"
     if any((divisors != 1).any() for divisors in r.vectors.values()):
@@ -323,30 +333,33 @@ def _rope_type(r: _Resolved, table: RopeTable) -> str:
 
 
 def _trained(r: _Resolved, rope_type: str) -> int | None:
-    """Return the length before any scaling; a file that states none has it only where the context must be it."""
+    """Return the length before any scaling, in tokens.
+
+    Without the key it is the context length, if the type requires one.
+    """
     if r.trained:
         return r.trained
     return r.context if rope_type in ("default", "yarn", "longrope") else None
 
 
-def _layout(model: Model) -> str:
+def _layout(model: ModelKeys) -> str:
     return "half" if model.arch.name in archs.HALF_WITH_SECTIONS and layers.image_sections(model) else model.arch.layout
 
 
-def _softmax_multiplier(model: Model, r: _Resolved) -> float:
-    """Return what MLA graphs multiply the whole score by; linear scaling gets YaRN's factor there too."""
+def _softmax_multiplier(model: ModelKeys, r: _Resolved) -> float:
+    """Return the factor on the whole score in MLA graphs, and 1 in others. Linear scaling also gets YaRN's factor."""
     if not model.arch.mla and model.arch.name not in archs.WITH_A_GRAPH_OF_MLA:
         return 1.0
     original = r.attn * (1 + 0.1 * math.log(r.factor))
     return (original * (1 + 0.1 * r.log_multiplier * math.log(r.factor))) ** 2
 
 
-def _temperature(model: Model, r: _Resolved) -> Temperature | None:
+def _temperature(model: ModelKeys, r: _Resolved) -> Temperature | None:
     if archs.TEMPERATURE_SCALE not in model.arch.keys:
         return None
     beta = model.number(archs.TEMPERATURE_SCALE, 0.0, least=-math.inf)
-    stated = archs.TEMPERATURE_LENGTH in model.arch.keys
-    length = model.get(archs.TEMPERATURE_LENGTH, 0) if stated else (r.context if r.trained is None else r.trained)
+    has_length = archs.TEMPERATURE_LENGTH in model.arch.keys
+    length = model.get(archs.TEMPERATURE_LENGTH, 0) if has_length else (r.context if r.trained is None else r.trained)
     if beta == 0:
         return None
     if length == 0:
@@ -354,9 +367,9 @@ def _temperature(model: Model, r: _Resolved) -> Temperature | None:
     return Temperature(beta, int(length))
 
 
-def _stated(model: Model) -> dict[str, Any]:
-    """Return the rope keys of the file that this architecture reads, as it spells them, but for the type and the base."""
-    shown_apart = {archs.SCALING_TYPE, archs.FREQ_BASE}
-    suffixes = sorted(s for s in archs.reads(model.arch.name) if s.startswith("rope.") and s not in shown_apart)
-    found = {model.key(suffix): model.scalar(suffix) for suffix in suffixes}
-    return {key: value for key, value in found.items() if value is not None}
+def _rope_keys(model: ModelKeys) -> dict[str, Any]:
+    """Return the rope keys of the file that this architecture reads, except the type and the base."""
+    separate = {archs.SCALING_TYPE, archs.FREQ_BASE}
+    suffixes = sorted(s for s in archs.reads(model.arch.name) if s.startswith("rope.") and s not in separate)
+    values = {model.key(suffix): model.scalar(suffix) for suffix in suffixes}
+    return {key: value for key, value in values.items() if value is not None}

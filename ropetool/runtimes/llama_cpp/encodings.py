@@ -1,7 +1,6 @@
 """The ways to write a rotary table into a GGUF file, in order of preference: keys, and frequency vectors.
 
-Pure data from data. Whether llama.cpp reads a candidate back as the table is its decoder's to say, and the caller's
-to ask; what no candidate holds is not written.
+A caller decodes each way, and writes the first one that llama.cpp reads as the table.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from ropetool.rope.tables import TABLE_TOLERANCE, Array, LayerRope, Regime, Rope
 from ropetool.runtimes.decoded import EncodedTarget
 from ropetool.runtimes.llama_cpp import architectures as keys
 from ropetool.runtimes.llama_cpp.architectures import ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT, ROPE_FREQS, Architecture
-from ropetool.runtimes.llama_cpp.layers import Model, divided_channels
+from ropetool.runtimes.llama_cpp.layers import ModelKeys, divided_channels
 
 Vector = npt.NDArray[np.float32]
 
-# Every key that scales a rotation: what an encoding does not state must not be in the file beside it.
+# Every key that scales a rotation. A file must not contain one that its encoding does not set.
 SCALING_KEYS = (
     keys.SCALING_TYPE, keys.FACTOR, keys.SCALE_LINEAR, keys.ATTN_FACTOR, keys.ORIGINAL_CONTEXT_LENGTH, keys.ALPHA,
     keys.YARN_LOG_MULTIPLIER, keys.YARN_EXT_FACTOR, keys.YARN_ATTN_FACTOR, keys.YARN_BETA_FAST, keys.YARN_BETA_SLOW,
@@ -39,7 +38,7 @@ SCALING_KEYS = (
 
 @dataclass(frozen=True, eq=False)
 class GgufEncoding:
-    """One way to state the table: full keys with the architecture in front, and vectors by their tensor names."""
+    """A way to write a table: full keys with the architecture in front, and vectors by their tensor names."""
 
     name: str
     keys: Mapping[str, Value]
@@ -49,10 +48,12 @@ class GgufEncoding:
 def gguf_encodings(target: RopeSet, arch: str, rope_theta: float, factor: float | None = None) -> list[GgufEncoding]:
     """Return the encodings to try for the full-attention layers: native keys, then vectors of frequency divisors.
 
-    `rope_theta` is the base that the divisors refer to, `factor` what the target multiplied the length by, where it
-    is known. A table that follows the length, or layers that do not rotate, have none; vectors that the architecture
-    does not use are not tried.
-    Raises: NotKnown for an architecture that is not described.
+    There are none for a table that depends on the text length, or if the layers do not rotate. Vectors are left out if
+    the architecture does not use them.
+
+    rope_theta: the base of the divisors.
+    factor: the extension factor of the target; None if unknown.
+    Raises: NotKnown for an unknown architecture.
     """
     entry = rotating_entry(target)
     if entry.table is None or entry.table.rule is not None:
@@ -60,21 +61,22 @@ def gguf_encodings(target: RopeSet, arch: str, rope_theta: float, factor: float 
     writer = _Writer(target, arch, rope_theta)
     first, last = entry.table.regimes[0], entry.table.regimes[-1]
     if len(entry.table.regimes) == 2:
-        found = [writer.lists(first, last, first.up_to)]
+        encodings = [writer.lists(first, last, first.up_to)]
     else:
         native = writer.evenly(last) or writer.yarn(last, _yarn_factor(target, arch, last, rope_theta, factor))
-        found = [native, writer.divisors(last), writer.lists(last, last, target.original_max_position_embeddings)]
+        encodings = [native, writer.divisors(last), writer.lists(last, last, target.original_max_position_embeddings)]
     known = keys.get(arch)
-    return [encoding for encoding in found if encoding is not None and _usable(encoding, known)]
+    return [encoding for encoding in encodings if encoding is not None and _usable(encoding, known)]
 
 
 def approximate_encodings(target: RopeSet, arch: str, rope_theta: float) -> list[GgufEncoding]:
-    """Return keys that llama.cpp decodes to tables like the target's, where it cannot hold that one: none is exact.
+    """Return keys for tables near the target, for a target that no encoding gives exactly.
 
-    YaRN's own keys come first, then those with another original length, which moves the ends of the ramp: llama.cpp rounds
-    them to whole pairs, and few architectures read other betas. Then a larger base, all pairs divided alike, and the
-    unscaled table. Of a table that follows the length, its value at the trained length is taken.
-    Raises: NotKnown for an architecture that is not described.
+    The order is: YaRN's keys, YaRN with other original lengths, a larger base, all pairs divided by the factor, and the
+      unscaled table. Another original length moves the ends of the ramp. It is needed because llama.cpp rounds the ends
+      to whole pairs, and few architectures read betas. A table that depends on the text length counts at the trained
+      length.
+    Raises: NotKnown for an unknown architecture.
     """
     entry = rotating_entry(target)
     if entry.table is None:
@@ -83,22 +85,25 @@ def approximate_encodings(target: RopeSet, arch: str, rope_theta: float) -> list
     base = base_inv_freq(rope_theta, entry.rotary_dim)
     slowest = regime.inv_freq[-1]
     factor = entry.factor or (float(base[-1] / slowest) if slowest > 0 else 1.0)
-    found: list[GgufEncoding | None] = []
+    encodings: list[GgufEncoding | None] = []
     if 1 < factor < math.inf:
         for length in _ramp_lengths(target.original_max_position_embeddings, arch, rope_theta, entry.rotary_dim):
             writer = _Writer(replace(target, original_max_position_embeddings=length), arch, rope_theta)
-            found.append(writer.yarn(regime, factor))
+            encodings.append(writer.yarn(regime, factor))
         larger = rope_theta * factor ** (entry.rotary_dim / max(1, entry.rotary_dim - 2))
         for table in (base_inv_freq(larger, entry.rotary_dim), base / factor):
-            found.append(_Writer(target, arch, rope_theta).evenly(replace(regime, inv_freq=table)))
-    found.append(_Writer(target, arch, rope_theta).evenly(replace(regime, inv_freq=base)))
+            encodings.append(_Writer(target, arch, rope_theta).evenly(replace(regime, inv_freq=table)))
+    encodings.append(_Writer(target, arch, rope_theta).evenly(replace(regime, inv_freq=base)))
     known = keys.get(arch)
-    return [encoding for encoding in found if encoding is not None and _usable(encoding, known)]
+    return [encoding for encoding in encodings if encoding is not None and _usable(encoding, known)]
 
 
-def _ramp_lengths(stated: int | None, arch: str, rope_theta: float, rotary_dim: int) -> list[int]:
-    """Return an original length for each pair of ends that YaRN's ramp can have, that of the model itself first."""
-    if stated is None:
+def _ramp_lengths(original: int | None, arch: str, rope_theta: float, rotary_dim: int) -> list[int]:
+    """Return an original length for each possible pair of ends of YaRN's ramp.
+
+    The model's original length is the first.
+    """
+    if original is None:
         return []
     known = keys.get(arch)
     fast, slow = known.betas
@@ -106,23 +111,23 @@ def _ramp_lengths(stated: int | None, arch: str, rope_theta: float, rotary_dim: 
     def index(turns: float, length: int) -> float:
         return rotary_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(rope_theta))
 
-    found: dict[tuple[int, int], int] = {}
+    by_ends: dict[tuple[int, int], int] = {}
     whole = [
         math.ceil(turns * 2 * math.pi * rope_theta ** (2 * pair / rotary_dim))
         for turns in (fast, slow)
         for pair in range(rotary_dim // 2)
     ]
-    for length in (stated, *sorted({each + more for each in whole for more in (-1, 0, 1)})):
+    for length in (original, *sorted({each + more for each in whole for more in (-1, 0, 1)})):
         if 0 < length < 2**31:
             ends = max(0, math.floor(index(fast, length))), min(rotary_dim - 1, math.ceil(index(slow, length)))
-            found.setdefault(ends, length)
-    return list(found.values())
+            by_ends.setdefault(ends, length)
+    return list(by_ends.values())
 
 
 def gguf_length_encodings(checkpoint: GgufCheckpoint, arch: str, target: RopeSet) -> list[EncodedTarget]:
-    """Return the ways to state the target's context in a file, in order of preference.
+    """Return the ways to set the target's context in a file, in order of preference.
 
-    Without the length before scaling llama.cpp takes the stated context for it, so the second states it.
+    The second way also sets the length before scaling, because llama.cpp otherwise uses the context length for it.
     """
     context = {keys.CONTEXT_LENGTH: target.max_position_embeddings}
     ways = {"the context": context}
@@ -139,7 +144,9 @@ def gguf_length_encodings(checkpoint: GgufCheckpoint, arch: str, target: RopeSet
 
 
 def rotating_entry(target: RopeSet) -> LayerRope:
-    """Return the kind of layer that a file's scaling is written for: the full one, or the sliding if that alone turns."""
+    """Return the layer type for which a file's scaling is written: the full one, or the sliding one if only that
+    rotates.
+    """
     full = target.entries[names.FULL_ATTENTION]
     return target.entries.get(names.SLIDING_ATTENTION, full) if full.table is None else full
 
@@ -147,121 +154,131 @@ def rotating_entry(target: RopeSet) -> LayerRope:
 def _usable(encoding: GgufEncoding, arch: Architecture) -> bool:
     if not encoding.tensors:
         return True
-    kind = str(encoding.keys[f"{arch.name}.{keys.SCALING_TYPE}"].decode())
-    return arch.vectors and set(encoding.tensors) <= set(arch.loads(kind))
+    scaling_type = str(encoding.keys[f"{arch.name}.{keys.SCALING_TYPE}"].decode())
+    return arch.vectors and set(encoding.tensors) <= set(arch.loads(scaling_type))
 
 
 @dataclass(frozen=True, eq=False)
 class _Writer:
-    """What all encodings of one target share."""
+    """Encodings of one target for one architecture. rope_theta: the base of frequency divisors."""
 
     target: RopeSet
     arch: str
     rope_theta: float
 
     def evenly(self, regime: Regime) -> GgufEncoding | None:
-        """Return the table of a base whose pairs are all divided alike: unscaled, linear, or another base."""
-        found = geometric(regime.inv_freq, self.rope_theta)
-        if found is None or not regime.inv_freq.all():
+        """Return the keys of a table with one divisor for all pairs: unscaled, linear, or with a new base.
+
+        None otherwise.
+        """
+        fitted = geometric(regime.inv_freq, self.rope_theta)
+        if fitted is None or not regime.inv_freq.all():
             return None
-        theta, factor = found
+        theta, factor = fitted
         scaled = not math.isclose(factor, 1, rel_tol=TABLE_TOLERANCE)
         if scaled:
-            kind, stated = "linear", {keys.FACTOR: Value.of(ValueType.F32, factor)}
+            scaling_type, scaling = "linear", {keys.FACTOR: Value.of(ValueType.F32, factor)}
         else:
-            kind, stated = "none", {}
+            scaling_type, scaling = "none", {}
         if scaled and keys.get(self.arch).mla:
-            return GgufEncoding("linear keys", self._latent(kind, factor, regime, yarn_factor(factor), stated))
+            return GgufEncoding("linear keys", self._latent(scaling_type, factor, regime, yarn_factor(factor), scaling))
         if not scaled and math.isclose(regime.attention_factor, 1, rel_tol=1e-9):
-            # An unscaled file states no scaling at all, so that llama.cpp's own options still work on it.
+            # An unscaled file sets no scaling, so that the options of llama.cpp still work.
             return GgufEncoding("base frequency", self._named(theta, {}))
-        return GgufEncoding(f"{kind} keys", self._scaled(kind, theta, regime.attention_factor, stated))
+        return GgufEncoding(f"{scaling_type} keys", self._scaled(scaling_type, theta, regime.attention_factor, scaling))
 
     def yarn(self, regime: Regime, factor: float | None) -> GgufEncoding | None:
-        """Return YaRN's keys; llama.cpp multiplies 0.1 ln s + 1 by attn_factor, so that one is the quotient."""
+        """Return YaRN's keys. attn_factor is a quotient, because llama.cpp multiplies it by 0.1 ln s + 1."""
         if factor is None or self.target.original_max_position_embeddings is None:
             return None
-        stated = {keys.FACTOR: Value.of(ValueType.F32, factor), **self._betas()}
+        scaling = {keys.FACTOR: Value.of(ValueType.F32, factor), **self._betas()}
         if keys.get(self.arch).mla:
-            return GgufEncoding("yarn keys", self._latent("yarn", factor, regime, 1.0, stated))
+            return GgufEncoding("yarn keys", self._latent("yarn", factor, regime, 1.0, scaling))
         attn_factor = regime.attention_factor / yarn_factor(factor)
-        return GgufEncoding("yarn keys", self._scaled("yarn", self.rope_theta, attn_factor, stated))
+        return GgufEncoding("yarn keys", self._scaled("yarn", self.rope_theta, attn_factor, scaling))
 
     def _betas(self) -> dict[str, Value]:
-        """Return the ends of the ramp where the architecture reads them and they are not its own."""
+        """Return the ends of the ramp that differ from the architecture's defaults."""
         own = keys.get(self.arch).betas
-        stated = zip((keys.YARN_BETA_FAST, keys.YARN_BETA_SLOW), betas(self.target, self.arch), own, strict=True)
-        return {key: Value.of(ValueType.F32, value) for key, value, default in stated if value != default}
+        pairs = zip((keys.YARN_BETA_FAST, keys.YARN_BETA_SLOW), betas(self.target, self.arch), own, strict=True)
+        return {key: Value.of(ValueType.F32, value) for key, value, default in pairs if value != default}
 
     def _latent(
-        self, kind: str, factor: float, regime: Regime, uncorrected: float, stated: Mapping[str, Value]
+        self, scaling_type: str, factor: float, regime: Regime, uncorrected: float, scaling: Mapping[str, Value]
     ) -> dict[str, Value]:
         """Return the keys of an MLA graph, which multiplies the whole score by the rotary factor and a multiplier.
 
-        With R = attn_factor, c what YaRN's own correction leaves uncorrected (1 with YaRN, g(1) without) and L the
-        multiplier, cos and sin get R and the score (R c (1 + 0.1 L ln s))^2. Without L YaRN gives g(1) R, twice.
+        R is attn_factor, L is the multiplier. c is 1 with YaRN and g(1) without it, because only YaRN corrects the
+        factor. cos and sin get R, and the score gets (R c (1 + 0.1 L ln s))^2. Without L, YaRN gives g(1) R in both
+        places.
         Source: src/models/deepseek2.cpp and llama_context in src/llama-context.cpp.
         """
         entry = rotating_entry(self.target)
-        wanted, rotary = math.sqrt(entry.softmax_multiplier), regime.attention_factor
-        multiplier = (wanted / (rotary * uncorrected) - 1) / (0.1 * math.log(factor))
+        on_score, rotary = math.sqrt(entry.softmax_multiplier), regime.attention_factor
+        multiplier = (on_score / (rotary * uncorrected) - 1) / (0.1 * math.log(factor))
         if abs(multiplier) < 1e-9:
-            return self._scaled(kind, self.rope_theta, rotary / yarn_factor(factor), stated)
+            return self._scaled(scaling_type, self.rope_theta, rotary / yarn_factor(factor), scaling)
         log_multiplier = {keys.YARN_LOG_MULTIPLIER: Value.of(ValueType.F32, 0.1 * multiplier)}
-        whole = kind == "yarn" and self.arch != "deepseek2"  # the others divide g(1) by g(L)
-        attn_factor = wanted / yarn_factor(factor) if whole else rotary
-        return self._scaled(kind, self.rope_theta, attn_factor, {**stated, **log_multiplier})
+        whole = scaling_type == "yarn" and self.arch != "deepseek2"  # other architectures divide g(1) by g(L)
+        attn_factor = on_score / yarn_factor(factor) if whole else rotary
+        return self._scaled(scaling_type, self.rope_theta, attn_factor, {**scaling, **log_multiplier})
 
     def divisors(self, regime: Regime) -> GgufEncoding | None:
         """Return any fixed table as the base frequencies divided by one vector.
 
-        None where a pair never turns, unless the architecture's files have a divisor that says so.
+        None if a pair never rotates, unless the architecture has a divisor for such pairs.
         """
         if not regime.inv_freq.all() and self.arch not in keys.FREQS_REQUIRED:
             return None
         vectors = {keys.ROPE_FREQS: self._divisor(regime)}
-        stated = self._scaled("none", self.rope_theta, regime.attention_factor, {})
-        return GgufEncoding(keys.ROPE_FREQS, stated, vectors)
+        named = self._scaled("none", self.rope_theta, regime.attention_factor, {})
+        return GgufEncoding(keys.ROPE_FREQS, named, vectors)
 
     def lists(self, short: Regime, long: Regime, up_to: int | None) -> GgufEncoding | None:
-        """Return two vectors, of which llama.cpp takes one by the context that it allocates; no factor beside them.
+        """Return two vectors, without a factor. llama.cpp chooses one by the size of the allocated context.
 
-        None where a pair never turns, the attention factors differ, or the length of the switch is not known.
+        None if a pair never rotates, the attention factors differ, or the length of the switch is unknown.
         """
         same_factor = short.attention_factor == long.attention_factor
         if up_to is None or not same_factor or not (short.inv_freq.all() and long.inv_freq.all()):
             return None
         vectors = {keys.ROPE_FACTORS_SHORT: self._divisor(short), keys.ROPE_FACTORS_LONG: self._divisor(long)}
         switch = {keys.ORIGINAL_CONTEXT_LENGTH: Value.of(ValueType.U32, up_to)}
-        stated = self._scaled("longrope", self.rope_theta, long.attention_factor, switch)
-        return GgufEncoding("longrope lists", stated, vectors)
+        named = self._scaled("longrope", self.rope_theta, long.attention_factor, switch)
+        return GgufEncoding("longrope lists", named, vectors)
 
     def _divisor(self, regime: Regime) -> Vector:
         base = base_inv_freq(self.rope_theta, 2 * regime.inv_freq.size)
         turning = np.where(regime.inv_freq > 0, regime.inv_freq, base / keys.STANDS_STILL)
         return (base / turning).astype(np.float32)
 
-    def _scaled(self, kind: str, theta: float, attn_factor: float, more: Mapping[str, Value]) -> dict[str, Value]:
-        stated = {keys.SCALING_TYPE: Value.of(ValueType.STR, kind), **more}
+    def _scaled(
+        self, scaling_type: str, theta: float, attn_factor: float, more: Mapping[str, Value]
+    ) -> dict[str, Value]:
+        scaling = {keys.SCALING_TYPE: Value.of(ValueType.STR, scaling_type), **more}
         length = self.target.original_max_position_embeddings
-        if length is not None:  # without it llama.cpp takes the extended length for the original one
-            stated.setdefault(keys.ORIGINAL_CONTEXT_LENGTH, Value.of(ValueType.U32, length))
+        if length is not None:  # without it llama.cpp uses the extended length as the original length
+            scaling.setdefault(keys.ORIGINAL_CONTEXT_LENGTH, Value.of(ValueType.U32, length))
         if not math.isclose(attn_factor, 1, rel_tol=1e-9) and self.arch not in keys.WITHOUT_FACTOR:
-            stated[keys.ATTN_FACTOR] = Value.of(ValueType.F32, attn_factor)
-        return self._named(theta, stated)
+            scaling[keys.ATTN_FACTOR] = Value.of(ValueType.F32, attn_factor)
+        return self._named(theta, scaling)
 
-    def _named(self, theta: float, stated: Mapping[str, Value]) -> dict[str, Value]:
+    def _named(self, theta: float, scaling: Mapping[str, Value]) -> dict[str, Value]:
         context = Value.of(ValueType.U32, self.target.max_position_embeddings)
         both = {
             keys.CONTEXT_LENGTH: context,
             keys.get(self.arch).base_key: Value.of(ValueType.F32, theta),
             **self._sliding(theta),
         }
-        return {f"{self.arch}.{key}": value for key, value in (both | dict(stated)).items()}
+        return {f"{self.arch}.{key}": value for key, value in (both | dict(scaling)).items()}
 
     def _sliding(self, theta: float) -> dict[str, Value]:
-        """Return the base of sliding layers that keep theirs, where llama.cpp would give them that of the others."""
-        full, sliding = (self.target.entries.get(kind) for kind in (names.FULL_ATTENTION, names.SLIDING_ATTENTION))
+        """Return the key for the base of sliding layers, if llama.cpp would otherwise use the new base of the full
+        layers.
+        """
+        full, sliding = (
+            self.target.entries.get(layer_type) for layer_type in (names.FULL_ATTENTION, names.SLIDING_ATTENTION)
+        )
         rules = keys.get(self.arch).sliding
         if (
             rules is None
@@ -280,9 +297,9 @@ class _Writer:
 
 
 def _yarn_factor(target: RopeSet, arch: str, regime: Regime, rope_theta: float, factor: float | None) -> float | None:
-    """Return the factor whose YaRN table this is, as far as one of the likely ones makes it.
+    """Return the factor of a YaRN table, from a few likely ones; None if none of them gives the table.
 
-    Where none does, a table that says it is YaRN's gets its own factor, so that the refusal can name what differs.
+    If the rope type is YaRN, its own factor is the fallback, so that the refusal can name the difference.
     """
     entry, length = rotating_entry(target), target.original_max_position_embeddings
     base = base_inv_freq(rope_theta, entry.rotary_dim)
@@ -297,7 +314,7 @@ def _yarn_factor(target: RopeSet, arch: str, regime: Regime, rope_theta: float, 
 
 
 def betas(target: RopeSet, arch: str) -> tuple[float, float]:
-    """Return the ends of YaRN's ramp that a file of this architecture can have for the target."""
+    """Return the ends of YaRN's ramp for the target: its own if the architecture reads them, else the defaults."""
     if keys.YARN_BETA_FAST not in keys.get(arch).keys:
         return keys.BETAS
     params, (fast, slow) = rotating_entry(target).params, keys.BETAS
@@ -310,33 +327,33 @@ def _is_yarn(inv_freq: Array, source: Source, factor: float, ends: tuple[float, 
 
 
 def edits_of(encoding: GgufEncoding, arch: str, view: GgufCheckpoint) -> list[FileEdit]:
-    """Return what turns the model into one that states the encoding, and nothing else that scales a rotation.
+    """Return the edits that write an encoding into a model, and remove all other scaling.
 
-    A vector that is there and not part of the encoding becomes ones, which divide nothing: llama.cpp demands the
-    tensors that it was given.
+    A vector that is not part of the encoding becomes ones, which have no effect. It cannot be removed, because
+    llama.cpp requires the tensors of the file.
     """
     edits = _key_edits(view, encoding.keys)
     for key in (f"{arch}.{name}" for name in SCALING_KEYS):
         if key in view.values and key not in encoding.keys:
             edits.append(FileEdit(METADATA, (key,), plain_value(view.values[key]), ABSENT))
-    wanted = dict(encoding.tensors)
-    pairs = divided_channels(Model.of(view)) // 2 if wanted else 0
-    wanted = {name: np.append(vector, np.ones(pairs - vector.size, np.float32)) for name, vector in wanted.items()}
+    vectors = dict(encoding.tensors)
+    pairs = divided_channels(ModelKeys.of(view)) // 2 if vectors else 0
+    vectors = {name: np.append(vector, np.ones(pairs - vector.size, np.float32)) for name, vector in vectors.items()}
     for name in (ROPE_FREQS, ROPE_FACTORS_SHORT, ROPE_FACTORS_LONG):
-        if name in view.tensors and name not in wanted:
-            wanted[name] = np.ones(view.tensors[name].shape[0], np.float32)
-    for name, vector in wanted.items():
+        if name in view.tensors and name not in vectors:
+            vectors[name] = np.ones(view.tensors[name].shape[0], np.float32)
+    for name, vector in vectors.items():
         present = view.numbers(name)
         if present != vector.tolist():
             edits.append(FileEdit(TENSORS, (name,), present, vector.tolist()))
     return edits
 
 
-def _key_edits(view: GgufCheckpoint, stated: Mapping[str, Value]) -> list[FileEdit]:
+def _key_edits(view: GgufCheckpoint, values: Mapping[str, Value]) -> list[FileEdit]:
     """Return the edits of the keys whose values differ."""
-    before = {key: view.values.get(key) for key in stated}
+    before = {key: view.values.get(key) for key in values}
     return [
         FileEdit(METADATA, (key,), plain_value(before[key]), plain_value(value))
-        for key, value in stated.items()
+        for key, value in values.items()
         if before[key] != value
     ]

@@ -1,7 +1,4 @@
-"""The rotary part of a GGUF export: what the checkpoint computes, and the first encoding that llama.cpp reads as that.
-
-Knows neither tensors nor tokenizers.
-"""
+"""The rotary part of a GGUF export: the rotation of a checkpoint, and the first encoding that llama.cpp reads as it."""
 
 from __future__ import annotations
 
@@ -31,16 +28,21 @@ from ropetool.runtimes.llama_cpp.encodings import (
 )
 from ropetool.runtimes.llama_cpp.exported_layers import Layers
 
-REARCH = {"qwen2": ("llama",)}  # whose graph computes the same with other names, and takes frequency vectors
+REARCH = {"qwen2": ("llama",)}  # its graph computes the same with other names, and uses frequency vectors
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """What the checkpoint computes, and what of it the file can be asked to hold.
+    """The rotation of a checkpoint, and the target for its GGUF file.
 
-    `source` is what transformers computes; `target` the same with llama.cpp's layout and kinds of layer, the context
-    that the scaling reaches, and without a window that makes no difference. keys: those that tell the kinds apart.
-    layers: those of the model. ignored_window: one shorter than the context that llama.cpp does not know of.
+    arch: llama.cpp's name of the architecture.
+    source: the tables that transformers computes.
+    target: the same with llama.cpp's layout and layer types, the context length that the scaling reaches, and without
+      windows that have no effect.
+    keys: the keys for the layer types.
+    notes: on the context length and on ignored windows.
+    layers: the layers of the model.
+    ignored_window: a window below the context length that llama.cpp ignores, in tokens; None without one.
     """
 
     arch: str
@@ -53,7 +55,9 @@ class Rotation:
 
     @property
     def interleaved(self) -> bool:
-        """Whether rows move: llama.cpp pairs neighbouring channels, the checkpoint those half a head apart."""
+        """Whether rows move, because llama.cpp pairs neighbouring channels, and the checkpoint channels half a head
+        apart.
+        """
         return self._entry.layout == "half" and keys.get(self.arch).layout == "interleaved"
 
     @property
@@ -70,11 +74,12 @@ class Rotation:
 
 
 def rotation(source: RopeSet, view: HfCheckpoint, *, allow_full_attention: bool = False, rearch: str = "") -> Rotation:
-    """Return the rotation of a checkpoint with this config, of which transformers computes `source`.
+    """Return the rotation of a checkpoint.
 
-    rearch: another architecture to write the file for, one of REARCH.
-    Raises: ConfigError for any other; LossyExport for a sliding window shorter than the context where llama.cpp knows of none, unless full
-    attention is allowed.
+    source: the tables that transformers computes from it.
+    allow_full_attention: ignore a sliding window below the context length if llama.cpp has none.
+    rearch: the architecture of the file, one of REARCH; empty for the family's own.
+    Raises: ConfigError for another `rearch`; LossyExport for a window that llama.cpp ignores.
     """
     arch = keys.get(_checked_arch(view.family.gguf_architecture, rearch))
     layers = exported_layers.layers_of(view.config, view.family, source, view.where)
@@ -83,10 +88,10 @@ def rotation(source: RopeSet, view: HfCheckpoint, *, allow_full_attention: bool 
     target = replace(
         source, max_position_embeddings=context, entries=exported_layers.entries(source, layers, arch, view.where)
     )
-    stated = exported_layers.layer_keys(target, layers, arch)
+    layer_keys = exported_layers.layer_keys(target, layers, arch)
     ignored = layers.window if layers.sliding and not exported_layers.slides(arch, layers) else None
     return Rotation(
-        arch.name, source, target, stated, (*context_notes, *window_notes), layers,
+        arch.name, source, target, layer_keys, (*context_notes, *window_notes), layers,
         ignored if ignored is not None and ignored < context else None,
     )  # fmt: skip
 
@@ -104,26 +109,29 @@ def _checked_arch(own: str, rearch: str) -> str:
 
 
 def reached_context(source: RopeSet) -> tuple[int, tuple[str, ...]]:
-    """Return the context to state; YaRN's factor reaches beyond a max_position_embeddings that was left as it was."""
-    entry, stated = source.entries[names.FULL_ATTENTION], source.max_position_embeddings
+    """Return the context length of the file, and notes.
+
+    YaRN's factor takes precedence over a smaller configured length.
+    """
+    entry, context = source.entries[names.FULL_ATTENTION], source.max_position_embeddings
     original = entry.original_max_position_embeddings
     if entry.rope_type != "yarn" or original is None or entry.factor is None:
-        return stated, ()
+        return context, ()
     reached = round(original * entry.factor)
-    if reached <= stated:
-        return stated, ()
+    if reached <= context:
+        return context, ()
     return reached, (
         f"context_length is {reached}, YaRN's factor {entry.factor:g} times {original}; max_position_embeddings in config.json "
-        f"is still {stated}",
+        f"is still {context}",
     )
 
 
 def encode(
     rotation: Rotation, values: Mapping[str, Value], infos: Sequence[TensorInfo], where: str
 ) -> tuple[GgufEncoding, tuple[str, ...]]:
-    """Return the first encoding that llama.cpp decodes to the target, in a file of these keys and tensors; and notes.
+    """Return the first encoding that llama.cpp decodes to the target, in a file with these keys and tensors, and notes.
 
-    Raises: LossyExport with what llama.cpp would make of each, or where no layer rotates.
+    Raises: LossyExport with the result of each encoding, or if no layer rotates.
     """
     target, arch = rotation.target, rotation.arch
     entry = rotating_entry(target)
@@ -150,7 +158,7 @@ def rejections(tried: Sequence[tuple[GgufEncoding, str]]) -> list[str]:
 
 @dataclass(frozen=True)
 class Approximation:
-    """The encoding whose tables come nearest to the target's, and how far they are from it."""
+    """The encoding with the tables nearest to a target, and their deviation from it."""
 
     encoding: GgufEncoding
     deviation: Deviation
@@ -159,11 +167,11 @@ class Approximation:
 def approximate(
     rotation: Rotation, values: Mapping[str, Value], infos: Sequence[TensorInfo], where: str
 ) -> Approximation | None:
-    """Return the encoding nearest to a target that no encoding holds, in a file of these keys and tensors; None without one.
+    """Return the encoding nearest to a target, in a file with these keys and tensors; None without one.
 
-    Nearest is the smallest root mean square distance of rotated vectors (Deviation.rms), for it counts factors too, and a pair
-    that is off by many turns no more than one that is off by one. All but the tables has to be exactly the target's: layers,
-    windows, context, the factor on the whole score.
+    The distance is the root mean square of rotated vectors (Deviation.rms). It includes factors, and it counts a pair
+    that is off by many turns no more than a pair that is off by one. Only the tables may differ from the target:
+    layers, windows, context and the factor on the whole score must be equal.
     """
     target, arch = rotation.target, rotation.arch
     entry = rotating_entry(target)
@@ -173,30 +181,30 @@ def approximate(
     best: Approximation | None = None
     for encoding in approximate_encodings(target, arch, entry.rope_theta):
         try:
-            found = decode(plain.after(Patch(set=encoding.keys, tensors=encoding.tensors)))
+            decoded = decode(plain.after(Patch(set=encoding.keys, tensors=encoding.tensors)))
         except (Refuses, RopetoolError):
             continue
-        if found.max_position_embeddings != target.max_position_embeddings:
+        if decoded.max_position_embeddings != target.max_position_embeddings:
             continue
-        apart = deviation(target, found)
+        apart = deviation(target, decoded)
         if apart is not None and (best is None or apart.rms < best.deviation.rms * (1 - TABLE_TOLERANCE)):
             best = Approximation(replace(encoding, keys={**rotation.keys, **encoding.keys}), apart)
     return best
 
 
 def read_exported(view: HfCheckpoint) -> RopeSet:
-    """Return what llama.cpp computes from our export of a checkpoint with this config.
+    """Return the tables that llama.cpp computes from ropetool's export of a checkpoint.
 
-    Raises: Refuses where there is no such export; NotKnown for a family that is not exported.
+    Raises: Refuses if there is no such export; NotKnown for a family without export.
     """
     turned, _ = exported(view)
     return replace(turned.source, max_position_embeddings=turned.target.max_position_embeddings)
 
 
 def exported(view: HfCheckpoint) -> tuple[Rotation, GgufCheckpoint]:
-    """Return the rotation of a checkpoint with this config, and the rotary part of its export.
+    """Return the rotation of a checkpoint, and the rotary part of its export.
 
-    Raises: Refuses where there is no such export; NotKnown for a family that is not exported.
+    Raises: Refuses if there is no such export; NotKnown for a family without export.
     """
     arch = view.family.gguf_architecture
     if not arch:
@@ -215,7 +223,7 @@ def exported(view: HfCheckpoint) -> tuple[Rotation, GgufCheckpoint]:
 
 
 def _sizes(turned: Rotation) -> dict[str, Value]:
-    """Return the keys beside the rotary ones that llama.cpp's reading of a rotation depends on."""
+    """Return the other keys that llama.cpp needs to compute the rotation, such as sizes and layers."""
     arch, entry = turned.arch, rotating_entry(turned.target)
     numbers = {
         keys.BLOCK_COUNT: turned.layers.count, keys.EMBEDDING_LENGTH: entry.head_dim, keys.HEAD_COUNT: 1,
@@ -235,12 +243,12 @@ def _sizes(turned: Rotation) -> dict[str, Value]:
 
 
 def objection_to(target: RopeSet, model: GgufCheckpoint) -> str:
-    """Return what llama.cpp makes of a file instead of the target, in words; empty where it computes that."""
+    """Return how llama.cpp's reading of a file differs from the target; empty if it is equal."""
     try:
-        found = decode(model)
+        decoded = decode(model)
     except (Refuses, RopetoolError) as refusal:
         return f"llama.cpp stops with {sentence_of(refusal)}"
-    return in_words(target.differences(found))
+    return in_words(target.differences(decoded))
 
 
 def _list_notes(target: RopeSet) -> tuple[str, ...]:
@@ -255,14 +263,16 @@ def _list_notes(target: RopeSet) -> tuple[str, ...]:
 
 def _lossy(target: RopeSet, arch: str, rejected: list[str], where: str) -> LossyExport:
     entry = rotating_entry(target)
-    stated = ", ".join(f"{name} {value}" for name, value in entry.params.items() if is_number(value) or value is False)
+    settings = ", ".join(
+        f"{name} {value}" for name, value in entry.params.items() if is_number(value) or value is False
+    )
     if entry.table is not None and entry.table.rule is not None:
         rejected = ["its table depends on the length of the text, but a file stores one table for all lengths"]
     elif not keys.get(arch).vectors:
         rejected.append(f"llama.cpp does not use frequency vectors for {arch}")
     elif not rejected:
         rejected = [f"for {arch}, llama.cpp uses one frequency vector at all lengths, not a short and a long list"]
-    what = f"{entry.rope_type} scaling with {stated}" if stated else f"a rope_theta of {entry.rope_theta:g} here"
+    what = f"{entry.rope_type} scaling with {settings}" if settings else f"a rope_theta of {entry.rope_theta:g} here"
     source = Path(where).parent
     fixed = entry.table is not None and entry.table.rule is None and len(entry.table.regimes) == 1
     if fixed and arch in REARCH:

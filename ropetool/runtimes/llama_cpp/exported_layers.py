@@ -1,6 +1,6 @@
 """The layer types of a GGUF export: which layers slide, which rotate, and the keys for both.
 
-Knows configs and llama.cpp's rules for layers. exported.py chooses the table and writes it.
+exported.py chooses the table and writes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from ropetool.runtimes.llama_cpp.layers import UNROTATED
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers of a model: how many, which of them look back through a window, how far, and which keep a state instead."""
+    """The layers of a model.
+
+    count: the number of layers.
+    sliding: the layers with a window.
+    window: in tokens; None without sliding layers.
+    stateful: the layers that keep a state and do not attend.
+    """
 
     count: int
     sliding: frozenset[int] = frozenset()
@@ -32,7 +38,7 @@ class Layers:
 
 
 def layers_of(config: Mapping[str, Any], family: Family, source: RopeSet, where: str) -> Layers:
-    """Return the layers as transformers has them."""
+    """Return the layers of a config, as transformers builds them. source: the tables that transformers computes."""
     part = style.section(config, family, where)
     count = int(part.get(names.NUM_HIDDEN_LAYERS) or 0)
     if family.rotates == "full":  # the others keep a state
@@ -44,16 +50,21 @@ def layers_of(config: Mapping[str, Any], family: Family, source: RopeSet, where:
     if not family.has_kinds or family.sliding_window not in hf_formulas.PER_LAYER:
         return Layers(count, frozenset(range(count)) if alike is not None else frozenset(), alike)
     window = part.get(family.window_key, family.default_sliding_window)
-    kinds = hf_formulas.kinds(part, family, count)
-    sliding = frozenset(layer for layer, kind in enumerate(kinds) if kind == names.SLIDING_ATTENTION)
+    by_layer = hf_formulas.layer_types(part, family, count)
+    sliding = frozenset(layer for layer, layer_type in enumerate(by_layer) if layer_type == names.SLIDING_ATTENTION)
     return Layers(count, sliding, int(window)) if window is not None else Layers(count)
 
 
 def _chunked(part: Mapping[str, Any], source: RopeSet, where: str) -> frozenset[int]:
-    """Return the layers that attend within chunks, those that rotate. Raises: LossyExport where others do."""
+    """Return the layers that attend within chunks: the rotating ones.
+
+    Raises: LossyExport if the config lists others.
+    """
     rotating = frozenset(source.entries[names.FULL_ATTENTION].layers)
-    stated = part.get("layer_types")
-    if stated is not None and rotating != {layer for layer, kind in enumerate(stated) if kind == "chunked_attention"}:
+    by_layer = part.get("layer_types")
+    if by_layer is not None and rotating != {
+        layer for layer, layer_type in enumerate(by_layer) if layer_type == "chunked_attention"
+    }:
         raise LossyExport(
             "layer_types is wrong: chunked_attention layers must rotate, and other layers must not", where=where
         )
@@ -61,61 +72,64 @@ def _chunked(part: Mapping[str, Any], source: RopeSet, where: str) -> frozenset[
 
 
 def slides(arch: Architecture, layers: Layers) -> bool:
-    """Return whether llama.cpp lets layers of this model slide."""
+    """Return whether llama.cpp supports sliding layers in this model."""
     rules = arch.sliding
     return rules is not None and rules.layer_count in (None, layers.count) and layers.window is not None
 
 
 def entries(source: RopeSet, layers: Layers, arch: Architecture, where: str) -> dict[str, LayerRope]:
-    """Return what each kind of layer computes, under llama.cpp's division into kinds.
+    """Return the entry of each layer type, with llama.cpp's layer types.
 
-    Raises: LossyExport where no layer attends to the whole context.
+    Raises: LossyExport if no layer attends to the whole context.
     """
     full = source.entries[names.FULL_ATTENTION]
     rotating = {layer for entry in source.entries.values() for layer in entry.layers}
     sliding = layers.sliding if slides(arch, layers) else frozenset()
     attending = [layer for layer in range(layers.count) if layer not in layers.stateful]
-    found: dict[str, LayerRope] = {}
-    for kind in (names.FULL_ATTENTION, names.SLIDING_ATTENTION):
-        of_kind = [layer for layer in attending if (layer in sliding) == (kind == names.SLIDING_ATTENTION)]
-        turning = tuple(layer for layer in of_kind if layer in rotating)
-        still = tuple(layer for layer in of_kind if layer not in rotating)
-        window = layers.window if kind == names.SLIDING_ATTENTION else None
+    by_type: dict[str, LayerRope] = {}
+    for layer_type in (names.FULL_ATTENTION, names.SLIDING_ATTENTION):
+        those = [layer for layer in attending if (layer in sliding) == (layer_type == names.SLIDING_ATTENTION)]
+        turning = tuple(layer for layer in those if layer in rotating)
+        still = tuple(layer for layer in those if layer not in rotating)
+        window = layers.window if layer_type == names.SLIDING_ATTENTION else None
         if turning:
-            entry = source.entries.get(kind, full)
-            found[kind] = replace(entry, layout=arch.layout, layers=turning, sliding_window=window)
+            entry = source.entries.get(layer_type, full)
+            by_type[layer_type] = replace(entry, layout=arch.layout, layers=turning, sliding_window=window)
         if still:
-            found[kind + UNROTATED if turning else kind] = LayerRope("none", None, full.head_dim, 0, arch.layout, still)
-    if names.FULL_ATTENTION not in found:
+            by_type[layer_type + UNROTATED if turning else layer_type] = LayerRope(
+                "none", None, full.head_dim, 0, arch.layout, still
+            )
+    if names.FULL_ATTENTION not in by_type:
         raise LossyExport(
             "every layer has a sliding window; export needs a layer that attends to the whole context", where=where
         )
-    return found
+    return by_type
 
 
 def layer_keys(target: RopeSet, layers: Layers, arch: Architecture) -> dict[str, Value]:
-    """Return the keys that say which layers slide, by which base they rotate, and how the score grows."""
-    found: dict[str, Value] = {}
+    """Return the keys for sliding layers, their base, and the temperature of the score."""
+    values: dict[str, Value] = {}
     if slides(arch, layers):
         assert layers.window is not None
         pattern = [layer in layers.sliding for layer in range(layers.count)]
-        found[keys.SLIDING_WINDOW] = Value.of(ValueType.U32, layers.window)
-        found[keys.SLIDING_WINDOW_PATTERN] = Value.array(ValueType.BOOL, pattern)
+        values[keys.SLIDING_WINDOW] = Value.of(ValueType.U32, layers.window)
+        values[keys.SLIDING_WINDOW_PATTERN] = Value.array(ValueType.BOOL, pattern)
     entry = target.entries.get(names.SLIDING_ATTENTION)
     if entry is not None and entry.rope_theta is not None and arch.sliding is not None and arch.sliding.own_base:
-        found[keys.FREQ_BASE_SWA] = Value.of(ValueType.F32, entry.rope_theta)
+        values[keys.FREQ_BASE_SWA] = Value.of(ValueType.F32, entry.rope_theta)
     temperature = next((entry.temperature for entry in target.entries.values() if entry.temperature), None)
     if temperature is not None and keys.TEMPERATURE_SCALE in arch.keys:
-        found[keys.TEMPERATURE_SCALE] = Value.of(ValueType.F32, temperature.beta)
+        values[keys.TEMPERATURE_SCALE] = Value.of(ValueType.F32, temperature.beta)
         if keys.TEMPERATURE_LENGTH in arch.keys:
-            found[keys.TEMPERATURE_LENGTH] = Value.of(ValueType.U32, temperature.length)
-    return {f"{arch.name}.{key}": value for key, value in found.items()}
+            values[keys.TEMPERATURE_LENGTH] = Value.of(ValueType.U32, temperature.length)
+    return {f"{arch.name}.{key}": value for key, value in values.items()}
 
 
 def window_notes(layers: Layers, arch: Architecture, context: int, where: str, allowed: bool) -> tuple[str, ...]:
-    """Return a note on a window that llama.cpp does not know of here.
+    """Return a note on a window that llama.cpp ignores in this architecture.
 
-    Raises: LossyExport for one shorter than the context, unless full attention is allowed.
+    allowed: full attention is allowed.
+    Raises: LossyExport for a window below the context length, if full attention is not allowed.
     """
     window = layers.window
     if window is None or not layers.sliding or slides(arch, layers):
@@ -124,9 +138,9 @@ def window_notes(layers: Layers, arch: Architecture, context: int, where: str, a
 
 
 def ignored_window_notes(window: int, context: int, where: str, allowed: bool) -> tuple[str, ...]:
-    """Return a note on a window that llama.cpp does not know of, if it is shorter than the context.
+    """Return a note on a window that llama.cpp ignores, if it is below the context length. Lengths are in tokens.
 
-    Raises: LossyExport for one shorter than the context, unless full attention is allowed.
+    Raises: LossyExport for such a window, if full attention is not allowed.
     """
     if window >= context:
         return ()

@@ -1,7 +1,7 @@
-"""Where llama.cpp's graphs make queries and keys, for architectures whose files no model family describes.
+"""The tensors of queries and keys in llama.cpp's graphs, for architectures that no model family describes.
 
-Only data: the last tensors in front of each rotation. Source: src/models/*.cpp of llama.cpp, the sources within
-llama-cpp-python 0.3.36. tests/oracle/test_running_architectures.py walks back from each rotation of the running graph,
+Only data: the last tensors before each rotation. Source: src/models/*.cpp of llama.cpp within llama-cpp-python 0.3.36.
+tests/oracle/test_running_architectures.py walks back from each rotation of the running graph,
 and test_baked_architectures.py compares the logits of baked files.
 """
 
@@ -15,20 +15,20 @@ from ropetool.families.family import FoldStep, FoldSteps
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import layers
 from ropetool.runtimes.llama_cpp.architectures import Architecture
-from ropetool.runtimes.llama_cpp.layers import Model
+from ropetool.runtimes.llama_cpp.layers import ModelKeys
 
 QUERIES, KEYS = "attn_q", "attn_k"
 QUERY_NORM, KEY_NORM = "attn_q_norm", "attn_k_norm"
-IF_THERE = "a tensor of the file"  # no key switches such a step on: the file has it or not
+IF_THERE = "a tensor of the file"  # a step that applies if the file has the tensor
 ADAPTERS = "graniteswitch"
-BY_SOURCES = frozenset({ADAPTERS})  # only read in the sources; of each other a model was run (docs/runtimes.md)
+BY_SOURCES = frozenset({ADAPTERS})  # known only from the sources; a model of each other one was run (docs/runtimes.md)
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# --- what stands between the projections and the rotation
+# --- the steps between the projections and the rotation
 PLAIN = _words(
     """arctic baichuan bailingmoe bitnet chatglm codeshell cohere2 cohere2moe dbrx deci deepseek dream ernie4_5
     ernie4_5-moe eurobert exaone falcon falcon-h1 gemma granite_swa granitehybrid granitemoe grok hrm_text internlm2
@@ -42,16 +42,16 @@ NORMED = _words(
     llada-moe maple mellum minimax-m3 muse-glimmer openelm plamo3 qwen3tts qwen3vl qwen3vlmoe rnd1"""
 )
 NORMED_IF_THERE = frozenset({"glm4moe", "step35"})
-# The same, and each query head is followed by a gate in its projection.
+# The same, with a gate after each query head in the projection.
 NORMED_AND_GATED = frozenset({"qwen3next", "qwen35", "qwen35moe", "qwen4exp"})
-# A norm as wide as all heads together, or with numbers of its own for each.
+# A norm as wide as all heads together, or with separate numbers for each head.
 NORMED_BY_HEAD: Mapping[str, Literal["rms", "layer"]] = {
     "minimax-m2": "rms", "olmoe": "rms", "plamo2": "rms", "chameleon": "layer",
 }  # fmt: skip
-# Queries and keys from latents, of which a part rotates; only the keys' rotating part has a tensor to itself.
+# Queries and keys from latents, with a rotating part. Only the rotating part of the keys has a separate tensor.
 LATENT = archs.MLA | archs.DECOUPLED | {"minicpm3", "plm"}
-NORMED_LATENT = frozenset({"dots3note"})  # its rotating keys are normalised once more
-# The norm of a sparse indexer's keys, where the rotating channels stand in them, and how they pair.
+NORMED_LATENT = frozenset({"dots3note"})  # its rotating keys are normalised again
+# The norm of a sparse indexer's keys, the place of the rotating channels in them, and the pairing of these channels.
 INDEXERS: Mapping[str, tuple[Literal["rms", "layer"], str, Literal["half", "interleaved"]]] = {
     "deepseek32": ("layer", "indexer", "half"), "dots3note": ("layer", "indexer", "half"),
     "glm-dsa": ("layer", "indexer", "interleaved"), "hy_v4": ("layer", "indexer_behind", "interleaved"),
@@ -60,10 +60,11 @@ INDEXERS: Mapping[str, tuple[Literal["rms", "layer"], str, Literal["half", "inte
 CLAMPED = frozenset({"dbrx", "olmo"})
 CLAMP = "attention.clamp_kqv"
 
-TWO_STACKS = {"hrm_text": "hrm.layers_per_stack"}  # the tensors of so many layers each, run over and over
-SHARE_LAST_KEYS = frozenset({"gemma4"})  # as many last layers as this key says attend by the keys of others
+TWO_STACKS = {"hrm_text": "hrm.layers_per_stack"}  # the layers of each stack; each stack runs repeatedly
+# The key sets the number of last layers that attend with the keys of other layers.
+SHARE_LAST_KEYS = frozenset({"gemma4"})
 SHARED_KEY_LAYERS = "attention.shared_kv_layers"
-LAYERS_WITH_KEYS = {"gemma3n": 20}  # the first ones, whatever the file says
+LAYERS_WITH_KEYS = {"gemma3n": 20}  # the number of first layers with keys, for any value in the file
 
 
 def known() -> list[str]:
@@ -71,8 +72,8 @@ def known() -> list[str]:
     return sorted(PLAIN | NORMED | NORMED_IF_THERE | NORMED_AND_GATED | NORMED_BY_HEAD.keys() | LATENT)
 
 
-def refusal(model: Model) -> str:
-    """Return why no factor on cos and sin of this file goes into weights, empty where one does."""
+def refusal(model: ModelKeys) -> str:
+    """Return why ropetool cannot bake the factor on cos and sin of a file into its weights; empty if it can."""
     arch = model.arch
     if not arch.layout:
         return "nothing rotates"
@@ -82,30 +83,30 @@ def refusal(model: Model) -> str:
 
 
 def refused(arch: str) -> str:
-    """Return why no file of an architecture is baked, empty where nothing is known to stand against it."""
+    """Return why ropetool cannot bake any file of an architecture; empty without such a reason."""
     if arch == ADAPTERS:
         return "its adapters add values to queries and keys that are not in the projections"
-    found = archs.get(arch)
-    lost = found.norm_after and arch not in archs.NORM_UNLESS_EXPERTS
-    return found.limit if found.fixed_base or lost or arch in archs.WITHOUT_FACTOR else ""
+    architecture = archs.get(arch)
+    lost = architecture.norm_after and arch not in archs.NORM_UNLESS_EXPERTS
+    return architecture.limit if architecture.fixed_base or lost or arch in archs.WITHOUT_FACTOR else ""
 
 
 def steps(arch: Architecture) -> FoldSteps:
     """Return the steps of an architecture, by llama.cpp's names of tensors. Raises: KeyError if it is not described."""
     name = arch.name
     if name in LATENT:
-        found = _latent(name)
+        fold_steps = _latent(name)
     elif name in PLAIN:
-        found = FoldSteps(q=(FoldStep(QUERIES),), k=(FoldStep(KEYS),), clip_key=CLAMP if name in CLAMPED else "")
+        fold_steps = FoldSteps(q=(FoldStep(QUERIES),), k=(FoldStep(KEYS),), clip_key=CLAMP if name in CLAMPED else "")
     elif name in NORMED_BY_HEAD:
-        found = _normed("heads", NORMED_BY_HEAD[name])
+        fold_steps = _normed("heads", NORMED_BY_HEAD[name])
     elif name in NORMED_AND_GATED:
-        found = _normed("shared", gated=True)
+        fold_steps = _normed("shared", gated=True)
     elif name in NORMED | NORMED_IF_THERE:
-        found = _normed("shared", when=IF_THERE if name in NORMED_IF_THERE else "")
+        fold_steps = _normed("shared", when=IF_THERE if name in NORMED_IF_THERE else "")
     else:
         raise KeyError(name)
-    return _with_indexer(found, name)
+    return _with_indexer(fold_steps, name)
 
 
 def _normed(rows: str, norm: Literal["rms", "layer"] = "rms", *, when: str = "", gated: bool = False) -> FoldSteps:
@@ -118,7 +119,7 @@ def _normed(rows: str, norm: Literal["rms", "layer"] = "rms", *, when: str = "",
 
 def _latent(name: str) -> FoldSteps:
     key = FoldStep("attn_kv_a_mqa", "mla_rope_key")
-    if name == "plm":  # only its keys are made from a latent
+    if name == "plm":  # only its keys are computed from a latent
         return FoldSteps(q=(FoldStep(QUERIES, "mla_query"),), k=(key,))
     return FoldSteps(
         q=(FoldStep("attn_q_b", "mla_query", when="q_lora_rank"), FoldStep(QUERIES, "mla_query", unless="q_lora_rank")),
@@ -127,9 +128,9 @@ def _latent(name: str) -> FoldSteps:
     )  # fmt: skip
 
 
-def _with_indexer(found: FoldSteps, name: str) -> FoldSteps:
+def _with_indexer(fold_steps: FoldSteps, name: str) -> FoldSteps:
     if name not in INDEXERS:
-        return found
+        return fold_steps
     norm, rows, layout = INDEXERS[name]
-    key = FoldStep("indexer.k_norm", rows, norm, when=IF_THERE)  # some layers choose by the indexer of another
-    return replace(found, indexer_k=(key,), indexer_layout=layout)
+    key = FoldStep("indexer.k_norm", rows, norm, when=IF_THERE)  # some layers use the indexer of another layer
+    return replace(fold_steps, indexer_k=(key,), indexer_layout=layout)

@@ -1,4 +1,4 @@
-"""Would llama.cpp load this file? One sentence for each rule that the keys of a model break.
+"""Whether llama.cpp would load a file: a sentence for each rule that the keys of a model break.
 
 `refusals` checks a file: llama.cpp loads it if the result is empty. `objections` checks an edit, and also names values
 that llama.cpp misreads without a warning. The rules come from src/llama-model-loader.cpp, llama-model.cpp and
@@ -21,7 +21,7 @@ from ropetool.files.gguf.shards import SPLIT_COUNT
 from ropetool.runtimes.base import NotKnown, Refuses
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import decoding, key_types, layers, loading_rules, vocabulary_rules
-from ropetool.runtimes.llama_cpp.layers import Model
+from ropetool.runtimes.llama_cpp.layers import ModelKeys
 from ropetool.runtimes.llama_cpp.loading_rules import ANY_LENGTH, Numbers, Read
 
 MAX_EXPERTS = 1024
@@ -31,9 +31,9 @@ EXPERT_GROUPS_USED = "expert_group_used_count"
 KV_LORA_RANK = "attention.kv_lora_rank"
 EPSILONS = ("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon")
 GATING = "expert_gating_func"
-GRAPH_NEEDS_GATING = frozenset({"dots1", "hy_v4", "minimax-m2", "smallthinker"})  # the loader does not
-EITHER_EPSILON = "cohere2moe"  # the one architecture that takes either
-SINGLE_EXPERT = frozenset({"hunyuan-dense", "hunyuan_vl"})  # one expert or none is the same
+GRAPH_NEEDS_GATING = frozenset({"dots1", "hy_v4", "minimax-m2", "smallthinker"})  # the loader does not need it
+EITHER_EPSILON = "cohere2moe"  # the only architecture that accepts either
+SINGLE_EXPERT = frozenset({"hunyuan-dense", "hunyuan_vl"})  # one expert has the same effect as none
 _FLOATS = (ValueType.F32, ValueType.F64)
 _DRAFTING = ".nextn."  # in the names of tensors
 _DRAFTS = "blk.*.nextn.eh_proj.weight"
@@ -47,7 +47,10 @@ _STATES = {
 
 
 def objections(before: GgufCheckpoint, after: GgufCheckpoint) -> list[str]:
-    """Return what an edit of the keys would break, a sentence each; what was broken before it is not its fault."""
+    """Return a sentence for each rule that an edit of the keys breaks.
+
+    Rules that the file broke before do not count.
+    """
     both = before.values.keys() | after.values.keys()
     changed = {key for key in both if before.values.get(key) != after.values.get(key)}
     known = _broken(before, changed)
@@ -55,10 +58,10 @@ def objections(before: GgufCheckpoint, after: GgufCheckpoint) -> list[str]:
 
 
 def _broken(view: GgufCheckpoint, changed: Collection[str]) -> dict[str, str]:
-    found = refusals(view, changed)
-    if "architecture" not in found:
-        found |= {rule: said for rule, said in _lost(Numbers(view), changed) if rule not in found}
-    return found
+    broken = refusals(view, changed)
+    if "architecture" not in broken:
+        broken |= {rule: sentence for rule, sentence in _lost(Numbers(view), changed) if rule not in broken}
+    return broken
 
 
 def refusals(view: GgufCheckpoint, changed: Collection[str] | None = None) -> dict[str, str]:
@@ -69,38 +72,38 @@ def refusals(view: GgufCheckpoint, changed: Collection[str] | None = None) -> di
 
     changed: the long arrays to read; None for all.
     """
-    found = of_keys(view, changed)
-    if "architecture" in found or any(rule.startswith("type ") for rule in found):
-        return found
+    broken = of_keys(view, changed)
+    if "architecture" in broken or any(rule.startswith("type ") for rule in broken):
+        return broken
     try:
         decoding.decode(view)
     except NotKnown:
         pass
     except Refuses as refusal:
-        if not any(str(refusal).endswith(rule.rpartition(" ")[2]) for rule in found):
-            found[_ROTATION] = str(refusal)
+        if not any(str(refusal).endswith(rule.rpartition(" ")[2]) for rule in broken):
+            broken[_ROTATION] = str(refusal)
     except RopetoolError:
         pass
-    return found
+    return broken
 
 
 def of_keys(view: GgufCheckpoint, changed: Collection[str] | None = None) -> dict[str, str]:
     """Return the refusals that do not follow from decoding the rotation."""
     model = Numbers(view)
-    found = dict(_architecture(model))
-    if "architecture" in found:
-        return found
+    broken = dict(_architecture(model))
+    if "architecture" in broken:
+        return broken
     try:
         _ = view.name
-    except NotACheckpoint:  # a projector or an adapter: llama.cpp loads it beside a model, by other rules
+    except NotACheckpoint:  # a projector or an adapter: llama.cpp loads it with a model, by other rules
         return {}
     for part in (_missing(model), _wrong(model), _unusable(model, changed), _counts(model)):
-        found |= dict(part)
-    if not any(rule.startswith(("required", "type", "length")) for rule in found):
-        found |= dict(_shapes(model))
+        broken |= dict(part)
+    if not any(rule.startswith(("required", "type", "length")) for rule in broken):
+        broken |= dict(_shapes(model))
     if model.has_weights or vocabulary_rules.MODEL in view.values:
-        found |= dict(vocabulary_rules.broken(view, changed))
-    return found
+        broken |= dict(vocabulary_rules.broken(view, changed))
+    return broken
 
 
 # --- the container
@@ -170,7 +173,7 @@ def _of_length(key: str, value: Value, length: int | None, read: Read) -> Iterat
 
 
 def _is_read(model: Numbers, key: str, value: Value) -> bool:
-    """Return whether the loader looks at a key of a model, and stops where its type is wrong."""
+    """Return whether the loader reads a key of a model, and stops if its type is wrong."""
     if key.startswith(vocabulary_rules.TOKENIZER):
         return key in vocabulary_rules.ALWAYS_READ or not vocabulary_rules.is_without(model.view)
     reads = loading_rules.reads(model.name).get(key)
@@ -210,10 +213,12 @@ def _counts(model: Numbers) -> Iterator[tuple[str, str]]:
     yield from _latent(model)
     keys, values = (loading_rules.channels_of(model, suffix) for suffix in (archs.KEY_LENGTH, archs.VALUE_LENGTH))
     if model.has_weights and loading_rules.has_equal_heads(model.name) and keys != values:
-        said = f"{model.key(archs.KEY_LENGTH)} gives {keys} channels and {model.key(archs.VALUE_LENGTH)} gives {values}"
-        yield "heads", f"{said}: llama.cpp aborts the whole process unless they are equal"
+        sizes = (
+            f"{model.key(archs.KEY_LENGTH)} gives {keys} channels and {model.key(archs.VALUE_LENGTH)} gives {values}"
+        )
+        yield "heads", f"{sizes}: llama.cpp aborts the whole process unless they are equal"
     yield from _drafting(model)
-    blocks = [int(found[1]) for found in map(_BLOCK.match, view.tensors) if found is not None]
+    blocks = [int(match[1]) for match in map(_BLOCK.match, view.tensors) if match is not None]
     count = model.get(archs.BLOCK_COUNT)
     if blocks and (max(blocks) + 1 > count or (max(blocks) + 1 < count and not model.get(archs.NEXTN_LAYERS))):
         key = model.key(archs.BLOCK_COUNT)
@@ -221,12 +226,12 @@ def _counts(model: Numbers) -> Iterator[tuple[str, str]]:
 
 
 def _drafting(model: Numbers) -> Iterator[tuple[str, str]]:
-    """Yield a number of drafting layers that is not the one of the tensors; some loaders do without those tensors."""
-    stated, found = model.get(archs.NEXTN_LAYERS), any(_DRAFTING in name for name in model.view.tensors)
-    missing = stated and model.has_weights and not found and not loading_rules.has(model.name, _DRAFTS)
-    if missing or (found and not stated):
+    """Yield a number of drafting layers that contradicts the tensors. Some loaders do not need these tensors."""
+    count, has_tensors = model.get(archs.NEXTN_LAYERS), any(_DRAFTING in name for name in model.view.tensors)
+    missing = count and model.has_weights and not has_tensors and not loading_rules.has(model.name, _DRAFTS)
+    if missing or (has_tensors and not count):
         key = model.key(archs.NEXTN_LAYERS)
-        yield "drafting", f"{key} is {stated}, which contradicts the tensors of drafting layers"
+        yield "drafting", f"{key} is {count}, which contradicts the tensors of drafting layers"
 
 
 def _experts(model: Numbers) -> Iterator[tuple[str, str]]:
@@ -258,10 +263,10 @@ def _latent(model: Numbers) -> Iterator[tuple[str, str]]:
     channels = loading_rules.channels_of(model)
     if model.value(archs.DIMENSION_COUNT) is not None and channels != kept:
         key = model.key(archs.KEY_LENGTH)
-        said = f"{model.key(KV_LORA_RANK)} and {model.key(archs.DIMENSION_COUNT)} give {kept}"
+        parts = f"{model.key(KV_LORA_RANK)} and {model.key(archs.DIMENSION_COUNT)} give {kept}"
         yield (
             "latent",
-            f"{key} or its default gives {channels} channels for a key, but {said}: llama.cpp aborts the whole process",
+            f"{key} or its default gives {channels} channels for a key, but {parts}: llama.cpp aborts the whole process",
         )
 
 
@@ -292,24 +297,24 @@ def _layers(model: Numbers) -> Iterator[tuple[str, str]]:
 def _recurrent(model: Numbers) -> frozenset[int] | None:
     """Return the layers that keep a state, None if a key is unreadable, which another rule reports."""
     try:
-        reader = Model.of(model.view)
+        reader = ModelKeys.of(model.view)
         return frozenset(layer for layer in range(min(model.layers, archs.MAX_LAYERS)) if layers.recurs(reader, layer))
     except Refuses:
         return None
 
 
 def _shapes(model: Numbers) -> Iterator[tuple[str, str]]:
-    """Yield one tensor of those whose shape contradicts the same keys."""
+    """Yield a tensor whose shape contradicts the keys: one tensor for each set of keys."""
     named: set[str] = set()
-    for tensor, there, asked in loading_rules.shapes(model):
+    for tensor, there, expected in loading_rules.shapes(model):
         keys = loading_rules.asked_by(model, tensor)
         if keys not in named:
             named.add(keys)
-            found, wanted = (" x ".join(map(str, shape)) for shape in (there, asked))
-            yield f"shape {tensor}", f"{tensor} is {found}; llama.cpp loads only {wanted}, from {keys}"
+            actual, accepted = (" x ".join(map(str, shape)) for shape in (there, expected))
+            yield f"shape {tensor}", f"{tensor} is {actual}; llama.cpp loads only {accepted}, from {keys}"
 
 
-# --- what loads and is read as something else
+# --- values that llama.cpp loads, but misreads
 
 
 def _lost(model: Numbers, changed: Collection[str]) -> Iterator[tuple[str, str]]:

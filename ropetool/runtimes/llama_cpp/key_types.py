@@ -1,6 +1,9 @@
-"""Which type llama.cpp's loader wants of each metadata key, and which names it knows; it converts nothing.
+"""The type that llama.cpp's loader requires for each metadata key, and the names that it knows.
 
-The data is key_types.json, read from llama.cpp's sources by scripts/gguf_keys/gguf_key_types.py. What values mean is key_rules.py's.
+It does not convert types.
+
+scripts/gguf_keys/gguf_key_types.py reads the data, key_types.json, from llama.cpp's sources. key_rules.py has the rules
+for values.
 """
 
 from __future__ import annotations
@@ -11,26 +14,26 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_TEMPLATE = "%s."  # in front of a key that an architecture's name stands in front of
+_TEMPLATE = "%s."  # the place of the architecture in front of a key
 
 
 @cache
 def facts() -> Mapping[str, Any]:
     """Return the data: architectures, tokenizers, pretokenizers, lengths, and the keys loaded and written."""
-    found: Mapping[str, Any] = json.loads(Path(__file__).with_name("key_types.json").read_text(encoding="utf-8"))
-    return found
+    data: Mapping[str, Any] = json.loads(Path(__file__).with_name("key_types.json").read_text(encoding="utf-8"))
+    return data
 
 
 def loaded(key: str, architecture: str) -> tuple[str, ...]:
-    """Return the types, as their labels, that the loader takes for a key; none where it never asks for the key.
+    """Return the labels of the types that the loader accepts for a key; empty if it never reads the key.
 
-    Not every architecture asks for every key; one that does not ignores it, whatever its type.
+    Not every architecture reads every key. It ignores the other keys, with any type.
     """
     return tuple(facts()["loaded"].get(template(key, architecture), ()))
 
 
 def written(key: str, architecture: str) -> str:
-    """Return the type that converters give to a key that the loader does not check, empty for one of others."""
+    """Return the type that converters give to a key that the loader does not check; empty for other keys."""
     return str(facts()["written"].get(template(key, architecture), ""))
 
 

@@ -1,7 +1,4 @@
-"""One model's keys, read as llama.cpp's loader reads them, and what follows for its layers and heads.
-
-Knows which layers there are, which of them slide and rotate, and by how many channels; not by which frequencies.
-"""
+"""The keys of a model as llama.cpp's loader reads them: its layers, and the sizes of its heads."""
 
 from __future__ import annotations
 
@@ -18,13 +15,13 @@ from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp.architectures import Architecture
 
 MAX_CHANNELS = 2**16  # of a head; the largest known have 576
-UNROTATED = "_without_rotation"  # after a layer type of which only some layers rotate
+UNROTATED = "_without_rotation"  # the end of a layer type's name for its layers that do not rotate, if others do
 
 
 def value_of(view: GgufCheckpoint, key: str, type_: ValueType) -> Any:
-    """Return the decoded value of a key, or None where the file does not have it.
+    """Return the decoded value of a key, or None if the key is missing.
 
-    Raises: Refuses if it has another type; llama.cpp converts nothing.
+    Raises: Refuses if the value has a different type, because llama.cpp does not convert types.
     """
     value = view.values.get(key)
     if value is None:
@@ -36,15 +33,15 @@ def value_of(view: GgufCheckpoint, key: str, type_: ValueType) -> Any:
 
 
 @dataclass(frozen=True)
-class Model:
-    """The typed reader of one model's keys, which callers name without the architecture in front."""
+class ModelKeys:
+    """The keys of one model with their types. Callers name a key without the architecture in front."""
 
     view: GgufCheckpoint
     arch: Architecture
 
     @classmethod
-    def of(cls, view: GgufCheckpoint) -> Model:
-        """Return the reader of a model. Raises: Refuses if its architecture is unknown or a key has a wrong type."""
+    def of(cls, view: GgufCheckpoint) -> ModelKeys:
+        """Return the keys of a model. Raises: Refuses if its architecture is unknown or a key has a wrong type."""
         model = cls(view, archs.get(str(value_of(view, archs.ARCHITECTURE, ValueType.STR) or "")))
         for suffix in archs.ALWAYS_LOADED:
             model.get(suffix)
@@ -67,7 +64,7 @@ class Model:
         return value
 
     def scalar(self, suffix: str) -> Any:
-        """Return the value, or None where it is absent, an array, or of a type that is not read."""
+        """Return the value, or None if the key is missing, an array, or of a type that llama.cpp does not read."""
         value = self.view.values.get(self.key(suffix))
         return value.decode() if value is not None and value.type is archs.TYPES.get(suffix) else None
 
@@ -79,11 +76,14 @@ class Model:
         return float(value)
 
     def number_if_read(self, suffix: str, default: float) -> float:
-        """Return a number that only some architectures read, the default where this one does not."""
+        """Return a number that only some architectures read, and the default if this one does not."""
         return self.number(suffix, default) if suffix in self.arch.keys else default
 
     def listed(self, suffix: str) -> list[int] | None:
-        """Return an array with a number for each layer; None where the file has no array there."""
+        """Return an array with a number for each layer, or None if the key is missing or not an array.
+
+        Raises: Refuses.
+        """
         value = self.view.values.get(self.key(suffix))
         if value is None or value.type is not ValueType.ARR:
             return None
@@ -94,19 +94,19 @@ class Model:
         return [int(number) for number in value_of(self.view, self.key(suffix), ValueType.ARR)]
 
     def per_layer(self, suffix: str, layer: int) -> int | None:
-        """Return a layer's number from a key that holds one for all layers or an array."""
+        """Return a layer's number from a key with one number for all layers, or an array."""
         listed = self.listed(suffix)
         if listed is None:
-            found: int | None = self.get(suffix)
-            return found
+            number: int | None = self.get(suffix)
+            return number
         return listed[layer] if layer < len(listed) else 0
 
 
-# --- which layers there are
+# --- layers
 
 
-def kinds(model: Model) -> dict[str, tuple[tuple[int, ...], bool]]:
-    """Return the layers of each kind, and whether they rotate."""
+def layer_types(model: ModelKeys) -> dict[str, tuple[tuple[int, ...], bool]]:
+    """Return the layers of each layer type, and whether they rotate. Raises: Refuses if llama.cpp aborts."""
     count = layer_count(model)
     attending = [layer for layer in range(count) if not recurs(model, layer)]
     sliding = sliding_layers(model, count)
@@ -114,20 +114,20 @@ def kinds(model: Model) -> dict[str, tuple[tuple[int, ...], bool]]:
         raise Refuses(
             f"{model.key(archs.SLIDING_WINDOW)} is {window_of(model)}, but no layer slides: llama.cpp aborts the process"
         )
-    found: dict[str, tuple[tuple[int, ...], bool]] = {}
-    for kind in (names.FULL_ATTENTION, names.SLIDING_ATTENTION):
-        layers = [layer for layer in attending if (layer in sliding) == (kind == names.SLIDING_ATTENTION)]
+    by_type: dict[str, tuple[tuple[int, ...], bool]] = {}
+    for layer_type in (names.FULL_ATTENTION, names.SLIDING_ATTENTION):
+        layers = [layer for layer in attending if (layer in sliding) == (layer_type == names.SLIDING_ATTENTION)]
         turning = tuple(layer for layer in layers if _rotates(model, layer, sliding))
         still = tuple(layer for layer in layers if layer not in turning)
         if turning:
-            found[kind] = turning, True
+            by_type[layer_type] = turning, True
         if still:
-            found[kind + UNROTATED if turning else kind] = still, False
-    return found
+            by_type[layer_type + UNROTATED if turning else layer_type] = still, False
+    return by_type
 
 
-def layer_count(model: Model) -> int:
-    """Return the number of layers, without those that only draft tokens."""
+def layer_count(model: ModelKeys) -> int:
+    """Return the number of layers, without the layers that only draft tokens. Raises: Refuses."""
     blocks, drafts = int(model.need(archs.BLOCK_COUNT)), int(model.get(archs.NEXTN_LAYERS, 0))
     if not 0 < blocks <= archs.MAX_LAYERS or drafts > blocks:
         raise Refuses(
@@ -136,33 +136,33 @@ def layer_count(model: Model) -> int:
     return blocks - drafts
 
 
-def recurs(model: Model, layer: int) -> bool:
-    """Return whether the layer keeps a state instead of attending."""
+def recurs(model: ModelKeys, layer: int) -> bool:
+    """Return whether the layer keeps a state and does not attend."""
     name = model.arch.name
     if name in archs.RECURRENT_WITHOUT_HEADS:
         heads = model.per_layer(archs.HEAD_COUNT_KV, layer)
         return (model.per_layer(archs.HEAD_COUNT, layer) if heads is None else heads) == 0
     if name not in archs.RECURRENT_BY_INTERVAL:
         return False
-    stated = model.per_layer(archs.RECURRENT_LAYERS, layer)
-    if stated is not None:
-        return stated != 0
+    flag = model.per_layer(archs.RECURRENT_LAYERS, layer)
+    if flag is not None:
+        return flag != 0
     interval = int(model.get(archs.ATTENTION_INTERVAL, archs.RECURRENT_BY_INTERVAL[name]))
     return interval == 0 or (layer + 1) % interval != 0
 
 
-def window_of(model: Model) -> int:
-    """Return how many tokens sliding layers look back, 0 where there are none."""
+def window_of(model: ModelKeys) -> int:
+    """Return the window of sliding layers in tokens, or 0 without sliding layers. Raises: Refuses."""
     rules = model.arch.sliding
     if rules is None or rules.layer_count not in (None, layer_count(model)):
         return 0
-    stated = model.need(archs.SLIDING_WINDOW) if rules.required else model.get(archs.SLIDING_WINDOW, rules.default)
-    if rules.chunked and not stated:
+    window = model.need(archs.SLIDING_WINDOW) if rules.required else model.get(archs.SLIDING_WINDOW, rules.default)
+    if rules.chunked and not window:
         raise Refuses(f"{model.key(archs.SLIDING_WINDOW)} is 0: llama.cpp aborts the whole process")
-    return rules.fixed if stated and rules.fixed else int(stated)
+    return rules.fixed if window and rules.fixed else int(window)
 
 
-def sliding_layers(model: Model, count: int) -> frozenset[int]:
+def sliding_layers(model: ModelKeys, count: int) -> frozenset[int]:
     """Return which of the first `count` layers slide."""
     rules = model.arch.sliding
     if rules is None or not window_of(model):
@@ -181,7 +181,7 @@ def sliding_layers(model: Model, count: int) -> frozenset[int]:
     return frozenset(layer for layer in range(count) if step == 0 or layer % step != full)
 
 
-def _uncompressed(model: Model, count: int) -> frozenset[int]:
+def _uncompressed(model: ModelKeys, count: int) -> frozenset[int]:
     ratios = model.listed(archs.COMPRESS_RATIOS)
     if ratios is None:
         raise Refuses(f"array key not found in model: {model.key(archs.COMPRESS_RATIOS)}")
@@ -190,7 +190,7 @@ def _uncompressed(model: Model, count: int) -> frozenset[int]:
     return frozenset(layer for layer, ratio in enumerate(ratios[:count]) if ratio == 0)
 
 
-def _rotates(model: Model, layer: int, sliding: frozenset[int]) -> bool:
+def _rotates(model: ModelKeys, layer: int, sliding: frozenset[int]) -> bool:
     arch, window = model.arch, window_of(model)
     if arch.layer_count not in (None, layer_count(model)):
         return False
@@ -199,7 +199,7 @@ def _rotates(model: Model, layer: int, sliding: frozenset[int]) -> bool:
     if arch.rotating == "sliding step":
         return (
             not window or layer % 4 != 0 or layer_count(model) == 4
-        )  # which it takes for "always" (smallthinker.cpp:106)
+        )  # llama.cpp then rotates all layers (smallthinker.cpp:106)
     if arch.rotating == "sliding":
         return not window or layer in sliding
     if arch.rotating == "sliding or dense":
@@ -211,13 +211,13 @@ def _rotates(model: Model, layer: int, sliding: frozenset[int]) -> bool:
 
 
 def learned_positions(view: GgufCheckpoint) -> bool:
-    """Return whether the model has a vector for each position, so that none lies beyond its stated context."""
+    """Return whether the model has a vector for each position, so that no position exceeds its context length."""
     return view.name in archs.LEARNED_POSITIONS or (
         view.name in archs.WITHOUT_ROTATION and archs.POSITION_EMBEDDINGS in view.tensors
     )
 
 
-def loses_factor(model: Model) -> bool:
+def loses_factor(model: ModelKeys) -> bool:
     """Return whether no factor on cos and sin reaches the scores."""
     name = model.arch.name
     if name in archs.WITHOUT_FACTOR:
@@ -228,16 +228,16 @@ def loses_factor(model: Model) -> bool:
 # --- heads
 
 
-def image_sections(model: Model) -> list[int]:
-    """Return how many pairs turn by each of an image's four positions, nothing where all turn by one."""
+def image_sections(model: ModelKeys) -> list[int]:
+    """Return the number of pairs for each of an image's four positions; empty if all pairs rotate by one position."""
     sections = (model.listed(archs.DIMENSION_SECTIONS) if archs.DIMENSION_SECTIONS in model.arch.keys else None) or []
     return sections if len(sections) == 4 and min(sections[:2]) > 0 else []
 
 
-def head_dim(model: Model, sliding: bool = False) -> int:
-    """Return the channels of a query head, 0 in a model without attention.
+def head_dim(model: ModelKeys, sliding: bool = False) -> int:
+    """Return the channels of a query head, or 0 in a model without attention.
 
-    Raises: Refuses for a number that no model can have.
+    Raises: Refuses for an impossible number.
     """
     heads = model.per_layer(archs.HEAD_COUNT, 0)
     if not heads:
@@ -249,10 +249,10 @@ def head_dim(model: Model, sliding: bool = False) -> int:
     return _bounded(channels)
 
 
-def value_dim(model: Model, sliding: bool = False) -> int:
-    """Return how many channels of a value head the cache keeps; 0 where MLA makes the values from the keys.
+def value_dim(model: ModelKeys, sliding: bool = False) -> int:
+    """Return the cached channels of a value head, or 0 if MLA computes the values from the keys.
 
-    Raises: Refuses for a number that no model can have.
+    Raises: Refuses for an impossible number.
     """
     heads = model.per_layer(archs.HEAD_COUNT, 0)
     latent = (archs.KEY_LENGTH_MLA, archs.VALUE_LENGTH_MLA)
@@ -269,10 +269,10 @@ def _bounded(channels: int) -> int:
     return int(channels)
 
 
-def rotary_dim(model: Model, sliding: bool) -> int:
-    """Return how many channels of a head rotate; most graphs take layer 0's number for all layers.
+def rotary_dim(model: ModelKeys, sliding: bool) -> int:
+    """Return the number of rotating channels of a head. Most graphs use the number of layer 0 for all layers.
 
-    Raises: Refuses where loading or the graph would fail over the number.
+    Raises: Refuses if loading or the graph would fail because of the number.
     """
     whole = head_dim(model)
     if whole == 0 and model.per_layer(archs.HEAD_COUNT, 0):
@@ -284,7 +284,7 @@ def rotary_dim(model: Model, sliding: bool) -> int:
         raise Refuses(f"{model.key(archs.HEAD_COUNT)} is missing or 0: there are no heads to rotate")
     rules = model.arch.sliding
     if rules is not None and rules.uncompressed:
-        sliding = True  # to the loader all its layers slide
+        sliding = True  # the loader treats all its layers as sliding
     elif rules is not None and not (rules.own_dims and (sliding or not rules.first_dims)):
         sliding = 0 in sliding_layers(model, 1)
     channels = whole if model.arch.name in archs.OF_EMBEDDING else model.get(archs.DIMENSION_COUNT, whole)
@@ -300,11 +300,11 @@ def rotary_dim(model: Model, sliding: bool) -> int:
     return int(channels)
 
 
-def divided_channels(model: Model) -> int:
-    """Return how many channels a frequency vector is made for."""
+def divided_channels(model: ModelKeys) -> int:
+    """Return the number of channels that a frequency vector covers."""
     if model.arch.name in archs.FREQS_OF_HEADS:
         return head_dim(model)
     if model.arch.name not in archs.FREQS_ON_FULL_LAYERS:
         return rotary_dim(model, False)
-    found = sliding_layers(model, layer_count(model))
-    return max(rotary_dim(model, False), rotary_dim(model, True) if found else 0)
+    sliding = sliding_layers(model, layer_count(model))
+    return max(rotary_dim(model, False), rotary_dim(model, True) if sliding else 0)

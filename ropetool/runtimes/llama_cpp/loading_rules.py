@@ -1,7 +1,8 @@
-"""The keys that llama.cpp's loader needs and reads for each architecture, and the tensor shapes that follow from them.
+"""The keys that llama.cpp's loader needs and reads for each architecture, and the tensor shapes that follow from
+them.
 
-The data is loading.json, which scripts/gguf_keys/gguf_loading.py reads from llama.cpp's sources. key_rules.py knows the effect of
-a broken rule.
+The data is loading.json, which scripts/gguf_keys/gguf_loading.py reads from llama.cpp's sources. key_rules.py knows the
+effect of a broken rule.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import key_types
 
 TOKEN_TYPES = "tokenizer.ggml.token_type_count"
-EVERY = "*"  # what the loader reads for every architecture
+EVERY = "*"  # the entry with the keys that the loader reads for every architecture
 ANY_LENGTH = "[]"
 _ENTRY = re.compile(r"(?P<suffix>[^\[ ]+)(?P<length>\[\w*\])?(?: if (?P<condition>.+))?")
 _LAYER = re.compile(r"(?<=blk\.)([0-9]{1,9})(?=\.)")
@@ -33,8 +34,8 @@ _LITE = (26, 27)  # layers of a DeepSeek without query compression; 48 too, with
 _LITE_WITH = (48, 128256)
 
 
-class NotKnown(Exception):
-    """A number that the keys of a file do not give."""
+class UnknownNumber(Exception):
+    """The keys of a file do not set a number that a shape needs."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class Read:
 @cache
 def facts() -> Mapping[str, Any]:
     """Return the data: keys needed and taken by architecture, fields of the loader, and shapes."""
-    found: Mapping[str, Any] = json.loads(Path(__file__).with_name("loading.json").read_text(encoding="utf-8"))
-    return found
+    data: Mapping[str, Any] = json.loads(Path(__file__).with_name("loading.json").read_text(encoding="utf-8"))
+    return data
 
 
 @cache
@@ -67,15 +68,17 @@ def needed(architecture: str) -> tuple[Read, ...]:
 @cache
 def reads(architecture: str) -> Mapping[str, tuple[Read, ...]]:
     """Return how the loader reads each key, by the key as a file of this architecture spells it."""
-    found: dict[str, tuple[Read, ...]] = {}
+    by_key: dict[str, tuple[Read, ...]] = {}
     for each in (*needed(architecture), *_listed("takes", architecture)):
         key = full(each.suffix, architecture)
-        found[key] = (*found.get(key, ()), each)
-    return found
+        by_key[key] = (*by_key.get(key, ()), each)
+    return by_key
 
 
 def own(architecture: str) -> frozenset[str]:
-    """Return the keys, without the architecture in front, that the loader reads for this architecture and not for all."""
+    """Return the keys, without the architecture in front, that the loader reads for this architecture and not for
+    all.
+    """
     data = facts()
     entries = (*data["needs"].get(architecture, ()), *data["takes"].get(architecture, ()))
     return frozenset(_entry(each).suffix for each in entries)
@@ -93,9 +96,9 @@ def _listed(part: str, architecture: str) -> tuple[Read, ...]:
 
 @cache
 def _entry(text: str) -> Read:
-    found = _ENTRY.fullmatch(text)
-    assert found is not None, text
-    return Read(found["suffix"], found["length"] or "", found["condition"] or "")
+    match = _ENTRY.fullmatch(text)
+    assert match is not None, text
+    return Read(match["suffix"], match["length"] or "", match["condition"] or "")
 
 
 def has(architecture: str, tensor: str) -> bool:
@@ -122,8 +125,10 @@ class Numbers:
     def __init__(self, view: GgufCheckpoint) -> None:
         self.view = view
         self._listed: dict[str, list[int]] = {}
-        stated = view.values.get(ARCHITECTURE)
-        self.name = str(stated.decode()) if stated is not None and stated.type is ValueType.STR else ""
+        architecture = view.values.get(ARCHITECTURE)
+        self.name = (
+            str(architecture.decode()) if architecture is not None and architecture.type is ValueType.STR else ""
+        )
 
     def key(self, suffix: str) -> str:
         return full(suffix, self.name)
@@ -184,14 +189,14 @@ class Numbers:
 
 
 def shapes(model: Numbers) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-    """Yield each tensor with a wrong shape, with its shape and one that the loader accepts."""
+    """Yield each tensor with a wrong shape, its shape, and a shape that the loader accepts."""
     by_tensor = _shapes(model.name)
     for name, info in model.view.tensors.items():
-        found = _LAYER.search(name)
+        layer = _LAYER.search(name)
         texts = by_tensor.get(_LAYER.sub("*", name), ())
         try:
-            sizes = [_evaluated(text, model, int(found[1]) if found else 0) for text in texts]
-        except (NotKnown, ZeroDivisionError):
+            sizes = [_evaluated(text, model, int(layer[1]) if layer else 0) for text in texts]
+        except (UnknownNumber, ZeroDivisionError):
             continue
         there = tuple(info.shape)
         if sizes and not any(_same(there, size) for size in sizes):
@@ -216,12 +221,12 @@ def _same(there: tuple[int, ...], size: tuple[int, ...]) -> bool:
 @cache
 def _shapes(architecture: str) -> Mapping[str, tuple[str, ...]]:
     """Return the shapes that each tensor of an architecture may have, by its name with `*` for the layer."""
-    found: dict[str, tuple[str, ...]] = {}
+    by_tensor: dict[str, tuple[str, ...]] = {}
     for line, names in facts()["shapes"].items():
         if architecture in names.split():
             tensor, _, shape = line.partition(": ")
-            found[tensor] = (*found.get(tensor, ()), shape)
-    return found
+            by_tensor[tensor] = (*by_tensor.get(tensor, ()), shape)
+    return by_tensor
 
 
 @cache
@@ -241,7 +246,7 @@ _OPERATORS: Mapping[type, Callable[[int, int], int]] = {
 
 
 def _number(tree: ast.expr, model: Numbers, layer: int) -> int:
-    """Return the value of an expression. Raises: NotKnown, ZeroDivisionError."""
+    """Return the value of an expression. Raises: UnknownNumber, ZeroDivisionError."""
     if isinstance(tree, ast.BinOp):
         return _OPERATORS[type(tree.op)](_number(tree.left, model, layer), _number(tree.right, model, layer))
     if isinstance(tree, ast.IfExp):
@@ -276,10 +281,10 @@ def channels_of(model: Numbers, suffix: str = archs.KEY_LENGTH) -> int:
 
 
 def _head(model: Numbers, suffix: str, sliding: str) -> int:
-    """Return the channels of a head. Raises: NotKnown if sliding layers have a different number."""
+    """Return the channels of a head. Raises: UnknownNumber if sliding layers have a different number."""
     channels = channels_of(model, suffix)
     if model.value(sliding) is not None and model.get(sliding) != channels:
-        raise NotKnown
+        raise UnknownNumber
     return channels
 
 
@@ -292,12 +297,12 @@ def _values(model: Numbers, layer: int) -> int:
 
 
 def _rotary(model: Numbers, layer: int) -> int:
-    """Return the number of rotating channels. Raises: NotKnown if sliding layers have a different number."""
+    """Return the number of rotating channels. Raises: UnknownNumber if sliding layers have a different number."""
     channels = (
         model.get(archs.DIMENSION_COUNT) if model.value(archs.DIMENSION_COUNT) is not None else _keys(model, layer)
     )
     if model.value(archs.DIMENSION_COUNT_SWA) is not None and model.get(archs.DIMENSION_COUNT_SWA) != channels:
-        raise NotKnown
+        raise UnknownNumber
     return channels
 
 

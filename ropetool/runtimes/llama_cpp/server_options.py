@@ -1,7 +1,8 @@
-"""The options of llama-server with which a GGUF file computes what a patch of it would.
+"""The options of llama-server that have the same effect as a patch of a GGUF file.
 
 Source: common/arg.cpp, src/llama-context.cpp, src/llama-model-loader.cpp and tools/server/server-context.cpp of the
-llama.cpp within llama-cpp-python 0.3.36. Options take precedence over the file's keys. --override-kv replaces the keys at load.
+llama.cpp within llama-cpp-python 0.3.36. Options take precedence over the file's keys. --override-kv replaces the keys
+at load.
 """
 
 from __future__ import annotations
@@ -27,20 +28,21 @@ OPTIONS = {
     keys.SCALING_TYPE: "--rope-scaling", keys.FACTOR: "--rope-scale", keys.FREQ_BASE: "--rope-freq-base",
     keys.ORIGINAL_CONTEXT_LENGTH: "--yarn-orig-ctx",
 }  # fmt: skip
-OPTION_TYPES = ("none", "linear", "yarn")  # --rope-scaling takes no other
-# No option takes a key out of a file; these say the same as its absence. With type none a factor is not used.
+OPTION_TYPES = ("none", "linear", "yarn")  # the values of --rope-scaling
+# No option removes a key from a file; these values have the same effect. With type none llama.cpp ignores a factor.
 NEUTRAL = {
     keys.SCALING_TYPE: Value.of(ValueType.STR, "none"), keys.ATTN_FACTOR: Value.of(ValueType.F32, 1.0),
 }  # fmt: skip
-KINDS = {ValueType.STR: "str", ValueType.F32: "float", ValueType.U32: "int"}
+TYPE_NAMES = {ValueType.STR: "str", ValueType.F32: "float", ValueType.U32: "int"}
 
 BETAS = dict(zip((names.BETA_FAST, names.BETA_SLOW), keys.BETAS, strict=True))
 
 
 def options_of(view: GgufCheckpoint, patch: Patch, target: RopeSet, change: PlannedChange) -> tuple[str, ...]:
-    """Return the options with which a file computes the target, as with the patch. Each way is tried and decoded.
+    """Return the options that make a file compute the target. The first option is the context.
 
-    The first option is the context. Raises: NoFlags if no options reach the target.
+    patch: the change of the file with the same effect. Each way to express it is tried and decoded.
+    Raises: NoFlags if no options reach the target.
     """
     arch = str(value_of(view, keys.ARCHITECTURE, ValueType.STR))
     if patch.tensors:
@@ -64,25 +66,25 @@ def options_of(view: GgufCheckpoint, patch: Patch, target: RopeSet, change: Plan
 
 
 def base_and_scale(view: GgufCheckpoint, options: tuple[str, ...]) -> tuple[str, str] | None:
-    """Return the base and the scale of positions, as text, where these two and a context say all that the options do.
+    """Return the base and the scale of positions as text, or None if the options need more than these and a context.
 
-    Programs that hold llama.cpp take no more (KoboldCpp's --ropeconfig, LM Studio's window); None where more is needed.
+    Programs that run llama.cpp accept only these two (KoboldCpp's --ropeconfig, LM Studio's window).
     """
-    stated = dict(zip(options[::2], options[1::2], strict=True))
+    rest = dict(zip(options[::2], options[1::2], strict=True))
     arch = str(value_of(view, keys.ARCHITECTURE, ValueType.STR))
-    kind = stated.pop("--rope-scaling", None)
-    scale = stated.pop("--rope-scale", None)
-    base = stated.pop("--rope-freq-base", None)
-    overrides = stated.pop("--override-kv", f"{arch}.{keys.CONTEXT_LENGTH}=").split(",")
-    stated.pop("-c", None)
-    if kind == "linear":
-        stated.pop(OPTIONS[keys.ORIGINAL_CONTEXT_LENGTH], None)  # a linear scale does not ask for it
+    scaling_type = rest.pop("--rope-scaling", None)
+    scale = rest.pop("--rope-scale", None)
+    base = rest.pop("--rope-freq-base", None)
+    overrides = rest.pop("--override-kv", f"{arch}.{keys.CONTEXT_LENGTH}=").split(",")
+    rest.pop("-c", None)
+    if scaling_type == "linear":
+        rest.pop(OPTIONS[keys.ORIGINAL_CONTEXT_LENGTH], None)  # a linear scale does not need it
     linear = (value_of(view, f"{arch}.{keys.SCALING_TYPE}", ValueType.STR) or "linear") == "linear"
-    context_alone = len(overrides) == 1 and overrides[0].startswith(f"{arch}.{keys.CONTEXT_LENGTH}=")
-    if stated or not context_alone or not linear or kind not in (None, "linear"):
+    only_context = len(overrides) == 1 and overrides[0].startswith(f"{arch}.{keys.CONTEXT_LENGTH}=")
+    if rest or not only_context or not linear or scaling_type not in (None, "linear"):
         return None
     if f"{arch}.{keys.CONTEXT_LENGTH}" not in view.values or keys.get(arch).base_key != keys.FREQ_BASE:
-        return None  # it does not load without the override, or has a base that no option reaches
+        return None  # it does not load without the override, or no option changes its base
     factor = float(scale or value_of(view, f"{arch}.{keys.FACTOR}", ValueType.F32) or 1.0)
     present = decoding.decode(view).entries[names.FULL_ATTENTION].rope_theta
     if base is None and present is None:
@@ -91,9 +93,9 @@ def base_and_scale(view: GgufCheckpoint, options: tuple[str, ...]) -> tuple[str,
 
 
 def _by_betas(view: GgufCheckpoint, arch: str, target: RopeSet, change: PlannedChange) -> tuple[str, ...] | None:
-    """Return the options for a YaRN ramp with betas of its own, which no key of these files holds; None where it is not one.
+    """Return the options for a YaRN ramp with other betas, which these files have no keys for; None for other tables.
 
-    The file must state no scaling: its vectors would apply too.
+    The file must not have scaling keys or vectors, because they would also apply.
     """
     scaled = any(f"{arch}.{key}" in view.values for key in (keys.SCALING_TYPE, keys.FACTOR, keys.ATTN_FACTOR))
     entry = target.entries[names.FULL_ATTENTION]
@@ -114,32 +116,33 @@ def _by_betas(view: GgufCheckpoint, arch: str, target: RopeSet, change: PlannedC
         f"{arch}.{keys.FREQ_BASE}": Value.of(ValueType.F32, entry.rope_theta),
         f"{arch}.{keys.ATTN_FACTOR}": Value.of(ValueType.F32, regime.attention_factor / yarn_factor(change.factor)),
     }
-    options, reached = _by_options(view, arch, {k: v for k, v in values.items() if not _is_stated(view, k, v)})
+    options, reached = _by_options(view, arch, {k: v for k, v in values.items() if not _is_set(view, k, v)})
     if reached.max_position_embeddings != target.max_position_embeddings:
         return None
-    stated = [word for name, beta in betas.items() for word in (f"--yarn-{name.replace('_', '-')}", f"{beta:g}")]
-    return ("-c", str(target.max_position_embeddings), *stated, *options)
+    words = [word for name, beta in betas.items() for word in (f"--yarn-{name.replace('_', '-')}", f"{beta:g}")]
+    return ("-c", str(target.max_position_embeddings), *words, *options)
 
 
-def _is_stated(view: GgufCheckpoint, key: str, value: Value) -> bool:
-    """Return whether the file says it already; an attention factor of 1 need not be said."""
+def _is_set(view: GgufCheckpoint, key: str, value: Value) -> bool:
+    """Return whether the file already has the value, or it is an attention factor of 1, which is the default."""
     return view.values.get(key) == value or (key.endswith(keys.ATTN_FACTOR) and value.decode() == 1)
 
 
 def _by_options(view: GgufCheckpoint, arch: str, values: dict[str, Value]) -> tuple[list[str], RopeSet]:
-    """Return the options of their own, --override-kv for the rest, and what llama.cpp computes with them.
+    """Return an option for each key that has one, --override-kv for the rest, and the tables that llama.cpp then
+    computes.
 
-    Raises: Refuses where the options cannot say it.
+    Raises: Refuses if the options cannot set the values.
     """
     before = value_of(view, f"{arch}.{keys.SCALING_TYPE}", ValueType.STR)
     after = view.after(Patch(set=values))
-    kind = value_of(after, f"{arch}.{keys.SCALING_TYPE}", ValueType.STR) or "linear"
-    if before == "longrope" or kind not in OPTION_TYPES:
+    scaling_type = value_of(after, f"{arch}.{keys.SCALING_TYPE}", ValueType.STR) or "linear"
+    if before == "longrope" or scaling_type not in OPTION_TYPES:
         raise Refuses("--rope-scaling does not support longrope")
     decoded = decoding.decode(after)
     rest = dict(values)
-    reach = _rescaled(view, after, arch) if kind == "yarn" else None
-    if reach is not None:  # llama.cpp then takes this for the context of the model, whatever the key says
+    reach = _rescaled(view, after, arch) if scaling_type == "yarn" else None
+    if reach is not None:  # llama.cpp then uses this as the context length of the model, and ignores the key
         rest.pop(f"{arch}.{keys.CONTEXT_LENGTH}", None)
         decoded = replace(decoded, max_position_embeddings=reach)
     options = []
@@ -150,7 +153,9 @@ def _by_options(view: GgufCheckpoint, arch: str, values: dict[str, Value]) -> tu
 
 
 def _rescaled(before: GgufCheckpoint, after: GgufCheckpoint, arch: str) -> int | None:
-    """Return original length / scale in llama.cpp's float32, which a YaRN scale that is not the file's makes the context."""
+    """Return original length / scale in float32, as llama.cpp sets the context for a new YaRN scale; None without
+    one.
+    """
     scales = [1 / np.float32(value_of(view, f"{arch}.{keys.FACTOR}", ValueType.F32) or 1.0) for view in (before, after)]
     length = value_of(after, f"{arch}.{keys.ORIGINAL_CONTEXT_LENGTH}", ValueType.U32)
     length = length or value_of(after, f"{arch}.{keys.CONTEXT_LENGTH}", ValueType.U32)
@@ -162,11 +167,11 @@ def _by_overrides(view: GgufCheckpoint, arch: str, values: dict[str, Value]) -> 
 
 
 def _override(values: dict[str, Value]) -> list[str]:
-    stated = [f"{key}={KINDS[value.type]}:{_text(value)}" for key, value in values.items()]
-    return ["--override-kv", ",".join(stated)] if stated else []
+    pairs = [f"{key}={TYPE_NAMES[value.type]}:{_text(value)}" for key, value in values.items()]
+    return ["--override-kv", ",".join(pairs)] if pairs else []
 
 
 def _text(value: Value) -> str:
-    """Return a value as the command line takes it; a float in as many digits as float32 needs."""
-    found: Any = value.decode()
-    return np.format_float_positional(np.float32(found), trim="-") if value.type is ValueType.F32 else str(found)
+    """Return a value as text for the command line. A float has the digits that float32 needs."""
+    plain: Any = value.decode()
+    return np.format_float_positional(np.float32(plain), trim="-") if value.type is ValueType.F32 else str(plain)

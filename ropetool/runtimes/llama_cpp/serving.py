@@ -18,17 +18,18 @@ from ropetool.runtimes.base import NO_FLAG, Decode, NoFlags, NotKnown, PlannedCh
 from ropetool.runtimes.llama_cpp import decoding
 from ropetool.runtimes.llama_cpp.exported import exported
 
-# llama-server caps -c at the context of the file: tools/server/server-context.cpp of the llama.cpp within llama-cpp-python 0.3.36.
+# llama-server caps -c at the context of the file: tools/server/server-context.cpp of the llama.cpp within
+# llama-cpp-python 0.3.36.
 COMMAND = "llama-server -m {} -c {}"
-# These programs read the file's keys with llama.cpp, but need the context as an option. KoboldCpp uses the keys up to the
-# file's context; beyond it, it changes the base (CalcGradientAIRopeFreqBase of its gpttype_adapter.cpp). LM Studio's CLI
-# asks for the model if none is named (lmstudio.ai/docs/cli/load).
+# These programs read the file's keys with llama.cpp, but need the context as an option. KoboldCpp uses the keys up to
+# the file's context; beyond it, it changes the base (CalcGradientAIRopeFreqBase of its gpttype_adapter.cpp). LM
+# Studio's CLI asks for the model if none is named (lmstudio.ai/docs/cli/load).
 EMBEDDED = {
     "KoboldCpp": "koboldcpp --model {} --contextsize {}  # Context Size in its window, without custom RoPE",
     "LM Studio": "lms load --context-length {1}  # Context Length in its window, RoPE frequency base and scale left alone",
 }
-# The same with two numbers, if these set everything: what KoboldCpp and LM Studio pass to llama.cpp's rope_freq_base and
-# rope_freq_scale (gpttype_adapter.cpp; lmstudio.ai/docs/typescript/api-reference/llm-load-model-config).
+# The same with two numbers, if these set everything: what KoboldCpp and LM Studio pass to llama.cpp's rope_freq_base
+# and rope_freq_scale (gpttype_adapter.cpp; lmstudio.ai/docs/typescript/api-reference/llm-load-model-config).
 BY_TWO_NUMBERS = {
     "KoboldCpp": "koboldcpp --model {} --contextsize {} --ropeconfig {} {}",
     "LM Studio": "Context Length {1}, RoPE Frequency Scale {2}, RoPE Frequency Base {3} in its window",
@@ -95,7 +96,7 @@ def _lines(view: GgufCheckpoint, patch: Patch, target: RopeSet, change: PlannedC
 
 
 def _by_two_numbers(path: Path, context: str, numbers: tuple[str, str] | None) -> Sequence[str]:
-    """Return how the programs that run llama.cpp serve a file with another base and scale of positions.
+    """Return how the programs that run llama.cpp serve a file with a new base and scale of positions.
 
     numbers: base and scale; None if these two do not set everything.
     """

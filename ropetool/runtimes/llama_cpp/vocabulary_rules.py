@@ -1,6 +1,6 @@
-"""What llama.cpp cannot load, or leaves out in silence, in the keys of a vocabulary: a sentence for each rule broken.
+"""A sentence for each key of a vocabulary that llama.cpp cannot load, or silently ignores.
 
-Source: src/llama-vocab.cpp of llama.cpp, the sources within llama-cpp-python 0.3.36.
+Source: src/llama-vocab.cpp of llama.cpp within llama-cpp-python 0.3.36.
 """
 
 from __future__ import annotations
@@ -19,22 +19,25 @@ TOKENS = "tokenizer.ggml.tokens"
 MERGES = "tokenizer.ggml.merges"
 BESIDE = ("tokenizer.ggml.scores", "tokenizer.ggml.token_type")  # an entry for each token
 EMBEDDING = "token_embd.weight"
-SIZE = "vocab_size"  # which counts only where there is no vocabulary
+SIZE = "vocab_size"  # it has an effect only without a vocabulary
 WITHOUT = ("none", "no_vocab")
 BYTE_PAIRS = ("gpt2", "hybriddna", "whitespace")
 WITHOUT_MERGES = "kimi-k2"  # a pre-tokenizer whose files may have none
 TOKENIZER = "tokenizer.ggml."
-ALWAYS_READ = (MODEL, PRE, "tokenizer.ggml.token_type_count")  # where a file has no vocabulary too
+ALWAYS_READ = (MODEL, PRE, "tokenizer.ggml.token_type_count")  # also in a file without a vocabulary
 _TOKEN_ID = "_token_id"
 
 
 def is_without(view: GgufCheckpoint) -> bool:
-    """Return whether a model says that it has no vocabulary."""
+    """Return whether the keys of a model declare that it has no vocabulary."""
     return _text(view, MODEL) in WITHOUT
 
 
 def broken(view: GgufCheckpoint, changed: Collection[str] | None) -> Iterator[tuple[str, str]]:
-    """Yield the rules that the vocabulary breaks, each with a sentence; tokens are compared only if they are among `changed`."""
+    """Yield the rules that the vocabulary breaks, each with a sentence.
+
+    changed: the changed keys, or None for all. Tokens are compared only if they are among them.
+    """
     model, pre = _text(view, MODEL), _text(view, PRE)
     names, pretokenizers = key_types.facts()["tokenizers"], key_types.facts()["pretokenizers"]
     if not model:
@@ -98,7 +101,7 @@ def _rows(view: GgufCheckpoint, key: str, count: int) -> Iterator[tuple[str, str
 
 
 def _first_double(tokens: list[str]) -> str | None:
-    """Return a token that stands twice; empty ones get names of their own."""
+    """Return a token that occurs twice. Empty tokens do not count, because llama.cpp gives each a separate name."""
     seen: set[str] = set()
     for token in tokens:
         if token and token in seen:
@@ -114,5 +117,5 @@ def _text(view: GgufCheckpoint, key: str) -> str:
 
 def _number(view: GgufCheckpoint, key: str) -> int | None:
     value = view.values.get(key)
-    found = value.decode() if value is not None and value.type is ValueType.U32 else None
-    return found if isinstance(found, int) else None
+    number = value.decode() if value is not None and value.type is ValueType.U32 else None
+    return number if isinstance(number, int) else None
