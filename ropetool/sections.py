@@ -1,16 +1,18 @@
-"""Sections of a report as plain data: tables of ready-made text, and numbers as text.
+"""Results as plain data for people: lines, sections with tables of ready-made text, and numbers as text.
 
-Knows nothing of terminals, HTML or measurements. Each measure defines its own section.
+Each result and each measure becomes these objects once. The writers in `report` turn them into text and HTML.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 NONE = "-"
 GOOD, BAD, WARN = "good", "bad", "warn"
+BOLD, DIM = "bold", "dim"
 TONES = {"pass": GOOD, "fail": BAD, "partial": WARN, "undecided": WARN, "not run": WARN, "inexact": WARN}
 
 
@@ -28,8 +30,25 @@ class Interval(Protocol):
 
 
 @dataclass(frozen=True)
+class Line:
+    """A sentence, which is wrapped at the width of a terminal.
+
+    style: `DIM` for a side remark, else empty.
+    lead: styles of the words before the first colon, separated by spaces: `BOLD` and a tone; empty for none.
+    indent: characters in front of each line but the first.
+    breaks: the line ends of the text are kept if lines may have any length.
+    """
+
+    text: str
+    style: str = ""
+    lead: str = ""
+    indent: int = 0
+    breaks: bool = False
+
+
+@dataclass(frozen=True)
 class Cell:
-    """A text, and whether what it says is good, bad or a warning; empty for a plain figure."""
+    """A text, and its tone: `GOOD`, `BAD`, `WARN`, or empty for a plain figure."""
 
     text: str
     tone: str = ""
@@ -37,25 +56,37 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under a head. words: the columns that hold words, all others hold figures. title: of a detail.
+    """Rows of cells under a head.
 
-    A last column of words without a name holds whole sentences, which may be broken.
+    head: the names of the columns; empty for none.
+    words: the columns that contain words; all others contain figures.
+    title: of a detail.
+    listed: a list of facts, which a terminal shows without a rule below the head.
+    whole: the last column contains commands, values or paths to copy, which are never broken.
     """
 
     head: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     words: tuple[int, ...] = ()
     title: str = ""
+    listed: bool = False
+    whole: bool = False
 
     @property
     def ends_in_sentences(self) -> bool:
-        """Whether the last column holds sentences."""
+        """Whether the last column contains sentences, which may be broken: it has words, but no name."""
         return len(self.head) - 1 in self.words and not self.head[-1]
 
 
 @dataclass(frozen=True)
 class Section:
-    """One measurement: its table, what the columns mean, notes, and tables for where there is more room."""
+    """A table with its title.
+
+    key: the name of the section, which charts refer to; empty for a section that is only shown in a terminal.
+    legend: columns and their meaning.
+    details: tables that only a page has room for.
+    depth: how far a list is indented: 0 for two characters, -1 for none, and two more for each list that it is below.
+    """
 
     key: str
     title: str
@@ -63,11 +94,37 @@ class Section:
     legend: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     details: tuple[Table, ...] = ()
+    depth: int = 0
 
 
 def row(*cells: str | Cell) -> tuple[Cell, ...]:
     """Return cells, plain ones from strings."""
     return tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in cells)
+
+
+def listing(
+    title: str,
+    rows: Iterable[Sequence[str]],
+    *,
+    head: Sequence[str] = (),
+    figures: Sequence[int] = (),
+    depth: int = 0,
+    whole: bool = False,
+) -> Section:
+    """Return a list of facts below a title.
+
+    figures: the columns that are aligned to the right.
+    depth, whole: see `Section` and `Table`.
+    """
+    cells = tuple(row(*texts) for texts in rows)
+    columns = len(head) or max(map(len, cells), default=0)
+    words = tuple(index for index in range(columns) if index not in figures)
+    return Section("", title, Table(tuple(head), cells, words, listed=True, whole=whole), depth=depth)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things in words: 1 text, 2 texts."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def yes_no(value: bool | None, otherwise: str) -> Cell:

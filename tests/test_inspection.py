@@ -14,7 +14,8 @@ from making import write_config, write_model
 
 import ropetool
 from ropetool.errors import InvalidRope
-from ropetool.report.inspected import inspection_json, inspection_text
+from ropetool.report.inspected import inspection_json, inspection_parts
+from ropetool.report.terminal import terminal_text
 from ropetool.rope.tables import Regime
 from ropetool.runtimes import decoded, inspection
 
@@ -213,8 +214,8 @@ def test_what_the_length_is(tmp_path: Path, changes: dict[str, Any], length: int
     """A model that came scaled may have been trained further: its original length need not be all that it has seen."""
     data = inspection_json(inspected(tmp_path, "llama", **changes))
     assert (data["trained_length"], data["trained_length_is"]) == (length, what)
-    text = inspection_text(inspected(tmp_path / "again", "llama", **changes), None)
-    assert (f"  {what} length " in text) == (what is not None)
+    shown = terminal_text(inspection_parts(inspected(tmp_path / "again", "llama", **changes)))
+    assert (f"  {what} length " in shown) == (what is not None)
 
 
 def test_a_runtime_that_stops_is_listed_with_its_reason(tmp_path: Path) -> None:

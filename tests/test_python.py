@@ -95,8 +95,8 @@ def test_results_print_as_a_sentence_and_show_as_their_command(extended: Applied
 def test_every_result_has_a_sentence() -> None:
     classes = {each.__name__ for each in [*Shown.__subclasses__(), *Tabular.__subclasses__()]} - {"Tabular"}
     assert classes <= printed.SENTENCES.keys()
-    assert printed.TEXTS.keys() <= printed.SENTENCES.keys()
-    for module, name, options in printed.TEXTS.values():
+    assert printed.PARTS.keys() <= printed.SENTENCES.keys()
+    for module, name, options, _ in printed.PARTS.values():
         function = getattr(importlib.import_module(f"ropetool.report.{module}"), name)
         assert options.keys() <= inspect.signature(function).parameters.keys()
 

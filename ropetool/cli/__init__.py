@@ -282,7 +282,7 @@ def _in_lines(line: str, width: int | None, whole: str = "") -> str:
     """Return a line with its end, wrapped to a width if there is one. whole: a part that stays on one line."""
     if width is None:
         return f"{line}\n"
-    from ropetool.report.layout import UNBROKEN, wrapped
+    from ropetool.report.terminal import UNBROKEN, wrapped
 
     return wrapped(line.replace(whole, whole.replace(" ", UNBROKEN)) if whole else line, width)
 

@@ -30,7 +30,8 @@ def advise_command(
     ropetool advise model.gguf --target-length 128k
     """
     from ropetool.plans.advice import advise, with_bounds
-    from ropetool.report.advised import advice_json, advice_text
+    from ropetool.report.advised import advice_json, advice_parts
+    from ropetool.report.terminal import terminal_text
     from ropetool.runtimes.inspection import inspect
 
     found = inspect(source, as_type)
@@ -38,5 +39,5 @@ def advise_command(
     if as_json:
         print_json(advice_json(advice))
     else:
-        show(advice_text(advice, terminal_width(), explain=explain))
+        show(terminal_text(advice_parts(advice, explain=explain), terminal_width()))
         notes(found.notes)

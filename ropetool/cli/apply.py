@@ -38,7 +38,8 @@ def apply_command(source: str, plan_file: str, options: OutputOptions, as_json: 
     ropetool apply model.gguf plan.json --in-place
     """
     from ropetool.plans.plan import Plan
-    from ropetool.report.planned import applied_json, applied_text
+    from ropetool.report.planned import applied_json, applied_parts
+    from ropetool.report.terminal import terminal_text
 
     excluded = {"--output": options.output, "--copy": options.copy, "--force": options.force}
     check_in_place(options.in_place, options.copy_if_needed, excluded)
@@ -47,7 +48,7 @@ def apply_command(source: str, plan_file: str, options: OutputOptions, as_json: 
     if as_json:
         print_json(applied_json(plan, written))
     else:
-        show(applied_text(plan, written))
+        show(terminal_text(applied_parts(plan, written)))
         notes((*plan.notes, *written.notes))
 
 

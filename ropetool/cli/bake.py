@@ -174,27 +174,29 @@ def bake_command(
 def _show_plan(plan: Plan, source: Path, target: Path, options: PlanOptions, as_json: bool) -> None:
     """Print the plan of --dry-run."""
     from ropetool.cli.apply import place_of
-    from ropetool.report.planned import plan_text, planned_json
+    from ropetool.report.planned import plan_parts, planned_json
+    from ropetool.report.terminal import terminal_text
 
     place, way = place_of(plan, source, target, options)
     if as_json:
         print_json({**planned_json(plan, target), **way})
     else:
-        show(plan_text(plan, place, width=terminal_width()))
+        show(terminal_text(plan_parts(plan, place), terminal_width()))
         notes(plan.notes)
 
 
 def _show(plan: Plan, written: Applied, checks: Sequence[LayerCheck], as_json: bool) -> None:
     """Print what was written, and the attention scores of --check."""
-    from ropetool.report.baked import checks_text
-    from ropetool.report.planned import applied_json, applied_text
+    from ropetool.report.baked import checks_parts
+    from ropetool.report.planned import applied_json, applied_parts
+    from ropetool.report.terminal import terminal_text
 
     if as_json:
         print_json({**applied_json(plan, written), "checks": [vars(check) for check in checks]})
         return
-    show(applied_text(plan, written))
+    show(terminal_text(applied_parts(plan, written)))
     if checks:
-        show(checks_text(checks))
+        show(terminal_text(checks_parts(checks)))
     notes((*plan.notes, *written.notes))
 
 

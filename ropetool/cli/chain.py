@@ -118,14 +118,15 @@ class Chain:
     def _exported(self, output: Path, file: Path, as_json: bool) -> dict[str, Any]:
         from ropetool.cli.export import exported
         from ropetool.gguf_export.options import ExportOptions
-        from ropetool.report.exported import exported_text, written_json
+        from ropetool.report.exported import exported_parts, written_json
+        from ropetool.report.terminal import terminal_text
 
         options = ExportOptions(
             force=self.force, allow_unverified=self.suite is None, sidecars=self.sidecars, command=command_line()
         )
         written = exported(output, file, options)
         if not as_json:
-            show(f"\n{exported_text(written)}")
+            show(f"\n{terminal_text(exported_parts(written))}")
             notes(written.notes)
         return written_json(written)
 

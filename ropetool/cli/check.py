@@ -32,7 +32,8 @@ def check_command(target: str, baseline: str | None, trained_length: int | None,
     ropetool check model-yarn-8x
     ropetool check downloaded.gguf --baseline original.gguf
     """
-    from ropetool.report.checked import checked_text
+    from ropetool.report.checked import checked_parts
+    from ropetool.report.terminal import terminal_text
     from ropetool.verification.readback.terms import Terms
     from ropetool.verification.verdict.checking import check
 
@@ -40,6 +41,6 @@ def check_command(target: str, baseline: str | None, trained_length: int | None,
     if as_json:
         print_json(found.to_json())
     else:
-        show(checked_text(found, terminal_width()))
+        show(terminal_text(checked_parts(found), terminal_width()))
         notes(list(found.notes))
     return found.exit_code

@@ -159,8 +159,9 @@ def compare_command(
     ropetool compare model --methods yarn,llama3,ntk --target-length 32k --grade publishable
     ropetool compare model --methods yarn --factors 4 --plan tuned.json
     """
-    from ropetool.report.compared import compare_text
-    from ropetool.report.compared_page import write_report
+    from ropetool.report.compared import compare_page, compare_parts
+    from ropetool.report.page import write_page
+    from ropetool.report.terminal import terminal_text
     from ropetool.verification.gate import Limits
 
     printing.check_report()
@@ -173,12 +174,13 @@ def compare_command(
     if csv_file is not None:
         write_new("--csv", Path(csv_file), comparison.to_csv())
     if printing.report is not None:
-        write_report(comparison, Path(printing.report), force=printing.force, command=command_line())
+        write_page(compare_page(comparison, command_line()), Path(printing.report), force=printing.force)
     if printing.as_json:
         print_json(comparison.to_json())
     else:
         colour = in_colour()
-        text = compare_text(comparison, width=terminal_width(), colour=colour, explained=printing.explain)
+        parts = compare_parts(comparison)
+        text = terminal_text(parts, terminal_width(), colour=colour, explained=printing.explain)
         show(text, colour=colour)
     notes(list(comparison.notes))
     return 0

@@ -72,13 +72,14 @@ def _new_folder(directory: str | None) -> Path:
 def _extend(source: Path) -> Path:
     from ropetool.plans.applying import apply
     from ropetool.plans.search import make_plan
-    from ropetool.report.planned import applied_text
+    from ropetool.report.planned import applied_parts
+    from ropetool.report.terminal import terminal_text
 
     plan = make_plan(source, "yarn", factor=FACTOR)
     target = plan.output_beside(source)
     click.echo(f"$ ropetool extend model --method yarn --factor {FACTOR}")
     written = apply(plan, source, target)
-    show(f"{_without(source.parent, applied_text(plan, written))}\n")
+    show(f"{_without(source.parent, terminal_text(applied_parts(plan, written)))}\n")
     notes(plan.notes)
     return target
 
@@ -98,11 +99,12 @@ def _verify(source: Path, target: Path) -> VerifyResult:
 def _export(target: Path) -> None:
     from ropetool.cli.export import exported
     from ropetool.gguf_export.options import ExportOptions
-    from ropetool.report.exported import exported_text
+    from ropetool.report.exported import exported_parts
+    from ropetool.report.terminal import terminal_text
 
     click.echo(f"$ ropetool export {target.name} --outtype f32")
     written = exported(target, None, ExportOptions(outtype="f32"))
-    show(_without(target.parent, exported_text(written)))
+    show(_without(target.parent, terminal_text(exported_parts(written))))
     notes(written.notes)
     show(f"parity: {_parity(target, written.output)}\n")
 

@@ -30,7 +30,8 @@ def diff_command(a: str, b: str, as_json: bool) -> int:
     """
     from ropetool.cli.progress import BYTES, bar
     from ropetool.comparison import compare
-    from ropetool.report.differing import diff_text
+    from ropetool.report.differing import diff_parts
+    from ropetool.report.terminal import terminal_text
 
     first, second = local_source(a), local_source(b)
     with bar(BYTES) as shown:
@@ -38,6 +39,6 @@ def diff_command(a: str, b: str, as_json: bool) -> int:
     if as_json:
         print_json(found.to_json())
     else:
-        show(diff_text(found))
+        show(terminal_text(diff_parts(found)))
         notes(found.notes)
     return 0 if found.same else DIFFERENT

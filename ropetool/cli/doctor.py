@@ -102,7 +102,8 @@ def doctor_command(
     from ropetool.doctor import examine
     from ropetool.doctor.fixing import exit_code, repaired
     from ropetool.report import sarif
-    from ropetool.report.diagnosed import diagnosis_json, diagnosis_text
+    from ropetool.report.diagnosed import diagnosis_json, diagnosis_parts
+    from ropetool.report.terminal import terminal_text
 
     if list_rules:
         _show_rules(only, as_json)
@@ -123,16 +124,17 @@ def doctor_command(
     if as_json:
         print_json(diagnosis_json(diagnosis, repairs))
     else:
-        show(diagnosis_text(diagnosis, terminal_width(), repairs))
+        show(terminal_text(diagnosis_parts(diagnosis, repairs), terminal_width()))
     return exit_code(diagnosis, repairs)
 
 
 def _show_rules(only: tuple[str, ...], as_json: bool) -> None:
     from ropetool.doctor.rules import chosen
-    from ropetool.report.diagnosed import rules_json, rules_text
+    from ropetool.report.diagnosed import rules_json, rules_parts
+    from ropetool.report.terminal import terminal_text
 
     rules = chosen(only)
     if as_json:
         print_json(rules_json(rules))
     else:
-        show(rules_text(rules, terminal_width()))
+        show(terminal_text(rules_parts(rules), terminal_width()))

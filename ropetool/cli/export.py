@@ -95,14 +95,15 @@ def export_command(source: str, output: str | None, options: ExportOptions, as_j
     ropetool export model-yarn-8x --outtype q8_0 -o model.gguf
     ropetool export model-yarn-8x --outtype q4_k_m --split-max-size 2G
     """
-    from ropetool.report.exported import exported_text, written_json
+    from ropetool.report.exported import exported_parts, written_json
+    from ropetool.report.terminal import terminal_text
 
     target = None if output is None else Path(output)
     written = exported(local_source(source), target, replace(options, command=command_line()))
     if as_json:
         print_json(written_json(written))
     else:
-        show(exported_text(written))
+        show(terminal_text(exported_parts(written)))
         notes(written.notes)
 
 

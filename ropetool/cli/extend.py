@@ -337,7 +337,8 @@ def _flags(origin: _Origin, choice: MethodChoice, plan: Plan) -> list[str]:
 def _show_plan(planned: _Planned, options: PlanOptions, as_json: bool) -> None:
     """Print the plan of --dry-run."""
     from ropetool.cli.apply import place_of
-    from ropetool.report.planned import plan_text, planned_json
+    from ropetool.report.planned import plan_parts, planned_json
+    from ropetool.report.terminal import terminal_text
 
     plan, drafting = planned.plan, planned.drafting
     place, way = place_of(plan, planned.source, planned.target, options)
@@ -345,10 +346,10 @@ def _show_plan(planned: _Planned, options: PlanOptions, as_json: bool) -> None:
         draft = {"companion": planned_json(drafting.plan, drafting.output)} if drafting else {}
         print_json({**planned_json(plan, planned.target), "flags": planned.flags, **draft, **way})
         return
-    show(plan_text(plan, place, planned.flags, terminal_width()))
+    show(terminal_text(plan_parts(plan, place, planned.flags), terminal_width()))
     notes(plan.notes)
     if drafting:
-        show("\n" + plan_text(drafting.plan, str(drafting.output), (), terminal_width()))
+        show("\n" + terminal_text(plan_parts(drafting.plan, str(drafting.output)), terminal_width()))
         notes([note for note in drafting.plan.notes if note not in plan.notes])
 
 
@@ -367,13 +368,14 @@ def _carried_out(planned: _Planned, options: PlanOptions, chain: Chain) -> tuple
 
 def _show(planned: _Planned, written: Applied, drafted: Applied | None) -> None:
     """Print what was written."""
-    from ropetool.report.planned import applied_text
+    from ropetool.report.planned import applied_parts
+    from ropetool.report.terminal import terminal_text
 
-    show(applied_text(planned.plan, written))
+    show(terminal_text(applied_parts(planned.plan, written)))
     notes((*planned.plan.notes, *written.notes))
     if planned.drafting and drafted:
         plan = planned.drafting.plan
-        text = applied_text(plan, replace(drafted, serving=(), following=None))
+        text = terminal_text(applied_parts(plan, replace(drafted, serving=(), following=None)))
         show(f"\ndraft model, with the same table: {text}")
         notes([note for note in (*plan.notes, *drafted.notes) if note not in planned.plan.notes])
 

@@ -43,13 +43,14 @@ def list_command(source: str, as_json: bool) -> None:
     ropetool gguf list model.gguf
     """
     from ropetool.files.gguf import read_shards
-    from ropetool.report.gguf_keys import keys_json, keys_text
+    from ropetool.report.gguf_keys import keys_json, keys_parts
+    from ropetool.report.terminal import terminal_text
 
     files = read_shards(local_source(source))
     if as_json:
         print_json(keys_json(files))
     else:
-        show(keys_text(files))
+        show(terminal_text(keys_parts(files)))
 
 
 @gguf_command.command("get")
@@ -224,8 +225,9 @@ def _write(edit: KeyEdit, options: EditOptions) -> None:
 
     from ropetool.cli.progress import BYTES, bar
     from ropetool.plans.key_output import write_copy, write_in_place
-    from ropetool.report.gguf_keys import edit_json, edit_text
+    from ropetool.report.gguf_keys import edit_json, edit_parts
     from ropetool.report.planned import in_place_json, in_place_text
+    from ropetool.report.terminal import terminal_text
 
     if options.output is None:
         edited = write_in_place(edit, copy_if_needed=options.copy_if_needed, command=command_line())
@@ -239,7 +241,7 @@ def _write(edit: KeyEdit, options: EditOptions) -> None:
     if options.as_json:
         print_json(edit_json(edit, place))
     else:
-        show(edit_text(edit, [row]))
+        show(terminal_text(edit_parts(edit, [row])))
         notes([*edit.notes, *write_notes])
 
 
@@ -307,10 +309,11 @@ def merge_command(source: str, output: str, force: bool, as_json: bool) -> None:
 
 
 def _show_files(done: Resharded, as_json: bool) -> None:
-    from ropetool.report.gguf_keys import files_json, files_text
+    from ropetool.report.gguf_keys import files_json, files_parts
+    from ropetool.report.terminal import terminal_text
 
     if as_json:
         print_json(files_json(done))
     else:
-        show(files_text(done))
+        show(terminal_text(files_parts(done)))
         notes(done.notes)

@@ -131,7 +131,8 @@ def identify_command(
 
     from ropetool.cli.progress import bar
     from ropetool.identify import asking
-    from ropetool.report.identified import identified_text
+    from ropetool.report.identified import identified_parts
+    from ropetool.report.terminal import terminal_text
 
     answers.check()
     if (source is None) == (gguf is None):
@@ -148,7 +149,7 @@ def identify_command(
     if as_json:
         print_json(identified.to_json())
     else:
-        show(identified_text(identified))
+        show(terminal_text(identified_parts(identified), 100))
     return 0 if identified.name == asking.AS_MEANT and identified.sure else UNNAMED
 
 

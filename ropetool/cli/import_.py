@@ -51,7 +51,8 @@ def import_command(
     """
     from ropetool.cli.progress import BYTES, bar
     from ropetool.gguf_import import COMPARING_LOGITS, import_gguf
-    from ropetool.report.exported import imported_text, written_json
+    from ropetool.report.exported import imported_parts, written_json
+    from ropetool.report.terminal import terminal_text
 
     with bar(BYTES) as progress:
 
@@ -65,5 +66,5 @@ def import_command(
     if as_json:
         print_json(written_json(written))
     else:
-        show(imported_text(written))
+        show(terminal_text(imported_parts(written)))
         notes(written.notes)

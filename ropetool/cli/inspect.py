@@ -46,7 +46,8 @@ def inspect_command(
     ropetool inspect model.gguf --target-length 128k --html model.html
     """
     from ropetool.plans.proposals import proposals
-    from ropetool.report.inspected import extension_target, inspection_json, inspection_text
+    from ropetool.report.inspected import extension_target, inspection_json, inspection_parts
+    from ropetool.report.terminal import terminal_text
     from ropetool.runtimes import inspection
 
     if html is not None:
@@ -88,9 +89,10 @@ def inspect_command(
         print_json(data)
     else:
         ways = proposals(found, extension_target(found.rope, target_length)) if found.rope and advice is None else []
-        show(inspection_text(found, target_length, terminal_width(), ways, advice))
+        parts = [*inspection_parts(found, target_length, ways, advice)]
         if costing is not None:
-            from ropetool.report.costing import cost_text
+            from ropetool.report.costing import cost_parts
 
-            show(cost_text(costing, terminal_width()))
+            parts += cost_parts(costing)
+        show(terminal_text(parts, terminal_width()))
         notes([*found.notes, *([f"drawn: {html}"] if html is not None else [])])

@@ -28,7 +28,8 @@ def _without_option(command: str) -> Iterator[None]:
 @as_json_option
 def methods_command(name: str | None, as_json: bool) -> None:
     """List the methods, or explain one."""
-    from ropetool.report.lists import listed, method_json, method_text, overview
+    from ropetool.report.lists import listed, method_json, method_parts, overview_parts
+    from ropetool.report.terminal import terminal_text
     from ropetool.rope import methods
 
     with _without_option("methods"):
@@ -37,7 +38,8 @@ def methods_command(name: str | None, as_json: bool) -> None:
         print_json(listed("methods", map(method_json, chosen)))
     else:
         rows = [(m.name, m.summary) for m in chosen]
-        show(overview("methods", rows, terminal_width()) if name is None else method_text(chosen[0], terminal_width()))
+        parts = overview_parts("methods", rows) if name is None else method_parts(chosen[0])
+        show(terminal_text(parts, terminal_width()))
 
 
 @click.command("families")
@@ -46,20 +48,21 @@ def methods_command(name: str | None, as_json: bool) -> None:
 def families_command(name: str | None, as_json: bool) -> None:
     """List the model families, or explain one."""
     from ropetool import families
+    from ropetool.report.terminal import terminal_text
 
     chosen = [families.get(n) for n in (families.names() if name is None else [name])]
     if name is not None and not as_json:
-        from ropetool.report.family_details import family_text
+        from ropetool.report.family_details import family_parts
 
-        show(family_text(chosen[0], terminal_width()))
+        show(terminal_text(family_parts(chosen[0]), terminal_width()))
         return
-    from ropetool.report.lists import family_json, listed, overview
+    from ropetool.report.lists import family_json, listed, overview_parts
 
     rows = [(f.model_type, f"{f.architecture}{f.example and f', for example {f.example}'}") for f in chosen]
     if as_json:
         print_json(listed("families", map(family_json, chosen)))
     else:
-        show(overview("families", rows, terminal_width()))
+        show(terminal_text(overview_parts("families", rows), terminal_width()))
 
 
 @click.command("runtimes")
@@ -68,7 +71,8 @@ def families_command(name: str | None, as_json: bool) -> None:
 def runtimes_command(name: str | None, as_json: bool) -> None:
     """List the runtimes, or explain one."""
     from ropetool import runtimes
-    from ropetool.report.lists import listed, overview, runtime_json, runtime_text
+    from ropetool.report.lists import listed, overview_parts, runtime_json, runtime_parts
+    from ropetool.report.terminal import terminal_text
 
     with _without_option("runtimes"):
         chosen = [runtimes.get(n) for n in (runtimes.names() if name is None else [name])]
@@ -76,6 +80,5 @@ def runtimes_command(name: str | None, as_json: bool) -> None:
         print_json(listed("runtimes", [runtime_json(one, runtimes.all_of(one.name)) for one in chosen]))
     else:
         rows = [(r.name, r.summary) for r in chosen]
-        show(
-            overview("runtimes", rows, terminal_width()) if name is None else runtime_text(chosen[0], terminal_width())
-        )
+        parts = overview_parts("runtimes", rows) if name is None else runtime_parts(chosen[0])
+        show(terminal_text(parts, terminal_width()))

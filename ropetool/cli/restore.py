@@ -29,11 +29,12 @@ def restore_command(source: str, every: bool, copy_if_needed: bool, as_json: boo
     ropetool restore model-yarn-8x
     """
     from ropetool.plans.restoring import restore
-    from ropetool.report.restored import restored_json, restored_text
+    from ropetool.report.restored import restored_json, restored_parts
+    from ropetool.report.terminal import terminal_text
 
     done = restore(source, every=every, copy_if_needed=copy_if_needed)
     if as_json:
         print_json(restored_json(done))
     else:
-        show(restored_text(done))
+        show(terminal_text(restored_parts(done)))
         notes(done.notes)

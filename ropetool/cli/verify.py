@@ -421,11 +421,10 @@ def measured(
 
 def _write_report(result: VerifyResult, target: Path, folder: Path, *, force: bool) -> None:
     from ropetool.plans.serving import serving_lines
-    from ropetool.report.html import write_report
+    from ropetool.report.page import write_page
+    from ropetool.report.verified import verify_page
     from ropetool.runtimes.inspection import inspect
 
     inspection = inspect(target)
-    write_report(
-        result, folder, force=force, command=command_line(), target=inspection,
-        serving=serving_lines(inspection, str(target)),
-    )  # fmt: skip
+    page = verify_page(result, command_line(), serving_lines(inspection, str(target)), inspection)
+    write_page(page, folder, force=force)

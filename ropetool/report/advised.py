@@ -1,13 +1,14 @@
-"""Advice as text for a terminal, and as JSON."""
+"""Advice: as parts for a terminal, and as JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ropetool import runtimes
-from ropetool.escaping import escaped
 from ropetool.files.counting import byte_size
-from ropetool.report.layout import columns
+from ropetool.report.terminal import Part
+from ropetool.sections import listing
 
 if TYPE_CHECKING:
     from ropetool.plans.advice import Advice, Way
@@ -15,46 +16,42 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 
-def advice_text(found: Advice, width: int | None = None, *, explain: bool = False) -> str:
-    """Return what `ropetool advise` prints. explain: with all reasons of a refusal, not only the first."""
-    inspected = found.found
+def advice_parts(advice: Advice, *, explain: bool = False) -> Iterator[Part]:
+    """Yield what `ropetool advise` prints. explain: all reasons of a refusal, not only the first."""
+    inspected = advice.found
     trained = f"{inspected.trained_length} tokens" if inspected.trained_length else "not stored in the file"
-    head = [("trained length", trained), ("target", f"{found.target_length} tokens")]
-    if found.critical is not None:
-        head.append(
-            (
-                "critical dimension",
-                f"{found.critical[0]} of {found.critical[1]} rotary channels saw every angle in training",
-            )
-        )
-    if found.base is not None:
-        least = f"; the target length needs at least {found.least_base:.2g}" if found.least_base else ""
-        head.append(("base", f"{found.base:.3g}{least}"))
-    if found.holds is not None:
-        more = " and beyond" if found.holds >= found.target_length else ""
-        head.append(("attention holds", f"up to {found.holds} tokens{more}, with the current table"))
+    rows = [("trained length", trained), ("target", f"{advice.target_length} tokens")]
+    if advice.critical is not None:
+        seen, channels = advice.critical
+        rows.append(("critical dimension", f"{seen} of {channels} rotary channels saw every angle in training"))
+    if advice.base is not None:
+        least = f"; the target length needs at least {advice.least_base:.2g}" if advice.least_base else ""
+        rows.append(("base", f"{advice.base:.3g}{least}"))
+    if advice.holds is not None:
+        more = " and beyond" if advice.holds >= advice.target_length else ""
+        rows.append(("attention holds", f"up to {advice.holds} tokens{more}, with the current table"))
     if inspected.kv_bytes:
-        head.append(("KV cache", f"{byte_size(inspected.cache_bytes(found.target_length))} per sequence, in 16 bits"))
-    text = f"{escaped(inspected.source)}: {escaped(inspected.model_type)}\n" + columns(head, width=width)
-    return text + ways_text(found, width, explain=explain)
+        cache = byte_size(inspected.cache_bytes(advice.target_length))
+        rows.append(("KV cache", f"{cache} per sequence, in 16 bits"))
+    yield listing(f"{inspected.source}: {inspected.model_type}", rows)
+    yield from ways_parts(advice, explain=explain)
 
 
-def ways_text(found: Advice, width: int | None = None, title: str = "methods", *, explain: bool = False) -> str:
-    """Return what each method does, and which command is advised; `inspect` ends with it."""
-    text = ""
-    if found.ways:
-        text += f"\n{title}\n" + columns([way_row(way, explain) for way in found.ways], width=width)
-    if found.chosen is None:
-        text = f"{text}\n{escaped(found.reason)}\n"
-        return text if found.shorter is None else text + columns([(found.shorter.line,)])
-    text += "\nadvised\n" + columns([(found.command,)]) + columns([(f"{found.why}.",)], indent=4, width=width)
-    for sentence in found.extent.notes if found.extent else ():
-        text += columns([(f"{sentence}.",)], indent=4, width=width)
-    if found.readers:
-        text += columns([("works in", ", ".join(runtimes.display_ranges(found.readers)))], indent=4, width=width)
-    if found.others:
-        text += columns([("not in", ", ".join(runtimes.display_ranges(found.others)))], indent=4, width=width)
-    return text
+def ways_parts(advice: Advice, title: str = "methods", *, explain: bool = False) -> Iterator[Part]:
+    """Yield the result of each method, and the recommended command; `inspect` ends with them."""
+    if advice.ways:
+        yield listing(title, [way_row(way, explain) for way in advice.ways])
+    if advice.chosen is None:
+        yield from ("", advice.reason)
+        if advice.shorter is not None:
+            yield listing("", [(advice.shorter.line,)], whole=True)
+        return
+    yield listing("advised", [(advice.command,)], whole=True)
+    for note in (advice.why, *(advice.extent.notes if advice.extent else ())):
+        yield listing("", [(f"{note}.",)], depth=1)
+    for name, ranges in (("works in", advice.readers), ("not in", advice.others)):
+        if ranges:
+            yield listing("", [(name, ", ".join(runtimes.display_ranges(ranges)))], depth=1)
 
 
 def way_row(way: Way, explain: bool = False) -> tuple[str, str]:
@@ -67,22 +64,22 @@ def way_row(way: Way, explain: bool = False) -> tuple[str, str]:
     return way.name, f"reaches {way.reach} tokens"
 
 
-def advice_json(found: Advice) -> dict[str, Any]:
+def advice_json(advice: Advice) -> dict[str, Any]:
     """Return the advice as `advise --json` prints it."""
     return {
-        "schema": SCHEMA, "source": str(found.found.source), "trained_length": found.found.trained_length,
-        "target_length": found.target_length, "command": found.command or None,
-        "method": found.chosen.method if found.chosen else None, "why": found.why,
-        "longest": {"target_length": found.shorter.step.reach, "command": found.shorter.line} if found.shorter else None,
-        "cost": list(found.extent.notes) if found.extent else [],
+        "schema": SCHEMA, "source": str(advice.found.source), "trained_length": advice.found.trained_length,
+        "target_length": advice.target_length, "command": advice.command or None,
+        "method": advice.chosen.method if advice.chosen else None, "why": advice.why,
+        "longest": {"target_length": advice.shorter.step.reach, "command": advice.shorter.line} if advice.shorter else None,
+        "cost": list(advice.extent.notes) if advice.extent else [],
         "ways": [
             {
                 "method": way.method, "from": way.proposal.step.reading or None, "reach": way.reach,
                 "command": way.proposal.line or None, "refusal": way.proposal.refusal or None,
             }
-            for way in found.ways
+            for way in advice.ways
         ],
-        "readers": list(found.readers), "not_for": list(found.others), "base": found.base, "least_base": found.least_base,
-        "attention_holds": found.holds, "critical_dimension": found.critical[0] if found.critical else None,
-        "kv_cache_bytes": found.found.cache_bytes(found.target_length) if found.found.kv_bytes else None,
+        "readers": list(advice.readers), "not_for": list(advice.others), "base": advice.base, "least_base": advice.least_base,
+        "attention_holds": advice.holds, "critical_dimension": advice.critical[0] if advice.critical else None,
+        "kv_cache_bytes": advice.found.cache_bytes(advice.target_length) if advice.found.kv_bytes else None,
     }  # fmt: skip

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
-from ropetool.report.layout import counted
-from ropetool.report.plot import TRAINED, perplexity_plot
-from ropetool.sections import BAD, GOOD, NONE, WARN, Cell, Section, Table, row
+from ropetool.report.plot import TARGET, Plot
+from ropetool.sections import BAD, GOOD, NONE, WARN, Cell, Section, Table, counted, row
 from ropetool.verification.gate import BROKEN as BROKEN_TEXTS
 from ropetool.verification.gate import LENGTHS, LONG, SHORT, YARDSTICK
 from ropetool.verification.measures.rotary import ROTATION
@@ -29,7 +29,6 @@ from ropetool.verification.verdict.deciding import FILE, TEXTS
 TONES = {KEEP: GOOD, WORKS: GOOD, COSTS: WARN, BROKEN: BAD, MEASURED: WARN}
 POSITION = "position"  # a check that tells what passages cost, not what is used
 OF_FILES = (TABLES, WEIGHTS, FILES, DRESS, ROTATION, YARDSTICK)  # the checks of the first question
-SIGN = "●"
 HOURS = 120  # minutes, from which a duration is told in hours
 MARGIN = 1.2  # times the minutes that further texts took, and one minute to load the models
 
@@ -133,13 +132,11 @@ def texts_section(result: VerifyResult) -> Section:
     )
 
 
-def curve_plot(found: Answers, width: int) -> str:
-    """Return the target's perplexity by position in characters; empty where too little was read."""
-    if len(found.curve) < 3:
-        return ""
-    points = [(point.position, point.loss) for point in found.curve]
-    key = f"{'ppl':>8}  {SIGN} target, by position  {TRAINED} trained length\n"
-    return key + perplexity_plot({SIGN: points}, found.trained_length, width)
+def curve_plot(found: Answers) -> Iterator[Plot]:
+    """Yield the target's perplexity by position; nothing if too few positions were read."""
+    if len(found.curve) >= 3:
+        points = [(point.position, point.loss) for point in found.curve]
+        yield Plot({TARGET: points}, {TARGET: "target, by position"}, "", found.trained_length)
 
 
 def _answer(found: Answers, question: Question | None, otherwise: str) -> tuple[Cell, str]:

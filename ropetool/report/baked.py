@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
 from ropetool.errors import ConfigError, LossyExport, UnsupportedDtype
 from ropetool.plans.plan import Plan
-from ropetool.report.layout import columns
+from ropetool.report.terminal import Part
 from ropetool.runtimes.llama_cpp import folding
+from ropetool.sections import listing
 from ropetool.weights.checking import LayerCheck, Reader, check_scores, reader
 from ropetool.weights.fold_targets import FoldTargets
 from ropetool.weights.opening import bakeable
@@ -60,10 +61,11 @@ def _read(checkpoint: Checkpoint) -> tuple[FoldTargets, Reader]:
     return bakeable(checkpoint).targets, reader(checkpoint.stored)
 
 
-def checks_text(checks: Sequence[LayerCheck]) -> str:
-    """Return what `ropetool bake --check` prints below the rest."""
-    rows = [("layer", "kind", "largest score", "difference", "without bake")]
-    rows += [
-        (str(c.layer), c.layer_type, f"{c.largest:.4g}", f"{c.difference:.2g}", f"{c.unbaked:.2g}") for c in checks
+def checks_parts(checks: Sequence[LayerCheck]) -> Iterator[Part]:
+    """Yield what `ropetool bake --check` prints below the rest."""
+    rows = [
+        (str(check.layer), check.layer_type, f"{check.largest:.4g}", f"{check.difference:.2g}", f"{check.unbaked:.2g}")
+        for check in checks
     ]
-    return f"scores on random activations, before and after\n{columns(rows)}"
+    head = ("layer", "kind", "largest score", "difference", "without bake")
+    yield listing("scores on random activations, before and after", rows, head=head, whole=True)

@@ -1,30 +1,31 @@
-"""What a checkpoint says and whether it is true, as text."""
+"""The checks of a checkpoint's settings, as parts for a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ropetool.report.layout import columns
+from ropetool.report.terminal import Part
+from ropetool.sections import listing
 from ropetool.verification.results import FALSE, TRUE
 from ropetool.verification.verdict.checking import Checked
 
 
-def checked_text(found: Checked, width: int | None = None) -> str:
-    """Return a sentence, a row for each check, and what was measured."""
-    made = found.extension or {}
-    method = f"{made['method']}{_factor(made)}" if made.get("method") else "no extension"
-    lengths = f"{found.context_length:,} tokens"
-    if found.context_length != found.trained_length:
-        lengths = f"{found.trained_length:,} -> {lengths}"
-    words = {TRUE: "the file is correct", FALSE: "the file is not correct"}.get(
-        found.verdict, "the checks cannot decide whether the file is correct"
+def checked_parts(checked: Checked) -> Iterator[Part]:
+    """Yield a sentence, a row for each check, and the state of the certificate."""
+    extension = checked.extension or {}
+    method = f"{extension['method']}{_factor(extension)}" if extension.get("method") else "no extension"
+    lengths = f"{checked.context_length:,} tokens"
+    if checked.context_length != checked.trained_length:
+        lengths = f"{checked.trained_length:,} -> {lengths}"
+    verdict = {TRUE: "the file is correct", FALSE: "the file is not correct"}.get(
+        checked.verdict, "the checks cannot decide whether the file is correct"
     )
-    rows = [(check.name, check.verdict, check.detail) for check in found.checks]
-    rows.append(("measured", found.measured.name, found.measured.why))
-    return f"{found.target}: {method}, {lengths}: {words}\n{columns(rows, width=width)}"
+    rows = [(check.name, check.verdict, check.detail) for check in checked.checks]
+    rows.append(("measured", checked.measured.name, checked.measured.why))
+    yield listing(f"{checked.target}: {method}, {lengths}: {verdict}", rows)
 
 
-def _factor(made: Mapping[str, Any]) -> str:
-    factor = made.get("factor")
+def _factor(extension: Mapping[str, Any]) -> str:
+    factor = extension.get("factor")
     return f" x{factor:g}" if factor else ""

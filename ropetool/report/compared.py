@@ -1,51 +1,34 @@
-"""A comparison as text for a terminal: the best of each length, tables of all candidates, and a plot."""
+"""A comparison of candidates: the parts that a terminal shows, and its page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from string import ascii_lowercase
 
-from rich.text import Text
-
+from ropetool import __version__
 from ropetool.choosing.ranking import PairResult, Ranking
 from ropetool.choosing.results import CandidateResult, Comparison
-from ropetool.escaping import escaped
-from ropetool.report.layout import counted, wrapped
-from ropetool.report.plot import SEVERAL, TRAINED, perplexity_plot
-from ropetool.report.terminal import POINTER, WIDTH, console_of, print_section, put, written
-from ropetool.sections import NONE, TONES, Cell, Section, Table, change, number, row
+from ropetool.report.page import Page
+from ropetool.report.plot import BASELINE, Plot
+from ropetool.report.terminal import Part
+from ropetool.sections import BOLD, DIM, NONE, TONES, Cell, Line, Section, Table, change, counted, number, row
 from ropetool.verification.gate import GRADES
 from ropetool.verification.measures.loss import JUDGED
 from ropetool.verification.measures.retrieval import RetrievalPair
 from ropetool.verification.results import NOT_JUDGED, Estimate, LengthResult
 
-BASELINE = "○"
 MOST_DRAWN = 6  # candidates in one plot, beyond which a terminal shows a thicket
 
 
-def compare_text(found: Comparison, *, width: int | None = None, colour: bool = False, explained: bool = False) -> str:
-    """Return who is best at which length, what was measured of each candidate, and why some were refused.
-
-    width: of the terminal, within which all lines are kept; None where there is none. explained: as for `verify_text`.
-    """
-    console = console_of(colour)
-    columns = WIDTH if width is None else width
+def compare_parts(found: Comparison) -> Iterator[Part]:
+    """Yield the best candidate at each length, what was measured of each, and the reasons of refusals."""
     for sentence in sentences(found):
-        first, *rest = wrapped(escaped(sentence), columns).splitlines() if width else [escaped(sentence)]
-        head, _, tail = first.partition(": ")
-        put(console, Text.assemble((f"{head}: ", "bold"), tail))
-        for line in rest:
-            put(console, Text(line))
-    for line in wrapped(escaped(conditions(found)), columns, indent=0).splitlines():
-        put(console, Text(line, style="dim"))
+        yield Line(sentence, lead=BOLD, indent=2)
+    yield Line(conditions(found), DIM)
     for section in sections(found):
-        print_section(console, section, columns, explained)
+        yield section
         if section.key == "ratios":
-            put(console, Text(f"\n{_plot(found, columns)}".rstrip("\n")))
-    if not explained:
-        for line in ["", *wrapped(POINTER, columns, indent=0).splitlines()]:
-            put(console, Text(line, style="dim"))
-    return written(console)
+            yield _plot(found)
 
 
 def sentences(found: Comparison) -> list[str]:
@@ -207,16 +190,46 @@ def _gain(each: CandidateResult, name: str) -> str:
     return change(gain)
 
 
-def _plot(found: Comparison, width: int) -> str:
-    """Return the losses of the best at the longest length, each a letter, and of the source."""
+def _plot(found: Comparison) -> Plot:
+    """Return the losses of the best at the longest length, a letter for each, and of the source."""
     drawn = (found.beside or found.rankings[-1]).order[:MOST_DRAWN]
-    signs = dict(zip(drawn, ascii_lowercase, strict=False))
+    names = dict(zip(ascii_lowercase, drawn, strict=False))
     series = {BASELINE: [(length, loss.mean) for length, loss in found.baseline.items()]}
-    for name, sign in signs.items():
+    for sign, name in names.items():
         measured = found.candidate(name).found
         series[sign] = [(entry.length, entry.target.mean) for entry in (measured.lengths if measured else ())]
-    names = "  ".join(f"{sign} {escaped(name)}" for name, sign in signs.items())
-    key = f"{names}  {BASELINE} the source  {SEVERAL} several  {TRAINED} trained length"
-    lines = wrapped(key, width - 10, indent=0).splitlines()
-    head = "\n".join(f"{'ppl' if not index else '':>8}  {line}" for index, line in enumerate(lines))
-    return f"{head}\n{perplexity_plot(series, found.trained_length, width)}"
+    return Plot(series, {**names, BASELINE: "the source"}, "several", found.trained_length)
+
+
+# --- as a page
+
+
+def compare_page(found: Comparison, command: str = "") -> Page:
+    """Return the page of a comparison. command: the command line of the comparison."""
+    from ropetool.report.compared_charts import charts
+
+    best = sentences(found)
+    longest = best[len(found.rankings) - 1] if found.rankings else best[0]
+    word, _, sentence = longest.partition(": ")
+    return Page(
+        command="compare",
+        title=f"{found.source}: {longest}",
+        word=word,
+        tone="",
+        sentence=sentence,
+        conditions=conditions(found),
+        facts=[
+            ("source", found.source),
+            ("suite", found.suite),
+            ("lengths", f"trained {found.trained_length}; measured at {', '.join(map(str, found.lengths))} tokens"),
+            ("seed", str(found.seed)),
+            ("versions", f"ropetool {__version__}, {found.runtime}"),
+            ("command", command),
+        ],
+        sections=list(sections(found)),
+        charts=charts(found),
+        notes=(*(best[-1:] if found.beside else ()), *found.notes),
+        documents=found.documents,
+        fingerprint=found.text_fingerprint,
+        texts=found.texts,
+    )

@@ -1,22 +1,24 @@
-"""The cost of a checkpoint as text for a terminal, and as JSON."""
+"""The cost of a checkpoint: as parts for a terminal, and as JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from ropetool.costs.lines import BYTES, FLOPS, NUMBERS, Cost, CostLine
 from ropetool.files.counting import byte_size
-from ropetool.report.layout import columns
+from ropetool.report.terminal import Part
+from ropetool.sections import listing
 
 _POWERS = {
     FLOPS: (1000, ("kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")),
 }
 
 
-def cost_text(cost: Cost, width: int | None = None) -> str:
-    """Return what `ropetool inspect --cost` prints below the inspection."""
+def cost_parts(cost: Cost) -> Iterator[Part]:
+    """Yield what `ropetool inspect --cost` prints below the inspection."""
     rows = [(line.name, _figure(line), line.how) for line in cost.lines]
-    return f"\ncost of one sequence of {cost.length} tokens\n{columns(rows, width=width)}"
+    yield listing(f"cost of one sequence of {cost.length} tokens", rows)
 
 
 def _figure(line: CostLine) -> str:

@@ -1,59 +1,60 @@
-"""What `ropetool doctor` found as text for a terminal, and as JSON; and its rules."""
+"""The findings of `ropetool doctor` and its rules: as parts for a terminal, and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from ropetool import runtimes
 from ropetool.doctor import ERROR, NOTE, WARNING, Diagnosis, Examined, Finding, Rule
 from ropetool.doctor.fixing import Repair
-from ropetool.escaping import escaped
-from ropetool.report.layout import columns, counted
+from ropetool.report.terminal import Part
+from ropetool.sections import counted, listing
 
 SCHEMA = 1
 SEVERITIES = (ERROR, WARNING, NOTE)
 FORMATS = {"hf": "Hugging Face", "gguf": "GGUF"}
 
 
-def diagnosis_text(found: Diagnosis, width: int | None = None, repairs: Sequence[Repair] = ()) -> str:
-    """Return what `ropetool doctor` prints: what was found by checkpoint, what was mended, then how much of it there is."""
-    blocks = [_block(one, width) for one in found.examined if one.findings]
+def diagnosis_parts(diagnosis: Diagnosis, repairs: Sequence[Repair] = ()) -> Iterator[Part]:
+    """Yield the findings by checkpoint, then the repairs, then the counts."""
+    troubled = [checkpoint for checkpoint in diagnosis.examined if checkpoint.findings]
+    for checkpoint in troubled:
+        yield listing(checkpoint.name, _finding_rows(checkpoint.findings))
     if repairs:
-        blocks.append(f"fixed\n{columns([_repaired(each) for each in repairs], width=width)}")
-    mended = sum(each.output is not None for each in repairs)
-    return "\n".join([*blocks, counts_text(found, f"; {mended} fixed" if mended else "")])
+        yield listing("fixed", map(_repaired, repairs))
+    if troubled or repairs:
+        yield ""
+    written = sum(repair.output is not None for repair in repairs)
+    yield counts_text(diagnosis, f"; {written} fixed" if written else "")
 
 
 def _repaired(each: Repair) -> tuple[str, str, str]:
     """Return a row: the copy, or the checkpoint that has none; the rule; and the keys, or why not."""
     if each.output is None:
-        return escaped(each.name), each.rule, f"not written: {each.refusal}"
+        return each.name, each.rule, f"not written: {each.refusal}"
     left = f"; still {counted(each.errors_left, ERROR)}" if each.errors_left else ""
     keys = ", ".join(dict.fromkeys(".".join(edit.path) for edit in each.edits))
-    return escaped(each.output), each.rule, f"{keys}{left}"
+    return str(each.output), each.rule, f"{keys}{left}"
 
 
-def _block(one: Examined, width: int | None) -> str:
-    rows = []
-    for finding, after in zip(one.findings, (*one.findings[1:], None), strict=True):
-        rows.append((finding.severity, finding.rule, finding.sentence))
-        if finding.fix and (after is None or after.fix != finding.fix):  # several are mended by one command
-            rows.append(("", "", _fix(finding)))
-    return f"{escaped(one.name)}\n{columns(rows, width=width)}"
+def _finding_rows(findings: Sequence[Finding]) -> Iterator[tuple[str, str, str]]:
+    """Yield a row for each finding, and one for its fix after the last finding that the fix repairs."""
+    for finding, following in zip_longest(findings, findings[1:]):
+        yield finding.severity, finding.rule, finding.sentence
+        if finding.fix and (following is None or following.fix != finding.fix):
+            yield "", "", f"fix: `{finding.fix}`" if finding.is_command else f"fix: {finding.fix}"
 
 
-def _fix(finding: Finding) -> str:
-    return f"fix: `{finding.fix}`" if finding.is_command else f"fix: {finding.fix}"
-
-
-def counts_text(found: Diagnosis, more: str = "") -> str:
+def counts_text(diagnosis: Diagnosis, more: str = "") -> str:
     """Return the number of checkpoints and of findings by severity, in one line."""
-    looked = [one for one in found.examined if not one.skipped]
-    counts = [counted(found.count(severity), severity) for severity in SEVERITIES if found.count(severity)]
-    quiet = sum(not one.findings for one in looked)
-    said = f"{counted(len(looked), 'checkpoint')}: {', '.join(counts) or 'nothing found'}"
-    return f"{said}{f'; {quiet} without findings' if counts and quiet else ''}{more}\n"
+    examined = [checkpoint for checkpoint in diagnosis.examined if not checkpoint.skipped]
+    severities = [severity for severity in SEVERITIES if diagnosis.count(severity)]
+    counts = ", ".join(counted(diagnosis.count(severity), severity) for severity in severities)
+    quiet = sum(not checkpoint.findings for checkpoint in examined)
+    without = f"; {quiet} without findings" if counts and quiet else ""
+    return f"{counted(len(examined), 'checkpoint')}: {counts or 'nothing found'}{without}{more}"
 
 
 def diagnosis_json(found: Diagnosis, repairs: Sequence[Repair] = ()) -> dict[str, Any]:
@@ -91,9 +92,9 @@ def _finding_json(finding: Finding) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def rules_text(rules: Sequence[Rule], width: int | None = None) -> str:
-    """Return what `ropetool doctor --rules` prints."""
-    return columns([(rule.name, rule.severity, rule.summary) for rule in rules], indent=0, width=width)
+def rules_parts(rules: Sequence[Rule]) -> Iterator[Part]:
+    """Yield what `ropetool doctor --rules` prints."""
+    yield listing("", [(rule.name, rule.severity, rule.summary) for rule in rules], depth=-1)
 
 
 def rules_json(rules: Sequence[Rule]) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""A comparison of two checkpoints as text for a terminal."""
+"""A comparison of two checkpoints, as parts for a terminal."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,9 @@ from ropetool.comparison.relations import (
     Scale,
 )
 from ropetool.comparison.results import ONLY_IN_A, ONLY_IN_B, SKIPPED, Diff, Fact, NetScore, Side, TensorDiff
-from ropetool.escaping import escaped
 from ropetool.files.hf.jsontext import shown
-from ropetool.report.layout import columns
+from ropetool.report.terminal import Part
+from ropetool.sections import listing
 
 DIFFERS = "differs"
 LEAST_DIGITS, MOST_DIGITS = 4, 7
@@ -31,38 +31,34 @@ TOLD_ALONE = 4  # stretches of rows, and names, that are told one by one
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
-def diff_text(found: Diff) -> str:
-    """Return what `ropetool diff` prints."""
-    parts = [_side_text("A", found.a), _side_text("B", found.b), *_facts_text(found.facts)]
-    if found.tensors:
-        parts += ["\nweights\n", _counts_text(found), *_tensors_text(found.tensors)]
-    if found.scores:
-        parts += ["\nscores of B divided by scores of A\n", *map(_score_text, found.scores)]
-    aside = "" if found.a.tensors and found.b.tensors else "; weights were not compared"
-    parts.append(
-        f"\nthe same in meaning{aside}\n" if found.same else f"\ndiffers: {escaped('; '.join(found.differences))}\n"
-    )
-    return "".join(parts)
+def diff_parts(diff: Diff) -> Iterator[Part]:
+    """Yield what `ropetool diff` prints."""
+    yield from (_side_line("A", diff.a), _side_line("B", diff.b))
+    yield from _facts_parts(diff.facts)
+    if diff.tensors:
+        meant = {tensor.relation.kind for tensor in diff.tensors if tensor.differs}
+        counts = [(kind, str(count), DIFFERS if kind in meant else "") for kind, count in diff.counts().items()]
+        yield listing("weights", counts)
+        yield from _tensors_parts(diff.tensors)
+    if diff.scores:
+        yield listing("scores of B divided by scores of A", [(_score_words(score),) for score in diff.scores])
+    aside = "" if diff.a.tensors and diff.b.tensors else "; weights were not compared"
+    yield from ("", f"the same in meaning{aside}" if diff.same else f"differs: {'; '.join(diff.differences)}")
 
 
-def _side_text(name: str, side: Side) -> str:
+def _side_line(name: str, side: Side) -> str:
     by = f", as {side.runtime} computes it" if side.runtime else ""
-    return (
-        escaped(f"{name}: {side.source}: {side.arch or 'no model_type'}, {side.config_style or side.format}{by}") + "\n"
-    )
+    return f"{name}: {side.source}: {side.arch or 'no model_type'}, {side.config_style or side.format}{by}"
 
 
 # --- facts
 
 
-def _facts_text(facts: Sequence[Fact]) -> list[str]:
-    """Return a table for the whole model and one for each kind of layer."""
-    parts = []
+def _facts_parts(facts: Sequence[Fact]) -> Iterator[Part]:
+    """Yield a table for the whole model and one for each layer type."""
     for layer_type in dict.fromkeys(fact.layer_type for fact in facts):
-        chosen = [fact for fact in facts if fact.layer_type == layer_type and not _is_dull(fact)]
-        rows = [("", "A", "B", "")] + [_fact_row(fact) for fact in chosen]
-        parts.append(f"\n{layer_type or 'model'}\n" + columns(rows))
-    return parts
+        rows = [_fact_row(fact) for fact in facts if fact.layer_type == layer_type and not _is_dull(fact)]
+        yield listing(layer_type or "model", rows, head=("", "A", "B", ""))
 
 
 def _is_dull(fact: Fact) -> bool:
@@ -109,21 +105,15 @@ def _table_words(fact: Fact) -> tuple[str, str]:
 # --- weights
 
 
-def _counts_text(found: Diff) -> str:
-    meant = {tensor.relation.kind for tensor in found.tensors if tensor.differs}
-    rows = [(kind, str(count), DIFFERS if kind in meant else "") for kind, count in found.counts().items()]
-    return columns(rows)
-
-
-def _tensors_text(tensors: Sequence[TensorDiff]) -> list[str]:
-    """Return the lines of tensors that are not identical: first what differs, then what only looks different."""
+def _tensors_parts(tensors: Sequence[TensorDiff]) -> Iterator[Part]:
+    """Yield the tensors that are not identical: first real differences, then those that do not affect the model."""
     groups: dict[tuple[Any, ...], list[TensorDiff]] = {}
     for tensor in tensors:
         if tensor.relation.kind != IDENTICAL:
             groups.setdefault(_alike(tensor), []).append(tensor)
-    told = sorted(groups.values(), key=lambda group: not group[0].differs)
-    lines = [escaped(f"  {_who(group)}: {_words(group)}") + "\n" for group in told]
-    return ["\n", *lines] if lines else []
+    if groups:
+        ordered = sorted(groups.values(), key=lambda group: not group[0].differs)
+        yield from ("", listing("", [(f"{_who(group)}: {_words(group)}",) for group in ordered]))
 
 
 def _who(group: Sequence[TensorDiff]) -> str:
@@ -246,6 +236,8 @@ def _stretch_words(stretches: Sequence[tuple[int, int]]) -> str:
     return f"{shown}, ... {len(stretches) - TOLD_ALONE} more" if len(stretches) > TOLD_ALONE else shown
 
 
-def _score_text(score: NetScore) -> str:
+def _score_words(score: NetScore) -> str:
     net = f"net {score.part} score unchanged" if score.same else f"net {score.net:.6g}"
-    return f"  {score.layer_type}, {score.part} part: {score.tables:.6g} by the tables, {score.rows:.6g} by the rows: {net}\n"
+    return (
+        f"{score.layer_type}, {score.part} part: {score.tables:.6g} by the tables, {score.rows:.6g} by the rows: {net}"
+    )

@@ -1,21 +1,22 @@
-"""What an export or an import wrote, as text for a terminal."""
+"""What an export or an import wrote: as parts for a terminal, and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ropetool.escaping import escaped
 from ropetool.files.counting import byte_size
-from ropetool.report.layout import columns, serving_text, sidecar_rows
+from ropetool.report.planned import serving_parts, sidecar_rows
+from ropetool.report.terminal import Part
+from ropetool.sections import listing
 from ropetool.verification.results import INEXACT, NOT_RUN, UNDECIDED, Check
 
 SCHEMA = 1
 
 
-class Written(Protocol):
-    """What an export or an import wrote. Their layers lie above this one, so their types are known by shape."""
+class Converted(Protocol):
+    """What an export or an import wrote. Its class is in a package that imports this one in no case, so only its shape is known."""
 
     @property
     def output(self) -> Path: ...
@@ -34,8 +35,8 @@ class Written(Protocol):
     def to_json(self) -> dict[str, Any]: ...
 
 
-class Exported(Written, Protocol):
-    """What an export says besides."""
+class WrittenGguf(Converted, Protocol):
+    """What an export wrote, besides."""
 
     @property
     def outtype(self) -> str: ...
@@ -47,8 +48,8 @@ class Exported(Written, Protocol):
     def serving(self) -> tuple[str, ...]: ...
 
 
-class Imported(Written, Protocol):
-    """What an import says besides."""
+class WrittenHf(Converted, Protocol):
+    """What an import wrote, besides."""
 
     @property
     def model_type(self) -> str: ...
@@ -56,17 +57,29 @@ class Imported(Written, Protocol):
     def dtype(self) -> str: ...
 
 
-def exported_text(written: Exported) -> str:
-    """Return what `ropetool export` prints."""
+def exported_parts(written: WrittenGguf) -> Iterator[Part]:
+    """Yield what `ropetool export` wrote, and how servers load it."""
     rows = [
         ("architecture", written.arch),
         ("context", f"{written.context_length} tokens, {written.encoding}"),
         ("tensors", f"{written.tensors}, matrices in {written.outtype}, {byte_size(written.nbytes)}"),
-        *(("weights", words) for words in written.bakes),
+        *(("weights", sentence) for sentence in written.bakes),
         *_check_rows(written.checks),
         *sidecar_rows(written.sidecars),
     ]
-    return f"{escaped(written.output)}\n{columns(rows)}{serving_text(written.serving)}"
+    yield listing(str(written.output), rows)
+    yield from serving_parts(written.serving)
+
+
+def imported_parts(written: WrittenHf) -> Iterator[Part]:
+    """Yield what `ropetool import` wrote."""
+    rows = [
+        ("model_type", f"{written.model_type}, from a {written.arch} file"),
+        ("context", f"{written.context_length} tokens, {written.encoding}"),
+        ("tensors", f"{written.tensors} in {written.dtype}, {byte_size(written.nbytes)}"),
+        *_check_rows(written.checks),
+    ]
+    yield listing(str(written.output), rows)
 
 
 def _check_rows(checks: Sequence[Check]) -> list[tuple[str, str]]:
@@ -80,17 +93,6 @@ def _check_words(check: Check) -> str:
     return f"{check.name}:{figure} {check.detail}"
 
 
-def written_json(written: Written) -> dict[str, Any]:
+def written_json(written: Converted) -> dict[str, Any]:
     """Return what `ropetool export --json` and `import --json` print."""
     return {"schema": SCHEMA, **written.to_json()}
-
-
-def imported_text(written: Imported) -> str:
-    """Return what `ropetool import` prints."""
-    rows = [
-        ("model_type", f"{written.model_type}, from a {written.arch} file"),
-        ("context", f"{written.context_length} tokens, {written.encoding}"),
-        ("tensors", f"{written.tensors} in {written.dtype}, {byte_size(written.nbytes)}"),
-        *_check_rows(written.checks),
-    ]
-    return f"{escaped(written.output)}\n{columns(rows)}"

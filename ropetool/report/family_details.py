@@ -1,4 +1,4 @@
-"""All that ropetool knows of a model family, as text for a terminal."""
+"""All facts about a model family, as parts for a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from ropetool import families
 from ropetool.families import records
 from ropetool.families.family import Family
 from ropetool.families.wrappers import ALIASES, WRAPPERS, Wrapper
-from ropetool.report.layout import columns
+from ropetool.report.terminal import Part
+from ropetool.sections import listing
 
 WINDOWS = {"never": "none", "always": "as configured", "alternate": "on some layers, as configured"}
 ROTATES = {
@@ -22,12 +23,11 @@ ROTATES = {
 Rows = Iterator[tuple[str, str]]
 
 
-def family_text(family: Family, width: int | None = None) -> str:
-    """Return the facts about a family, a row each; rows that do not apply are missing. width: of the terminal, or None."""
-    rows = (*_place(family), *_defaults(family), *_rotation(family), *_rope_keys(family), *_weights(family))
+def family_parts(family: Family) -> Iterator[Part]:
+    """Yield the facts about a family, a row each; rows that do not apply are missing."""
     trained = ((f"shipped {t.max_position_embeddings}", f"{t.trained}: {t.reason}") for t in family.trained_length)
-    rows = (*rows, *trained, *_other_types(family), ("source", family.source))
-    return f"{family.model_type}\n{columns(rows, width=width)}"
+    facts = (*_place(family), *_defaults(family), *_rotation(family), *_rope_keys(family), *_weights(family))
+    yield listing(family.model_type, [*facts, *trained, *_other_types(family), ("source", family.source)])
 
 
 def _place(family: Family) -> Rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,9 @@ from ropetool.files.gguf.codec import utf8
 from ropetool.files.gguf.texts import first
 from ropetool.plans.key_edits import KeyEdit
 from ropetool.plans.resharding import Resharded
-from ropetool.report.layout import columns
+from ropetool.report.terminal import Part
 from ropetool.rope.tables import LayerRope, RopeSet, in_words
+from ropetool.sections import listing
 
 SCHEMA = 1
 FEW = 8  # elements of an array in a line, and 16 in the JSON of a list
@@ -24,13 +25,13 @@ BESIDE = 48  # where two values share a line
 IN_JSON = 16
 
 
-def keys_text(files: Sequence[GgufHeader]) -> str:
-    """Return the file in a line, then each key with type and value."""
+def keys_parts(files: Sequence[GgufHeader]) -> Iterator[Part]:
+    """Yield the file in a line, then each key with type and value."""
     rows = [(key, value.label, shortened(value)) for key, value in files[0].values.items()]
     tensors = sum(len(header.tensors) for header in files)
     over = f" in {len(files)} files; the first file contains the keys" if len(files) > 1 else ""
-    head = f"{files[0].path.name}: GGUF version {files[0].version}, {len(rows)} keys, {tensors} tensors{over}\n"
-    return head + (columns(rows) if rows else "")
+    head = f"{files[0].path.name}: GGUF version {files[0].version}, {len(rows)} keys, {tensors} tensors{over}"
+    yield listing(head, rows, whole=True)
 
 
 def shortened(value: Value, line: int = LINE) -> str:
@@ -106,14 +107,14 @@ def _plain(value: Value) -> Any:
 # --- edits
 
 
-def edit_text(edit: KeyEdit, outcome: Sequence[tuple[str, str]]) -> str:
-    """Return what became of a key, of the table where that changed, and then the rows of the outcome."""
+def edit_parts(edit: KeyEdit, outcome: Sequence[tuple[str, str]]) -> Iterator[Part]:
+    """Yield the values of a key before and after, the table if that changed, and then the rows of the outcome."""
     rows = [(edit.key, f"{described(edit.before)} -> {described(edit.after)}")]
     if edit.is_empty:
         rows = [(edit.key, f"{described(edit.after)} already")]
     if edit.tables is not None:
         rows.append(("rotation", rotation_text(*edit.tables)))
-    return columns([*rows, *outcome], indent=0)
+    yield listing("", [*rows, *outcome], depth=-1, whole=True)
 
 
 def edit_json(edit: KeyEdit, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,13 +157,11 @@ def described(value: Value | None) -> str:
 # --- models split and merged
 
 
-def files_text(done: Resharded) -> str:
-    """Return the files of a model that was split or merged, in two lines at most."""
+def files_parts(done: Resharded) -> Iterator[Part]:
+    """Yield the files of a model that was split or merged, and their size."""
     names = f"{done.files[0]}" + (f" to {done.files[-1].name}" if len(done.files) > 1 else "")
-    return columns(
-        [("output", names), ("contents", f"{done.tensors} tensors, {done.nbytes:,} bytes, in {len(done.files)} files")],
-        indent=0,
-    )
+    contents = f"{done.tensors} tensors, {done.nbytes:,} bytes, in {len(done.files)} files"
+    yield listing("", [("output", names), ("contents", contents)], depth=-1, whole=True)
 
 
 def files_json(done: Resharded) -> dict[str, Any]:

@@ -1,47 +1,51 @@
-"""What `ropetool identify` found, as text."""
+"""The result of `ropetool identify`, as parts for a terminal."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ropetool.escaping import escaped
-from ropetool.report.layout import columns, wrapped
+from ropetool.report.terminal import Part
+from ropetool.sections import Line, listing
 
 if TYPE_CHECKING:
     from ropetool.identify.asking import Identified
 
 
-def identified_text(found: Identified, width: int = 100) -> str:
-    """Return the answer first, then every hypothesis, the nearest first."""
-    rows = sorted(zip(found.decision.figures, found.hypotheses, strict=True), key=lambda one: one[0])
-    lines = [(f"{apart:.2g}", one.name, one.says) for apart, one in rows]
-    said = "".join(wrapped(escaped(sentence), width, indent=0) for sentence in _answer(found))
-    return f"{said}\ndistance to each table in nats, the mean over {len(found.lengths)} prompts\n{columns(lines, width=width)}"
+def identified_parts(identified: Identified) -> Iterator[Part]:
+    """Yield the answer, then every hypothesis with its distance, the nearest first."""
+    yield from map(Line, _answer(identified))
+    ordered = sorted(
+        zip(identified.decision.figures, identified.hypotheses, strict=True),
+        key=lambda distance_and_table: distance_and_table[0],
+    )
+    rows = [(f"{distance:.2g}", table.name, table.says) for distance, table in ordered]
+    yield listing(f"distance to each table in nats, the mean over {len(identified.lengths)} prompts", rows)
 
 
-def _answer(found: Identified) -> list[str]:
-    decision = found.decision
+def _answer(identified: Identified) -> list[str]:
+    decision = identified.decision
     if decision.best < 0:
-        apart, nearest = min((figure, at) for at, figure in enumerate(decision.figures))
+        distance, nearest = min((figure, at) for at, figure in enumerate(decision.figures))
         return [
-            f"None of these: the answers of {found.program} differ by {apart:.2g} nats from the nearest table, "
-            f"{found.hypotheses[nearest].name}; rounding explains at most {decision.limit:.2g}"
+            f"None of these: the answers of {identified.program} differ by {distance:.2g} nats from the nearest table, "
+            f"{identified.hypotheses[nearest].name}; rounding explains at most {decision.limit:.2g}"
         ]
-    one = found.hypotheses[decision.best]
-    if found.rivals:
-        rivals = ", ".join((one.name, *found.rivals))
-        more = f"pass --prompts {2 * len(found.lengths)} or a longer --length"
-        said = [
-            f"{found.program} computes one of these tables, and its answers do not distinguish them: {rivals}; {more}"
+    one = identified.hypotheses[decision.best]
+    if identified.rivals:
+        rivals = ", ".join((one.name, *identified.rivals))
+        more = f"pass --prompts {2 * len(identified.lengths)} or a longer --length"
+        sentences = [
+            f"{identified.program} computes one of these tables, and its answers do not distinguish them: {rivals}; {more}"
         ]
     else:
-        said = [f"{found.program} computes the table {one.name}: {one.says}"]
+        sentences = [f"{identified.program} computes the table {one.name}: {one.says}"]
     if decision.margin:
-        said.append(f"The second best table is worse by {decision.margin:.2g} nats per prompt")
-    said.append(
+        sentences.append(f"The second best table is worse by {decision.margin:.2g} nats per prompt")
+    sentences.append(
         f"Its answers differ by {decision.figures[decision.best]:.2g} nats from this table; rounding explains at most "
         f"{decision.limit:.2g}. A table outside the list could be as close"
     )
     if one.alike:
-        said.append(f"The same table: {', '.join(one.alike)}")
-    return said
+        sentences.append(f"The same table: {', '.join(one.alike)}")
+    return sentences

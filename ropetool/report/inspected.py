@@ -1,10 +1,10 @@
-"""The inspection as text for a terminal, and as JSON."""
+"""An inspection: as parts for a terminal, and as JSON."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +16,14 @@ from ropetool.files.counting import byte_size
 from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, Step
 from ropetool.plans.plan import BAKE
 from ropetool.plans.proposals import LENGTH, Proposal
-from ropetool.report.advised import advice_json, ways_text
-from ropetool.report.layout import columns
+from ropetool.report.advised import advice_json, ways_parts
+from ropetool.report.terminal import Part
 from ropetool.rope import arithmetic
 from ropetool.rope.tables import MAX_LENGTH, Array, LayerRope, RopeSet, RopeTable
 from ropetool.runtimes.decoded import Decoded
 from ropetool.runtimes.inspection import Inspection
 from ropetool.runtimes.llama_cpp import architectures as archs
+from ropetool.sections import Section, listing
 
 if TYPE_CHECKING:
     from ropetool.plans.advice import Advice
@@ -34,41 +35,45 @@ SCALING = {ORIGINAL: "in place of the current scaling", CURRENT: "on top of the 
 SHOWN_APART = frozenset({"factor", "attention_factor", "dimension_count"})
 
 
-def inspection_text(
-    found: Inspection, target_length: int | None, width: int | None = None, ways: Sequence[Proposal] = (),
+def inspection_parts(
+    inspection: Inspection,
+    target_length: int | None = None,
+    ways: Sequence[Proposal] = (),
     advice: Advice | None = None,
-) -> str:  # fmt: skip
-    """Return what `ropetool inspect` prints; width: that of the terminal, None for lines of any length.
+) -> Iterator[Part]:
+    """Yield what `ropetool inspect` prints.
 
-    ways: those to `extension_target`, shown where there is no advice.
+    target_length: tokens for which cache and turns are calculated; None for the configured context length.
+    ways: proposals to reach `extension_target`, which are shown if there is no advice.
     """
-    head = f"{escaped(found.source)}: {named(found)}\n"
-    if found.rope is None:
-        runtimes = _runtimes_text(found, width) if found.readings else ""
-        return f"{head}\nas written\n{_stated_text(found, width)}{runtimes}"
-    target = target_length or found.rope.max_position_embeddings
-    parts = [head, *(_entry_text(t, e, found, found.rope, target, width) for t, e in found.rope.entries.items())]
+    yield f"{inspection.source}: {named(inspection)}"
+    decoded = inspection.rope
+    if decoded is None:
+        settings = [
+            (_plain(key), _plain(json.dumps(value, ensure_ascii=False))) for key, value in inspection.stated.items()
+        ]
+        yield listing("as written", settings or [("no position settings", "")])
+        if inspection.readings:
+            yield _runtimes_listing(inspection)
+        return
+    target = target_length or decoded.max_position_embeddings
+    for layer_type, entry in decoded.entries.items():
+        yield from _entry_parts(layer_type, entry, inspection, decoded, target)
     sizes = [
-        ("per token", byte_size(sum(k.per_token for k in found.kv_bytes.values()))),
-        (f"at {target} tokens", byte_size(found.cache_bytes(target))),
+        ("per token", byte_size(sum(kind.per_token for kind in inspection.kv_bytes.values()))),
+        (f"at {target} tokens", byte_size(inspection.cache_bytes(target))),
     ]
-    parts.append("\nKV cache, one sequence\n" + columns(sizes if found.kv_bytes else [("not known", "")]))
-    parts.append(_runtimes_text(found, width))
+    yield listing("KV cache, one sequence", sizes if inspection.kv_bytes else [("not known", "")])
+    yield _runtimes_listing(inspection)
     if advice is not None:
-        parts.append(ways_text(advice, width, f"to extend it to {target} tokens"))
+        yield from ways_parts(advice, f"to extend it to {target} tokens")
     else:
-        parts.append(_steps_text(ways, extension_target(found.rope, target_length), width))
-    return "".join(parts)
+        yield from _steps_parts(ways, extension_target(decoded, target_length))
 
 
 def extension_target(decoded: RopeSet, target_length: int | None) -> int:
     """Return the context for which ways are shown: twice the stated one where none is asked for."""
     return target_length or 2 * decoded.max_position_embeddings
-
-
-def _stated_text(found: Inspection, width: int | None) -> str:
-    rows = [(_plain(key), _plain(json.dumps(value, ensure_ascii=False))) for key, value in found.stated.items()]
-    return columns(rows or [("no position settings", "")], width=width)
 
 
 def named(found: Inspection) -> str:
@@ -85,30 +90,30 @@ def _plain(text: str) -> str:
     return escaped(text if len(text) <= 70 else f"{text[:67]}...")
 
 
-def _entry_text(
-    layer_type: str, entry: LayerRope, found: Inspection, decoded: RopeSet, target: int, width: int | None
-) -> str:
-    heads = f"head_dim {entry.head_dim}, rotary_dim {entry.rotary_dim}, {entry.layout} layout"
+def _entry_parts(
+    layer_type: str, entry: LayerRope, inspection: Inspection, decoded: RopeSet, target: int
+) -> Iterator[Part]:
+    """Yield the settings of a layer type, and for each of its tables how often the rotary pairs turn."""
+    context = ("context length", f"{decoded.max_position_embeddings} tokens")
     if entry.table is None:
-        rows = [
-            ("layers", f"{_ranges(entry.layers)}; head_dim {entry.head_dim}, no rotation"),
-            ("context length", f"{decoded.max_position_embeddings} tokens"),
-        ]
-        return f"\n{escaped(layer_type)}\n{columns([*rows, *_window_rows(entry)], width=width)}"
-    measure = _Measure.of(found, decoded)
+        layers = f"{_ranges(entry.layers)}; head_dim {entry.head_dim}, no rotation"
+        yield listing(layer_type, [("layers", layers), context, *_window_rows(entry)])
+        return
+    measure = _Measure.of(inspection, decoded)
+    heads = f"head_dim {entry.head_dim}, rotary_dim {entry.rotary_dim}, {entry.layout} layout"
     rows = [
         ("layers", f"{_ranges(entry.layers)}; {heads}"),
         ("rope type", _type_text(entry)),
-        measure.row(found.trained_length),
-        ("context length", f"{decoded.max_position_embeddings} tokens"),
+        measure.row(inspection.trained_length),
+        context,
         ("attention factor", _factor_text(entry)),
     ]
     if entry.softmax_multiplier != 1:
         rows.append(("softmax scale", f"multiplies the whole score by {entry.softmax_multiplier:.6g}"))
-    text = f"\n{escaped(layer_type)}\n" + columns([*rows, *_window_rows(entry)], width=width)
+    yield listing(layer_type, [*rows, *_window_rows(entry)])
     # Within a window no two positions are further apart than that, in training and afterwards.
     window = entry.sliding_window or MAX_LENGTH
-    return text + _regimes_text(entry, entry.table, measure.within(window), min(target, window), width)
+    yield from _regimes_parts(entry, entry.table, measure.within(window), min(target, window))
 
 
 def _window_rows(entry: LayerRope) -> list[tuple[str, str]]:
@@ -147,17 +152,17 @@ class _Measure:
         return self if self.length <= window else replace(self, length=window)
 
 
-def _regimes_text(entry: LayerRope, table: RopeTable, measure: _Measure, target: int, width: int | None) -> str:
-    text, limit = "", None
+def _regimes_parts(entry: LayerRope, table: RopeTable, measure: _Measure, target: int) -> Iterator[Part]:
+    limit = None
     for regime in table.regimes:
         scope = f" up to {regime.up_to} tokens" if regime.up_to else f" beyond {limit} tokens" if limit else ""
-        # Each regime at the part of the target that it serves.
+        # Each regime at the part of the target that it covers.
         reach = min(target, regime.up_to) if regime.up_to else max(target, limit or 0)
         inv_freq = regime.inv_freq if table.rule is None else table.at(reach).inv_freq
-        text += f"\n  bands{scope}, turns counted in {measure.length} tokens\n"
-        text += _bands_text(entry, regime.inv_freq, inv_freq, measure, reach, width)
+        title = f"bands{scope}, turns counted in {measure.length} tokens"
+        head = ("turns", "pairs", f"at {reach} tokens")
+        yield listing(title, _band_rows(entry, regime.inv_freq, inv_freq, measure, reach), head=head, depth=1)
         limit = regime.up_to
-    return text
 
 
 def _type_text(entry: LayerRope) -> str:
@@ -177,12 +182,12 @@ def _factor_text(entry: LayerRope) -> str:
     return "1" if factor == 1 else f"{factor:.6g} on cos and sin, so {factor**2:.6g} on scores"
 
 
-def _bands_text(
-    entry: LayerRope, inv_freq: Array, extended: Array, measure: _Measure, target: int, width: int | None
-) -> str:
-    """Return three lines: pairs that turned often, some, and less than once; and what the target takes of each.
+def _band_rows(
+    entry: LayerRope, inv_freq: Array, extended: Array, measure: _Measure, target: int
+) -> list[tuple[str, str, str]]:
+    """Return three rows: pairs that turned often, some times, and less than once, each with the effect of the target.
 
-    `extended` is the table that a sequence of the target's length is rotated by.
+    extended: the inverse frequencies for a sequence of the target length, in radians per token.
     """
     length, known = measure.length, measure.what != STATED
     passed, at_target = arithmetic.turns(inv_freq, length), arithmetic.turns(extended, target)
@@ -194,25 +199,30 @@ def _bands_text(
     arc = "the arc seen in training" if measure.what == TRAINED else f"the arc of the unscaled table in {length} tokens"
     arc = arc if known else f"the arc of {length} tokens"
     seen = "seen" if known else "passed"
-    rows = [
-        ("turns", "pairs", f"at {target} tokens"),
+    return [
         (f"over {arithmetic.NEAR_TURNS:g}", str(near), f"every angle {seen} many times: any length is safe"),
         ("1 to 32", str(middle), f"every angle {seen}"),
         ("under 1", str(far), f"{over} pairs exceed {arc}" if over else f"stays inside {arc}"),
     ]
-    return columns(rows, indent=4, width=width)
 
 
-def _runtimes_text(found: Inspection, width: int | None) -> str:
-    """Return the runtimes by what they make of the file: those that agree first, then what others do, and what it does."""
+def readings_alike(inspection: Inspection) -> list[tuple[tuple[str, ...], str]]:
+    """Return the label and the reasons of each group of runtimes with the same result, and the names of the runtimes.
+
+    Runtimes that agree with the table come first.
+    """
     alike: dict[tuple[str, ...], list[str]] = {}
-    for reading in found.readings:
-        alike.setdefault(made_of(reading, found.rope), []).append(reading.name)
+    for reading in inspection.readings:
+        alike.setdefault(made_of(reading, inspection.rope), []).append(reading.name)
+    ordered = sorted(alike.items(), key=lambda group: group[0][0] != AGREES)
+    return [(outcome, ", ".join(runtimes.display_ranges(names))) for outcome, names in ordered]
+
+
+def _runtimes_listing(inspection: Inspection) -> Section:
     rows: list[tuple[str, str]] = []
-    for (label, *reasons), those in sorted(alike.items(), key=lambda item: item[0][0] != AGREES):
-        rows.append((label, ", ".join(runtimes.display_ranges(those))))
-        rows += [("", f"- {reason}") for reason in reasons]
-    return "\nruntimes\n" + columns(rows, width=width)
+    for (label, *reasons), names in readings_alike(inspection):
+        rows += [(label, names), *(("", f"- {reason}") for reason in reasons)]
+    return listing("runtimes", rows)
 
 
 def made_of(reading: Decoded, decoded: RopeSet | None) -> tuple[str, ...]:
@@ -225,17 +235,19 @@ def made_of(reading: Decoded, decoded: RopeSet | None) -> tuple[str, ...]:
     return ("DIFFERS", *found) if found else (AGREES,)
 
 
-def _steps_text(ways: Sequence[Proposal], target: int, width: int | None) -> str:
-    """Return the command lines that lead to the target, and why a way has none; empty without ways."""
-    text = ""
+def _steps_parts(ways: Sequence[Proposal], target: int) -> Iterator[Part]:
+    """Yield the commands that reach the target, or the reason why there is none; nothing without ways."""
+    title = f"to extend it to {target} tokens"
+    if any(way.method == LENGTH and not way.refusal for way in ways):
+        title += "; only the configured context length limits it"
+        ways = [way for way in ways if way.method == LENGTH and not way.refusal][:1]
+    if ways:
+        yield listing(title, ())
     for way in ways:
-        if way.method == LENGTH and not way.refusal:
-            lines = columns([(way.line,)], indent=4)
-            return f"\nto extend it to {target} tokens; only the configured context length limits it\n{lines}"
-        said = f"; plain {way.method} is refused" if way.line and way.refusal else ""
-        text += columns([(_lengths(way.step) + said,)], width=width)
-        text += columns([(way.line or f"refused: {way.refusal}",)], indent=4, width=None if way.line else width)
-    return f"\nto extend it to {target} tokens\n{text}" if text else ""
+        if way.method != LENGTH or way.refusal:
+            plain = f"; plain {way.method} is refused" if way.line and way.refusal else ""
+            yield listing("", [(_lengths(way.step) + plain,)])
+        yield listing("", [(way.line or f"refused: {way.refusal}",)], depth=1, whole=bool(way.line))
 
 
 def _lengths(step: Step) -> str:

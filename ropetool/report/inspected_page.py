@@ -12,7 +12,7 @@ from ropetool.plans.advice import Advice
 from ropetool.report.advised import way_row
 from ropetool.report.charts import bands_chart
 from ropetool.report.grids import bands_section
-from ropetool.report.inspected import AGREES, made_of, named
+from ropetool.report.inspected import AGREES, made_of, named, readings_alike
 from ropetool.report.page import Page
 from ropetool.rope.tables import LayerRope
 from ropetool.runtimes.inspection import Inspection
@@ -56,12 +56,9 @@ def inspection_page(found: Inspection, advice: Advice, command: str = "") -> Pag
 
 def runtimes_section(found: Inspection) -> Section:
     """Return what each runtime makes of the file, those that agree first."""
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for reading in found.readings:
-        alike.setdefault(made_of(reading, found.rope), []).append(reading.name)
     rows = tuple(
-        row(", ".join(runtimes.display_ranges(those)), Cell(label, TONES.get(label, WARN)), "; ".join(reasons))
-        for (label, *reasons), those in sorted(alike.items(), key=lambda item: item[0][0] != AGREES)
+        row(names, Cell(label, TONES.get(label, WARN)), "; ".join(reasons))
+        for (label, *reasons), names in readings_alike(found)
     )
     legend = (
         (AGREES, "computes this table, and the same scale and mask of the scores"),

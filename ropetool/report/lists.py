@@ -1,16 +1,17 @@
-"""Methods, families and runtimes as text for a terminal."""
+"""Methods, families and runtimes: as parts for a terminal, and as JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ropetool.families.family import Family
-from ropetool.report.layout import columns, wrapped
+from ropetool.report.terminal import Part
 from ropetool.rope.methods import Method
 from ropetool.runtimes import Runtime
+from ropetool.sections import Line, listing
 
 SCHEMA = 1
 
@@ -25,32 +26,27 @@ COMMON = {
 }  # fmt: skip
 
 
-def overview(command: str, rows: Sequence[tuple[str, str]], width: int | None = None) -> str:
-    """Return one row for each name, the common ones first. width: of the terminal; None for lines of any length."""
+def overview_parts(command: str, rows: Sequence[tuple[str, str]]) -> Iterator[Part]:
+    """Yield one row for each name, the common ones first."""
     first = [row for name in COMMON[command] for row in rows if row[0] == name]
-    return columns([*first, *(row for row in rows if row not in first)], indent=0, width=width)
+    yield listing("", [*first, *(row for row in rows if row not in first)], depth=-1)
 
 
-def method_text(method: Method, width: int | None = None) -> str:
-    """Describe a method: its summary, source and parameters. With a width, the lines are at most that long."""
+def method_parts(method: Method) -> Iterator[Part]:
+    """Yield the summary, source, description and parameters of a method."""
+    yield Line(f"{method.name}: {method.summary}")
     rows = [
         *([("also called", ", ".join(method.aliases))] if method.aliases else []),
         ("attention factor", f"{method.auto_attention_factor}, unless you pass --attention-factor"),
         ("source", method.source),
     ]
-    summary = columns([(f"{method.name}: {method.summary}",)], indent=0, width=width)
-    text = f"{summary}{columns(rows, width=width)}\n{_paragraphs((method.module.__doc__ or '').strip(), width)}"
+    yield listing("", rows)
+    for paragraph in (method.module.__doc__ or "").strip().split("\n\n"):
+        yield from ("", Line(paragraph, breaks=True))
     fields = dataclasses.fields(method.params_type)
-    if not fields:
-        return text
-    return f"{text}\nparameters, as -p NAME VALUE\n" + columns(
-        [(f.name, f"{f.metadata['help']}{_default(f.default)}") for f in fields], width=width
-    )
-
-
-def _paragraphs(text: str, width: int | None) -> str:
-    """Return a text as it is written, or its paragraphs in lines of a width."""
-    return f"{text}\n" if width is None else "\n".join(wrapped(part, width, indent=0) for part in text.split("\n\n"))
+    if fields:
+        rows = [(f.name, f"{f.metadata['help']}{_default(f.default)}") for f in fields]
+        yield listing("parameters, as -p NAME VALUE", rows)
 
 
 def _default(value: object) -> str:
@@ -59,14 +55,14 @@ def _default(value: object) -> str:
     return f" (default {value if isinstance(value, str) else json.dumps(value)})"
 
 
-def runtime_text(runtime: Runtime, width: int | None = None) -> str:
-    """Describe a runtime: its formats, versions and reading. With a width, the lines are at most that long."""
+def runtime_parts(runtime: Runtime) -> Iterator[Part]:
+    """Yield the formats, versions and decoder of a runtime."""
     rows = [
         ("reads", ", ".join(runtime.formats)),
         ("checked with", runtime.versions),
         ("how", runtime.summary),
     ]
-    return f"{runtime.name}\n{columns(rows, width=width)}"
+    yield listing(runtime.name, rows)
 
 
 # --- as data

@@ -19,7 +19,6 @@ from ropetool.files.output import Rule, check_output, output_error
 from ropetool.files.transaction import staged
 from ropetool.report import drawing
 from ropetool.report.charts import Chart
-from ropetool.report.layout import not_ours
 from ropetool.sections import Section
 
 PAGE = "index.html"
@@ -52,13 +51,14 @@ class Page:
     texts: Mapping[str, Any] | None = None
 
 
-def write_page(files: Mapping[str, bytes], folder: Path, *, force: bool = False) -> list[Path]:
-    """Write what `rendered` returns, whole or not at all, and return the paths, the page first.
+def write_page(page: Page, folder: Path, *, force: bool = False) -> list[Path]:
+    """Write a page and its plots into a folder, whole or not at all, and return the paths, the page first.
 
-    A folder that is there is replaced if it is empty, or by `force` if it holds a report.
+    An existing folder is replaced if it is empty, or with `force` if it contains a report.
     Raises: MissingDependency, OutputError.
     """
     check_folder(folder, force=force)
+    files = rendered(page)
     with _refusals(folder), staged(folder, NO_SOURCE, force=True, directory=True, may_replace=_held(force)) as stage:
         for name, data in files.items():
             (stage / name).write_bytes(data)
@@ -85,6 +85,11 @@ def write_file(page: Page, file: Path) -> None:
 def _no_page(file: Path) -> str:
     """Return why a file is not replaced."""
     return "" if _generator().encode() in file.read_bytes()[:500] else not_ours("a page of ropetool")
+
+
+def not_ours(kind: str) -> str:
+    """Return why a file that ropetool did not write is kept."""
+    return f"is not {kind}, so ropetool does not replace it"
 
 
 def check_folder(folder: Path, *, force: bool = False) -> None:

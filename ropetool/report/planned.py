@@ -1,20 +1,21 @@
-"""A plan, and what applying it wrote, as text for a terminal."""
+"""A plan, and what applying it wrote: as parts for a terminal, and as JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropetool.checkpoint.edits import METADATA, TENSORS, FileEdit
-from ropetool.escaping import escaped, number
+from ropetool.escaping import number
 from ropetool.files.counting import byte_size
 from ropetool.files.hf import ABSENT
 from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED
 from ropetool.plans.plan import BAKE, Plan
-from ropetool.report.layout import columns, serving_text, sidecar_rows
+from ropetool.report.terminal import Part
 from ropetool.runtimes.base import NO_FLAG
+from ropetool.sections import listing
 
 if TYPE_CHECKING:
     from ropetool.files.gguf.in_place import Edited
@@ -33,30 +34,25 @@ BASES = {
 }
 
 
-def plan_text(plan: Plan, output: str, flags: Sequence[str] = (), width: int | None = None) -> str:
-    """Return what --dry-run prints: lengths, the encodings tried, every edit in full, and what goes into the weights.
+def plan_parts(plan: Plan, output: str, flags: Sequence[str] = ()) -> Iterator[Part]:
+    """Yield lengths, the encodings that were tried, every edit in full, and what goes into the weights.
 
-    flags: the command lines of servers that reach the same without a file; they stay whole, to be copied. width: that
-    of the terminal, None for lines of any length.
+    flags: the command lines of servers that reach the same without a file, or the reason why there is none.
     """
-    rows = [*_goal(plan), ("runtimes", ", ".join(plan.runtimes)), ("output", output)]
+    yield listing(f"plan for {plan.family}", [*_goal(plan), ("runtimes", ", ".join(plan.runtimes)), ("output", output)])
     tried = [
-        (c.name, f"rejected: {c.rejected}" if c.rejected else "kept: decodes to the requested table")
-        for c in plan.candidates
+        (each.name, f"rejected: {each.rejected}" if each.rejected else "kept: decodes to the requested table")
+        for each in plan.candidates
     ]
-    edits = [(e.file, ".".join(e.path), _change(e)) for e in plan.edits]
-    return (
-        f"plan for {escaped(plan.family)}\n{columns(rows, width=width)}\n"
-        + (f"encodings\n{columns(tried, width=width)}\n" if tried else "")
-        + ("edits\n" + (columns(edits, width=width) if edits else f"  {_no_edits(plan)}\n"))
-        + (f"\nbaked into the weights\n{columns([(w,) for w in plan.bakes], width=width)}" if plan.bakes else "")
-        + (f"\nthe same without writing a file\n{_flags(flags, width)}" if flags else "")
-    )  # fmt: skip
-
-
-def _flags(flags: Sequence[str], width: int | None) -> str:
-    """Return command lines whole, to be copied; where there is none, the reason."""
-    return "".join(columns([(line,)], width=width if NO_FLAG in line else None) for line in flags)
+    if tried:
+        yield listing("encodings", tried)
+    edits = [(edit.file, ".".join(edit.path), _change(edit)) for edit in plan.edits]
+    yield listing("edits", edits or [(_no_edits(plan),)])
+    if plan.bakes:
+        yield listing("baked into the weights", [(sentence,) for sentence in plan.bakes])
+    if flags:
+        yield listing("the same without writing a file", ())
+        yield from (listing("", [(line,)], whole=NO_FLAG not in line) for line in flags)
 
 
 def _goal(plan: Plan) -> list[tuple[str, str]]:
@@ -81,31 +77,43 @@ def planned_json(plan: Plan, output: Path) -> dict[str, Any]:
     return {"schema": SCHEMA, "plan": plan.to_json(), "output": str(output), "written": False}
 
 
-def applied_text(plan: Plan, written: Applied) -> str:
-    """Return what `ropetool extend` and `bake` print when they have written."""
+def applied_parts(plan: Plan, written: Applied) -> Iterator[Part]:
+    """Yield what `ropetool extend` and `bake` wrote, how servers load it, and the next step."""
     placed = ", ".join(f"{count} {how}" for how, count in sorted(written.placed.items())) or "none"
     reach = f"{plan.trained_length} -> {plan.max_position_embeddings} tokens"
     rows = [
         *([] if plan.method == BAKE else [("context", f"{reach}, {plan.method} factor {plan.factor:g}")]),
-        *[("baked", words) for words in plan.bakes],
+        *[("baked", sentence) for sentence in plan.bakes],
         *([("rounding", _rounding(written))] if written.baked else []),
         ("edited", ", ".join(written.edited) or "nothing"),
         *([("in place", in_place_text(written.in_place))] if written.in_place else [("other files", placed)]),
-        *[("storage", words) for how, words in _SHARED.items() if how in written.placed],
+        *[("storage", sentence) for how, sentence in _SHARED.items() if how in written.placed],
         *([("left behind", ", ".join(written.left))] if written.left else []),
         *sidecar_rows(written.sidecars),
     ]
-    return f"{escaped(written.output)}\n{columns(rows)}{serving_text(written.serving)}{_following_text(plan, written)}"
+    yield listing(str(written.output), rows)
+    yield from serving_parts(written.serving)
+    if written.following is not None:  # not after a bake
+        memory = written.following.kv_cache_bytes
+        cache = f"{'not known' if memory is None else byte_size(memory)} for one sequence"
+        yield listing(
+            "next",
+            [
+                ("KV cache", f"{cache} of {plan.max_position_embeddings} tokens"),
+                ("measure it", written.following.verify),
+            ],
+        )
 
 
-def _following_text(plan: Plan, written: Applied) -> str:
-    """Return the memory of the new context and the command that measures it; empty for a bake."""
-    follows = written.following
-    if follows is None:
-        return ""
-    known = "not known" if follows.kv_cache_bytes is None else byte_size(follows.kv_cache_bytes)
-    cache = f"{known} for one sequence of {plan.max_position_embeddings} tokens"
-    return f"\nnext\n{columns([('KV cache', cache), ('measure it', follows.verify)])}"
+def sidecar_rows(paths: Sequence[Path]) -> list[tuple[str, str]]:
+    """Return the row that names the model card and the Modelfile of an output; none if there are none."""
+    return [("sidecars", ", ".join(path.name for path in paths))] if paths else []
+
+
+def serving_parts(lines: Sequence[str]) -> Iterator[Part]:
+    """Yield the command lines that serve an output."""
+    if lines:
+        yield listing("served by", [(line,) for line in lines], whole=True)
 
 
 def in_place_text(edited: Edited) -> str:

@@ -1,23 +1,55 @@
-"""A small plot of perplexity against length, in characters, both scales logarithmic."""
+"""A plot of perplexity by length in characters, both scales logarithmic."""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
+from ropetool.escaping import escaped
 from ropetool.sections import number
 
 WIDTH, HEIGHT, MARGIN = 72, 9, 2
 AROUND = 18  # characters beside the plot: the scale on the left, half a label and the unit on the right
+SCALE = 10  # characters on the left: a label, and the axis
+TARGET, BASELINE = "●", "○"
 SEVERAL, TRAINED = "◉", "┊"  # the sign of several series on one place, and the line at the trained length
 
 
-def perplexity_plot(series: Mapping[str, Sequence[tuple[int, float]]], trained_length: int, width: int = 120) -> str:
-    """Return lines of text with each series as its one-character sign, dots between, and the trained length marked.
+@dataclass(frozen=True)
+class Plot:
+    """Losses by length.
 
-    width: of the lines, at most; a plot needs no more than 90 characters.
-    Units: points are (tokens, loss in nats); the scale on the left is labelled with perplexities.
+    series: the points of each series by its one-character sign: length in tokens, loss in nats per token.
+    names: the meaning of each sign.
+    several: the meaning of the sign for several series on one place; empty for a single series.
+    trained_length: tokens.
+    """
+
+    series: Mapping[str, Sequence[tuple[int, float]]]
+    names: Mapping[str, str]
+    several: str
+    trained_length: int
+
+    def lines(self, width: int) -> list[str]:
+        """Return the key and the plot. width: characters in a line, of which a plot needs at most 90."""
+        signs = [*self.names.items(), *([(SEVERAL, self.several)] if self.several else []), (TRAINED, "trained length")]
+        key = textwrap.wrap(
+            escaped("  ".join(f"{sign} {name}" for sign, name in signs)), max(width - SCALE, 1),
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+        shown = [f"{'' if index else 'ppl':>8}  {line}" for index, line in enumerate(key)]
+        return [*shown, *perplexity_plot(self.series, self.trained_length, width)]
+
+
+def perplexity_plot(
+    series: Mapping[str, Sequence[tuple[int, float]]], trained_length: int, width: int = 120
+) -> list[str]:
+    """Return lines with each series as its sign, dots between the points, and a mark at the trained length.
+
+    series, width: see `Plot`. The scale on the left has perplexities.
     """
     size = max(min(WIDTH, width - AROUND), 2 * MARGIN + 2)
     everything = [point for points in series.values() for point in points]
@@ -32,7 +64,7 @@ def perplexity_plot(series: Mapping[str, Sequence[tuple[int, float]]], trained_l
     ticks = {0: low, HEIGHT // 2: (low + high) / 2, HEIGHT - 1: high} if high > low else {0: low}
     labels = {level: number(math.exp(min(loss, 709))) for level, loss in ticks.items()}
     rows = [f"{labels.get(level, ''):>8} │{''.join(grid[level])}".rstrip() for level in reversed(range(HEIGHT))]
-    return "\n".join([*rows, f"{'':>8} └{'─' * size}", _axis(lengths, size)]) + "\n"
+    return [*rows, f"{'':>8} └{'─' * size}", _axis(lengths, size)]
 
 
 def _draw(grid: list[list[str]], sign: str, points: Sequence[tuple[int, float]]) -> None:
@@ -51,7 +83,7 @@ def _axis(lengths: Sequence[int], size: int) -> str:
     line = ""
     for length in lengths:
         label = str(length)
-        start = 10 + _column(length, lengths, size) - len(label) // 2
+        start = SCALE + _column(length, lengths, size) - len(label) // 2
         if not line or start > len(line):  # a label that would run into the one before is left out
             line = line.ljust(start) + label
     return f"{line} tokens"

@@ -6,27 +6,29 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-WIDTH = {"width": 100}  # columns in a notebook
-# By the name of a result: the module here, its function, and the arguments after the result.
-TEXTS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "Inspection": ("inspected", "inspection_text", {"target_length": None, **WIDTH}),
-    "Advice": ("advised", "advice_text", WIDTH),
-    "Plan": ("planned", "plan_text", {"output": "", **WIDTH}),
-    "Restored": ("restored", "restored_text", {}),
-    "ToDelete": ("restored", "restored_text", {}),
-    "VerifyResult": ("verified", "verify_text", WIDTH),
-    "Comparison": ("compared", "compare_text", WIDTH),
-    "Exported": ("exported", "exported_text", {}),
-    "Imported": ("exported", "imported_text", {}),
-    "Diff": ("differing", "diff_text", {}),
-    "Diagnosis": ("diagnosed", "diagnosis_text", WIDTH),
+WIDTH = 100  # characters of a line in a notebook
+# By the name of a result's class: the module of its parts, their function, its arguments after the result, and the width.
+PARTS: dict[str, tuple[str, str, dict[str, Any], int | None]] = {
+    "Inspection": ("inspected", "inspection_parts", {}, WIDTH),
+    "Advice": ("advised", "advice_parts", {}, WIDTH),
+    "Plan": ("planned", "plan_parts", {"output": ""}, WIDTH),
+    "Restored": ("restored", "restored_parts", {}, None),
+    "ToDelete": ("restored", "restored_parts", {}, None),
+    "VerifyResult": ("verified", "verify_parts", {}, WIDTH),
+    "Comparison": ("compared", "compare_parts", {}, WIDTH),
+    "Exported": ("exported", "exported_parts", {}, None),
+    "Imported": ("exported", "imported_parts", {}, None),
+    "Diff": ("differing", "diff_parts", {}, None),
+    "Diagnosis": ("diagnosed", "diagnosis_parts", {}, WIDTH),
 }
 
 
 def text(result: Any) -> str:
-    """Return what the command prints. A result that does not suffice for that returns its sentence."""
-    module, name, options = TEXTS.get(type(result).__name__, ("printed", "sentence", {}))
-    return str(_function(module, name)(result, **options))
+    """Return what the command prints, or for a result without a command its sentence."""
+    if type(result).__name__ not in PARTS:
+        return sentence(result)
+    module, name, options, width = PARTS[type(result).__name__]
+    return str(_function("terminal", "terminal_text")(_function(module, name)(result, **options), width))
 
 
 def sentence(result: Any) -> str:
@@ -85,5 +87,5 @@ SENTENCES: dict[str, Callable[[Any], str]] = {
     "Exported": _written,
     "Imported": _written,
     "Diff": _diff,
-    "Diagnosis": lambda result: str(_function("diagnosed", "counts_text")(result)).rstrip("\n"),
+    "Diagnosis": lambda result: str(_function("diagnosed", "counts_text")(result)),
 }

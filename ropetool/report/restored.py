@@ -1,32 +1,33 @@
-"""Edits in place that were undone, and what is to be deleted of a copy, as text and as JSON."""
+"""Edits in place that were undone, and the files of a copy to delete: as parts for a terminal, and as JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from ropetool.checkpoint.edit_log import LoggedEdit
 from ropetool.escaping import command
 from ropetool.plans.restoring import Restored, ToDelete
 from ropetool.report.gguf_keys import described
-from ropetool.report.layout import columns
 from ropetool.report.planned import in_place_json, in_place_text
+from ropetool.report.terminal import Part
+from ropetool.sections import listing
 
 SCHEMA = 1
 CONTENT = "as before; the bytes differ if an edit added room to the header, which stays"
 
 
-def restored_text(done: Restored | ToDelete) -> str:
-    """Return what was undone, key by key, or the command that deletes a copy."""
+def restored_parts(done: Restored | ToDelete) -> Iterator[Part]:
+    """Yield the edits that were undone, key by key, or the command that deletes a copy."""
     if isinstance(done, ToDelete):
-        return (
-            f"{done.output} is a copy, and its source {done.source} is unchanged. To undo the edit, delete the copy:\n"
-            f"  {_deletion(done)}\n"
-        )
+        yield f"{done.output} is a copy, and its source {done.source} is unchanged. To undo the edit, delete the copy:"
+        yield listing("", [(_deletion(done),)], whole=True)
+        return
     rows = [row for entry in done.undone for row in _rows(entry)]
     none = "no edits remain" if done.complete else "no edits remain in the log, which may lack the first edits"
     left = f"{done.left} earlier edit{'s remain' if done.left != 1 else ' remains'}" if done.left else none
     ends = [("in place", in_place_text(done.edited)), ("content", CONTENT), ("log", left)]
-    return f"{done.edited.path}\n" + columns([*rows, *ends])
+    yield listing(str(done.edited.path), [*rows, *ends])
 
 
 def restored_json(done: Restored | ToDelete) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from ropetool.errors import OutputError
 from ropetool.files import hub
 from ropetool.files.output import check_output
 from ropetool.files.transaction import staged
-from ropetool.report.layout import not_ours
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 VERSION = "2.1.0"
@@ -57,7 +56,7 @@ def check_place(path: Path) -> None:
 
 def _not_a_log(path: Path) -> str:
     with path.open("rb") as file:
-        return "" if b"sarif" in file.read(HEAD_BYTES) else not_ours("a SARIF log")
+        return "" if b"sarif" in file.read(HEAD_BYTES) else "is not a SARIF log, so ropetool does not replace it"
 
 
 def _rule(rule: Rule) -> dict[str, Any]:

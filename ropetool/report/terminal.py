@@ -1,122 +1,201 @@
-"""Sections and lines for a terminal: tables in as many parts as its width asks for, colours, legends on request."""
+"""The writer for terminals: lines, sections and plots as text of a width, with colours and legends on request."""
 
 from __future__ import annotations
 
-import io
+import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.cells import cell_len
-from rich.console import Console
-from rich.text import Text
 
 from ropetool.escaping import escaped
-from ropetool.sections import BAD, GOOD, NONE, WARN, Cell, Section, Table
+from ropetool.report.plot import Plot
+from ropetool.sections import BAD, BOLD, DIM, GOOD, NONE, WARN, Cell, Line, Section, Table
 
-POINTER = "Pass --explain for a description of the columns below each table. The pages of --report contain it too."
-WIDTH, NARROW = 120, 80
-BESIDE = 30  # columns that words need to stand beside figures, and not below them
+POINTER = Line(
+    "Pass --explain for a description of the columns below each table. The pages of --report contain it too.", DIM
+)
+WIDTH = 120  # of tables and side remarks if lines may have any length
+BESIDE = 30  # characters that words need to be wrapped next to the other columns, and not below them
 GAP = "  "
-STYLES = {GOOD: "green", BAD: "red", WARN: "yellow", "": ""}
+UNBROKEN = "\0"  # a space where no line ends; text that is shown has no other
+CODES = {GOOD: "32", BAD: "31", WARN: "33", BOLD: "1", DIM: "2"}
+_QUOTED = re.compile("`[^`]*`")
+
+Part = str | Line | Section | Plot
+"""A part of a result: a string is one line, which is never broken."""
+Spans = list[tuple[str, str]]
+"""A line: texts, each with its styles, separated by spaces."""
 
 
-def section_text(section: Section) -> str:
-    """Return one section with its legend as text for a terminal of 80 columns, without colours."""
-    console = console_of(colour=False)
-    print_section(console, section, NARROW, explained=True)
-    return written(console)
+def terminal_text(
+    parts: Iterable[Part], width: int | None = None, *, colour: bool = False, explained: bool = False
+) -> str:
+    """Return the parts of a result as lines for a terminal.
+
+    width: characters in a line. None for lines of any length; tables and side remarks then have at most 120.
+    explained: add the legends below the tables. Without them, the last line names the option for it.
+    """
+    lines: list[Spans] = []
+    parts = tuple(parts)
+    for part in parts:
+        if isinstance(part, Section) and part.table.listed:
+            lines += _listing(part, width, is_first=not lines)
+        elif isinstance(part, Section):
+            lines += _section(part, width or WIDTH, explained)
+        elif isinstance(part, Plot):
+            lines += [[], *([(line, "")] for line in part.lines(width or WIDTH))]
+        elif isinstance(part, Line):
+            lines += _sentence(part, width)
+        else:
+            lines.append([(escaped(part), "")])
+    if not explained and any(isinstance(part, Section) and part.legend for part in parts):
+        lines += [[], *_sentence(POINTER, width)]
+    return "".join(f"{_painted(line) if colour else _plain(line)}\n" for line in lines)
 
 
-def console_of(colour: bool) -> Console:
-    """Return what collects lines of text, with colours or without."""
-    return Console(
-        file=io.StringIO(), width=WIDTH, highlight=False, force_terminal=colour, no_color=False,
-        color_system="standard" if colour else None,
+def wrapped(text: str, width: int, first: str = "", indent: int = 2) -> str:
+    """Return the text in lines of at most this width, `first` in front of the first line, the others indented.
+
+    Text in backquotes is a command to copy, and stays on one line of any length.
+    """
+    whole = _QUOTED.sub(lambda quoted: quoted[0].replace(" ", UNBROKEN), text)
+    lines = textwrap.wrap(
+        whole, max(width, indent + 1), initial_indent=first, subsequent_indent=" " * indent, break_long_words=False,
+        break_on_hyphens=False,
     )  # fmt: skip
+    return "".join(f"{line}\n" for line in lines).replace(UNBROKEN, " ") or f"{first.rstrip()}\n"
 
 
-def put(console: Console, text: Text) -> None:
-    """Add a line."""
-    console.print(text, soft_wrap=True)
+def _plain(line: Spans) -> str:
+    return "".join(part for part, _ in line).rstrip()
 
 
-def written(console: Console) -> str:
-    """Return all lines that were added."""
-    assert isinstance(console.file, io.StringIO)
-    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
+def _painted(line: Spans) -> str:
+    shown = ""
+    for part, styles in line:
+        codes = ";".join(CODES[style] for style in styles.split())
+        shown += f"\x1b[{codes}m{part}\x1b[0m" if codes and part else part
+    return shown.rstrip()
 
 
-def print_section(console: Console, section: Section, width: int, explained: bool) -> None:
-    """Add a section: its title, its table within the width, and below it notes and, where asked for, what its columns mean."""
-    put(console, Text())
-    for line in textwrap.wrap(escaped(section.title), width, break_on_hyphens=False):
-        put(console, Text(line, style="bold"))
+def _sentence(line: Line, width: int | None) -> Iterator[Spans]:
+    room = WIDTH if width is None and line.style == DIM else width
+    texts = [escaped(one) for one in (line.text.splitlines() if line.breaks else [line.text])]
+    first, *rest = texts if room is None else wrapped("\n".join(texts), room, indent=line.indent).splitlines()
+    lead = first.partition(":")[0] if line.lead else ""
+    yield [(lead, line.lead), (first[len(lead) :], line.style)]
+    yield from ([(other, line.style)] for other in rest)
+
+
+# --- lists of facts
+
+
+def _listing(section: Section, width: int | None, is_first: bool) -> Iterator[Spans]:
+    """Yield a title and the rows below it; without a title, the rows continue the list above."""
+    indent = 2 * section.depth + 2
+    if section.title:
+        yield from () if is_first else ([],)
+        yield [(f"{'':{indent - 2}}{escaped(section.title)}", "")]
+    for line in _rows(section.table, indent, width):
+        yield [(line, "")]
+
+
+def _rows(table: Table, indent: int, width: int | None) -> Iterator[str]:
+    """Yield rows whose columns are aligned, except for the last.
+
+    A row is one line if there is no width. Else the last cell of a longer row is wrapped in its column, or below the
+    others if the column is too narrow for text. A word that is longer stays whole.
+    """
+    rows = [[escaped(name) for name in table.head]] if table.head else []
+    rows += [[escaped(cell.text) for cell in cells] for cells in table.rows]
+    wide = [max(cell_len(cells[i]) for cells in rows) for i in range(len(rows[0]) - 1)] if rows else []
+    start = indent + sum(size + len(GAP) for size in wide)  # where the last column begins
+    for *cells, last in rows:
+        padded = [_padded(cell, wide[i], i in table.words) for i, cell in enumerate(cells)]
+        before = f"{'':{indent}}" + "".join(cell + GAP for cell in padded)
+        if width is None or table.whole or cell_len(before + last) <= width:
+            yield f"{before}{last}"
+        elif not cells or width - start >= BESIDE:
+            yield from wrapped(last, width, before, start).splitlines()
+        else:
+            yield f"{'':{indent}}{GAP.join(cells)}"
+            yield from wrapped(last, width, " " * (indent + 2), indent + 2).splitlines()
+
+
+def _padded(text: str, size: int, is_word: bool) -> str:
+    padding = " " * (size - cell_len(text))
+    return f"{text}{padding}" if is_word else f"{padding}{text}"
+
+
+# --- tables with a rule below their head
+
+
+def _section(section: Section, width: int, explained: bool) -> Iterator[Spans]:
+    """Yield the title, the table within the width, then the notes, and the legend if it is requested."""
+    yield []
+    yield from ([(line, BOLD)] for line in _folded(section.title, width))
     for columns in _parts(section.table, width):
-        for row in _lines(section.table, columns, width):
-            put(console, row)
-    below = list(_below(section, width, explained))
-    for line in ["", *below] if below else []:
-        put(console, Text(line, style="dim"))
+        yield from _ruled(section.table, columns, width)
+    entries = [*(section.legend if explained else ()), *(("note", note) for note in section.notes)]
+    wide = max((len(term) for term, _ in entries), default=0)
+    if entries:
+        yield []
+    for term, meaning in entries:
+        for index, line in enumerate(_folded(meaning, width - wide - 2)):
+            yield [(f"{'' if index else term:<{wide}}{GAP}{line}", DIM)]
+
+
+def _folded(text: str, width: int) -> list[str]:
+    return textwrap.wrap(escaped(text), width, break_on_hyphens=False)
 
 
 def _parts(table: Table, width: int) -> list[list[int]]:
-    """Return the columns that stand beside each other: all, or several times as many as fit, behind the first column.
+    """Return the columns that are next to each other: all, or several times as many as fit, after the first column.
 
-    A column without a value in any row is left out.
+    A column without a value in any row is omitted.
     """
     wide = [_wide(table, index) for index in range(len(table.head))]
-    rest = [i for i in range(1, len(wide)) if any(row[i].text != NONE for row in table.rows)]
-    words = [rest.pop()] if table.ends_in_sentences and rest[-1:] == [len(wide) - 1] else []
+    rest = [i for i in range(1, len(wide)) if any(cells[i].text != NONE for cells in table.rows)]
+    sentences = [rest.pop()] if table.ends_in_sentences and rest[-1:] == [len(wide) - 1] else []
     parts = [[0]]
     for index in rest:
         if len(parts[-1]) > 1 and sum(wide[i] + len(GAP) for i in [*parts[-1], index]) > width:
             parts.append([0])
         parts[-1].append(index)
-    parts[-1] += words
+    parts[-1] += sentences
     return parts
 
 
 def _wide(table: Table, index: int) -> int:
-    """Return how many places of a terminal the widest cell of a column takes."""
-    return max(cell_len(text) for text in (table.head[index], *(escaped(row[index].text) for row in table.rows)))
+    """Return how many characters of a terminal the widest cell of a column takes."""
+    return max(cell_len(text) for text in (table.head[index], *(escaped(cells[index].text) for cells in table.rows)))
 
 
-def _lines(table: Table, columns: Sequence[int], width: int) -> Iterator[Text]:
-    """Yield head, rule and rows of some columns; words in the last column end at the width, beside the others or below."""
+def _ruled(table: Table, columns: Sequence[int], width: int) -> Iterator[Spans]:
+    """Yield head, rule and rows of some columns. Sentences in the last column are wrapped next to the others or below."""
     flowing = [index for index in columns[1:] if index == len(table.head) - 1 and table.ends_in_sentences]
     fixed = [index for index in columns if index not in flowing]
     wide = {index: _wide(table, index) for index in fixed}
-    start = 1 + sum(size + len(GAP) for size in wide.values())  # what stands in front of words beside the others
-    beside = width - start >= BESIDE
-    indent, room = (start, width - start) if beside else (3, width - 3)
+    start = 1 + sum(size + len(GAP) for size in wide.values())  # where sentences next to the others begin
+    is_beside = width - start >= BESIDE
+    indent, room = (start, width - start) if is_beside else (3, width - 3)
 
-    def row(cells: Sequence[Cell]) -> Iterator[Text]:
-        line = Text(" ")
+    def lines_of(cells: Sequence[Cell]) -> Iterator[Spans]:
+        line: Spans = [(" ", "")]
         for index in fixed:
-            padding = " " * (wide[index] - cell_len(escaped(cells[index].text)))
-            shown = Text(escaped(cells[index].text), style=STYLES[cells[index].tone])
-            line.append_text(Text.assemble(*((shown, padding) if index in table.words else (padding, shown)), GAP))
-        words = [part for index in flowing for part in folded(cells[index].text, room)]
-        if beside and words:
-            line.append(words.pop(0))
+            shown = escaped(cells[index].text)
+            padding = " " * (wide[index] - cell_len(shown))
+            spans = [(shown, cells[index].tone), (padding, "")]
+            line += [*(spans if index in table.words else reversed(spans)), (GAP, "")]
+        sentences = [part for index in flowing for part in _folded(cells[index].text, room)]
+        if is_beside and sentences:
+            line.append((sentences.pop(0), ""))
         yield line
-        yield from (Text(f"{'':{indent}}{part}") for part in words)
+        yield from ([(f"{'':{indent}}{part}", "")] for part in sentences)
 
-    yield Text()
-    yield from row([Cell(name) for name in table.head])
-    rows = [line for cells in table.rows for line in row(cells)]
-    yield Text(f" {'─' * (max((cell_len(line.plain.rstrip()) for line in rows), default=1) - 1)}")
+    rows = [line for cells in table.rows for line in lines_of(cells)]
+    yield []
+    yield from lines_of([Cell(name) for name in table.head])
+    yield [(f" {'─' * (max((cell_len(_plain(line)) for line in rows), default=1) - 1)}", "")]
     yield from rows
-
-
-def folded(text: str, width: int) -> list[str]:
-    """Return a text in lines of a width."""
-    return textwrap.wrap(escaped(text), width, break_on_hyphens=False)
-
-
-def _below(section: Section, width: int, explained: bool) -> Iterator[str]:
-    entries = [*(section.legend if explained else ()), *(("note", note) for note in section.notes)]
-    wide = max((len(term) for term, _ in entries), default=0)
-    for term, text in entries:
-        for index, line in enumerate(folded(text, width - wide - 2)):
-            yield f"{'' if index else term:<{wide}}  {line}"

@@ -17,6 +17,7 @@ import math
 import os
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from yardsticks_page import RESULT, RUNS, known
 
 import ropetool
 from ropetool.report.beside import yardstick_sections
-from ropetool.report.terminal import WIDTH, console_of, print_section, written
+from ropetool.report.terminal import terminal_text
 from ropetool.verification.gate import Limits
 from ropetool.verification.results import VerifyResult
 
@@ -47,10 +48,8 @@ def measured(name: str) -> dict[str, Any]:
             extended, measures=run.measures, trials=run.trials, segments=run.segments, limits=Limits(grade="research"), lengths=run.lengths,
             compare_with=",".join(run.yardsticks), device="cpu", budget=math.inf,
         )  # fmt: skip
-    console = console_of(False)
-    for section in yardstick_sections(found):
-        print_section(console, section, WIDTH, False)
-    return {"rows": figures(found), "text": written(console).strip("\n")}
+    shown = terminal_text(replace(section, legend=()) for section in yardstick_sections(found))
+    return {"rows": figures(found), "text": shown.strip("\n")}
 
 
 def figures(found: VerifyResult) -> dict[str, Any]:

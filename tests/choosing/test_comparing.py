@@ -27,8 +27,8 @@ from ropetool.escaping import install_line
 from ropetool.lab.tuning import tuning
 from ropetool.lab.tuning.material import Amounts
 from ropetool.lab.tuning.results import TuneResult
-from ropetool.report.compared import sections, sentences
-from ropetool.report.compared_page import write_report
+from ropetool.report.compared import compare_page, sections, sentences
+from ropetool.report.page import write_page
 from ropetool.verification import journal
 from ropetool.verification.results import VerifyResult
 from ropetool.verification.runners.torch_runner import TorchRunner
@@ -267,7 +267,7 @@ def test_the_report_shows_every_candidate_and_loads_nothing(found: Comparison, t
     pytest.importorskip("matplotlib")
     pytest.importorskip("jinja2")
     refused = CandidateResult("<b>x2", None, None, "it is <no> method")
-    files = write_report(replace(found, candidates=(*found.candidates, refused)), tmp_path / "report")
+    files = write_page(compare_page(replace(found, candidates=(*found.candidates, refused))), tmp_path / "report")
     assert sorted(file.name for file in files) == ["costs.png", "index.html", "losses-512.png"]
     page = files[0].read_text()
     for each in found.candidates:
@@ -276,7 +276,7 @@ def test_the_report_shows_every_candidate_and_loads_nothing(found: Comparison, t
     assert "<b>x2" not in page
     assert "<script" not in page
     assert not re.search(r'(src|href)="(?!data:)', page)
-    again = write_report(found, tmp_path / "report", force=True)
+    again = write_page(compare_page(found), tmp_path / "report", force=True)
     assert again == files
 
 

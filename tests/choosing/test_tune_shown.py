@@ -16,8 +16,10 @@ from ropetool.lab.tuning import tuning
 from ropetool.lab.tuning.figures import AllowedLoss, Documents
 from ropetool.lab.tuning.judging import judge
 from ropetool.lab.tuning.options import TuneOptions
-from ropetool.lab.tuning.report import tune_json, tune_text, write_report
+from ropetool.lab.tuning.report import tune_json, tune_page, tune_parts
 from ropetool.plans.plan import Plan
+from ropetool.report.page import write_page
+from ropetool.report.terminal import terminal_text
 
 
 def test_a_gain_is_claimed_where_a_part_is_surely_better() -> None:
@@ -66,7 +68,7 @@ def test_no_gain_is_claimed_otherwise_and_the_default_is_recommended(options: di
     assert found.judgement is not None
     assert (found.judgement.verdict, found.judgement.reason) == ("no gain", reason)
     assert found.plan is found.default
-    assert f"no gain: {reason}; use the default" in tune_text(found, "model", Path("p.json"))
+    assert f"no gain: {reason}; use the default" in terminal_text(tune_parts(found, "model", Path("p.json")))
 
 
 def test_what_the_default_costs_is_allowed_unless_a_bound_is_stated() -> None:
@@ -88,7 +90,7 @@ evaluated once, on 8 segments of 4 documents that the search did not use
 
 def test_the_text_says_what_was_searched_judged_and_what_to_do() -> None:
     found = sample(0.1)
-    text = tune_text(found, "model", Path("model-tuned.json"))
+    text = terminal_text(tune_parts(found, "model", Path("model-tuned.json")))
     assert text.startswith(TEXT)
     lines = text.splitlines()
     assert lines[6].split() == ["nats", "per", "token", "default", "tuned", "difference", "95", "%", "interval"]
@@ -103,14 +105,14 @@ def test_the_text_says_what_was_searched_judged_and_what_to_do() -> None:
 
 def test_nothing_before_the_default_has_no_judgement() -> None:
     found = replace(sample(), judgement=None, tuned=None, winner="")
-    text = tune_text(found, "model", Path("p.json"))
+    text = terminal_text(tune_parts(found, "model", Path("p.json")))
     assert "best      none better than the default" in text
     assert "no gain: the search found nothing better than the default; use the default" in text
     assert tune_json(found, Path("p.json"))["judgement"] is None
 
 
 def test_the_page_says_the_same(tmp_path: Path) -> None:
-    page, plot = write_report(sample(0.1), tmp_path / "report", Path("p.json"), command="ropetool tune model")
+    page, plot = write_page(tune_page(sample(0.1), Path("p.json"), "ropetool tune model"), tmp_path / "report")
     assert (page.name, plot.name) == ("index.html", "divisors.png")
     text = page.read_text(encoding="utf-8")
     for words in (

@@ -11,7 +11,6 @@ from making import Done, run
 
 import ropetool
 from ropetool.files.hf import read_object
-from ropetool.report.html import render
 from ropetool.verification.results import VerifyResult
 from ropetool.verification.runners.torch_runner import TorchRunner
 
@@ -87,14 +86,15 @@ def test_nothing_that_is_judged_changes(folder: Path) -> None:
 
 
 def test_text_and_page_show_them_beside_the_target(measured: VerifyResult) -> None:
-    from ropetool.report.verified import verify_text
+    from ropetool.report.page import rendered
+    from ropetool.report.verified import verify_page, verify_text
 
     text = verify_text(measured, width=100, explained=True)
     assert "Reference attention variants: no file can store them" in text
     assert text.count("rerope(256)") == 3  # two lengths, and retrieval
     assert "applied to model; they do not affect the verdict" in text
     assert all(len(line) <= 100 for line in text.splitlines())
-    files = render(measured)
+    files = rendered(verify_page(measured))
     assert "yardsticks.png" in files
     assert b"sliding-window(256)" in files["index.html"]
 

@@ -24,7 +24,8 @@ from ropetool.costs import weights
 from ropetool.costs.lines import Cost, CostLine, cost_of
 from ropetool.costs.weights import Weights
 from ropetool.gguf_export import export_checkpoint
-from ropetool.report.costing import cost_text
+from ropetool.report.costing import cost_parts
+from ropetool.report.terminal import terminal_text
 from ropetool.runtimes import inspection
 from ropetool.runtimes.inspection import Inspection
 from ropetool.runtimes.kv_cache import KvCache
@@ -269,7 +270,7 @@ def test_the_page_shows_what_is_printed(tmp_path: Path) -> None:
     config = (Path(str(REAL)) / "configs" / "deepseek-ai__DeepSeek-V3.json").read_text()
     (tmp_path / "config.json").write_text(config)
     shown = Path(__file__).parents[2].joinpath("docs/measurements.md").read_text(encoding="utf-8")
-    assert f"```text{cost_text(costs_at(tmp_path, 163840))}```" in shown
+    assert f"```text\n{terminal_text(cost_parts(costs_at(tmp_path, 163840)))}```" in shown
 
 
 # --- verify

@@ -269,3 +269,11 @@ def identical() -> VerifyResult:
 
 
 SAMPLES = {"full": full, "minimal": minimal, "failing": failing, "identical": identical}
+
+
+def render(result: VerifyResult, *more: Any) -> dict[str, bytes]:
+    """Return the files of a report by name. more: the arguments of `verify_page` after the result."""
+    from ropetool.report.page import rendered
+    from ropetool.report.verified import verify_page
+
+    return rendered(verify_page(result, *more))

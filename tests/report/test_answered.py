@@ -9,7 +9,6 @@ import pytest
 import sample
 
 from ropetool.report.answered import curve_plot, next_step, questions_section
-from ropetool.report.html import render
 from ropetool.report.verdict import summary
 from ropetool.report.verified import verify_text
 from ropetool.verification.results import FAIL, NOT_ASKED, PASS, Check, VerifyResult
@@ -159,12 +158,13 @@ def test_texts_that_ran_out_ask_for_texts() -> None:
 
 
 def test_a_curve_needs_points() -> None:
-    assert curve_plot(answers(KEEP, SHORT, LONG, curve=()), 80) == ""
-    assert curve_plot(answers(KEEP, SHORT, LONG), 80).count("●") >= 10
+    assert list(curve_plot(answers(KEEP, SHORT, LONG, curve=()))) == []
+    (plot,) = curve_plot(answers(KEEP, SHORT, LONG))
+    assert "".join(plot.lines(80)).count("●") >= 10
 
 
 def test_the_page_has_the_verdict_the_questions_and_the_texts() -> None:
-    page = render(result(CASES[KEEP][0]))["index.html"].decode()
+    page = sample.render(result(CASES[KEEP][0]))["index.html"].decode()
     assert "<title>keep: smol.gguf" in page
     assert page.index("Three questions") < page.index("Text by text") < page.index("Gate")
     assert "rust-book.txt.xz" in page

@@ -30,12 +30,9 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
 from ropetool.report import charts, drawing
-from ropetool.report.gate import gate_section
-from ropetool.report.html import render, write_report
-from ropetool.report.page import check_folder
-from ropetool.report.sections import sections
+from ropetool.report.page import check_folder, write_page
 from ropetool.report.verdict import summary
-from ropetool.report.verified import verify_text
+from ropetool.report.verified import gate_section, sections, verify_page, verify_text
 
 COMMAND = "ropetool verify demo-yarn-8x --suite full"
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -92,7 +89,7 @@ class Page(HTMLParser):
 
 @cache
 def rendered(name: str) -> dict[str, bytes]:
-    return render(sample.SAMPLES[name](), COMMAND)
+    return sample.render(sample.SAMPLES[name](), COMMAND)
 
 
 @pytest.fixture
@@ -257,7 +254,7 @@ def test_every_measurement_has_its_section_and_plot(files: dict[str, bytes]) -> 
 @pytest.mark.usefixtures("sketched")
 def test_what_was_not_measured_has_none(name: str, files: dict[str, bytes]) -> None:
     absent, nothing = OF_FIELD[name]
-    fewer = render(sample.without(name, nothing))
+    fewer = sample.render(sample.without(name, nothing))
     assert set(parsed(files["index.html"].decode()).tables) - set(parsed(fewer["index.html"].decode()).tables) == set(
         absent
     )
@@ -311,7 +308,7 @@ def test_every_legend_and_caption_is_folded_away_and_every_note_is_not(name: str
 @pytest.mark.parametrize(("names", "part"), [([], "all"), (["a", "b"], "2")])
 def test_the_catalogue_is_named_by_its_manifest(names: list[str], part: str) -> None:
     texts = {"origin": "catalogue", "documents": 4, "manifest": "0f" * 32, "names": names}
-    page = parsed(render(replace(sample.full(), texts=texts), COMMAND)["index.html"].decode())
+    page = parsed(sample.render(replace(sample.full(), texts=texts), COMMAND)["index.html"].decode())
     assert f"fingerprint sha256:5f2c8b1e0d9a7c64; {part} of the catalogue {'0f' * 32}" in " ".join(
         "".join(page.text).split()
     )
@@ -331,7 +328,7 @@ def test_names_and_notes_are_text() -> None:
         checks=(replace(sample.CHECKS[0], name=HOSTILE, detail=HOSTILE),),
         divergence=replace(sample.divergence(), reference=HOSTILE, note=HOSTILE),
     )  # fmt: skip
-    page = parsed(render(result, HOSTILE)["index.html"].decode())
+    page = parsed(sample.render(result, HOSTILE)["index.html"].decode())
     assert all(tag != "script" and "onerror" not in values for tag, values in page.tags)
     assert "".join(page.text).count(HOSTILE) >= 10
 
@@ -429,7 +426,7 @@ def test_long_names_can_be_broken_and_stay_in_their_boxes() -> None:
     result = replace(
         sample.full(), target=long, notes=(long,), checks=(replace(sample.CHECKS[0], name=long, detail=long),)
     )
-    page = parsed(render(result, long)["index.html"].decode())
+    page = parsed(sample.render(result, long)["index.html"].decode())
     assert [inside for text, inside in page.placed if long in text and "td" in inside and "div" not in inside] == []
     assert re.search(r"\.flowing td:last-child \{ white-space: normal", page.style)
 
@@ -477,12 +474,12 @@ def test_the_png_files_are_whole_and_not_empty(name: str) -> None:
 
 
 def test_the_same_result_makes_the_same_bytes(files: dict[str, bytes]) -> None:
-    assert render(sample.full(), COMMAND) == files
+    assert sample.render(sample.full(), COMMAND) == files
 
 
 def test_drawing_leaves_matplotlib_as_it_was() -> None:
     code = (
-        "import sys, matplotlib, sample; from ropetool.report.html import render\n"
+        "import sys, matplotlib, sample; from sample import render\n"
         "before = matplotlib.rcParams.copy(); render(sample.full()); assert matplotlib.rcParams.copy() == before\n"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
@@ -493,21 +490,21 @@ def test_drawing_leaves_matplotlib_as_it_was() -> None:
 
 
 def test_the_folder_holds_the_page_and_the_plots(tmp_path: Path) -> None:
-    paths = write_report(sample.minimal(), tmp_path / "report")
+    paths = write_page(verify_page(sample.minimal()), tmp_path / "report")
     assert paths == [tmp_path / "report" / "index.html", tmp_path / "report" / "loss.png"]
-    assert {path.name: path.read_bytes() for path in paths} == render(sample.minimal())
+    assert {path.name: path.read_bytes() for path in paths} == sample.render(sample.minimal())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report"]
 
 
 def test_an_empty_folder_is_filled_and_a_report_replaced_where_that_is_asked_for(tmp_path: Path) -> None:
     folder = tmp_path / "report"
     folder.mkdir()
-    write_report(sample.full(), folder)
+    write_page(verify_page(sample.full()), folder)
     assert (folder / "tax.png").is_file()
     with pytest.raises(OutputError, match="is not empty") as refusal:
-        write_report(sample.minimal(), folder)
+        write_page(verify_page(sample.minimal()), folder)
     assert refusal.value.try_ == "a new folder for --report"
-    write_report(sample.minimal(), folder, force=True)
+    write_page(verify_page(sample.minimal()), folder, force=True)
     assert sorted(path.name for path in folder.iterdir()) == ["index.html", "loss.png"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report"]
 
@@ -517,12 +514,12 @@ def foreign(folder: Path, kind: str) -> None:
     if kind == "file":
         folder.write_text("mine")
     elif kind == "link":
-        write_report(sample.minimal(), folder.with_name("elsewhere"))
+        write_page(verify_page(sample.minimal()), folder.with_name("elsewhere"))
         folder.symlink_to("elsewhere")
     elif kind == "link to nothing":
         folder.symlink_to("nowhere")
     elif kind == "report with a note":
-        write_report(sample.minimal(), folder)
+        write_page(verify_page(sample.minimal()), folder)
         (folder / "note.txt").write_text("mine")
     elif kind == "other page":
         folder.mkdir()
@@ -541,7 +538,7 @@ def test_what_is_no_report_is_never_replaced(tmp_path: Path, kind: str, force: b
     with pytest.raises(OutputError, match="exists already"):
         check_folder(folder, force=force)
     with pytest.raises(OutputError, match="exists already"):
-        write_report(sample.minimal(), folder, force=force)
+        write_page(verify_page(sample.minimal()), folder, force=force)
     assert {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()} == before
     assert folder.is_symlink() == kind.startswith("link")
 
@@ -566,7 +563,7 @@ def test_a_parent_that_may_not_be_written_is_refused(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(Path, "mkdir", denied)
     with pytest.raises(OutputError, match="permission denied") as refusal:
-        write_report(sample.minimal(), folder)
+        write_page(verify_page(sample.minimal()), folder)
     assert (refusal.value.where, refusal.value.try_) == (str(folder), "pass another --report")
     assert list(tmp_path.iterdir()) == [folder]
 
@@ -583,7 +580,7 @@ def test_a_measurement_that_found_nothing_says_why() -> None:
             "retrieval": (replace(sample.retrieval(), cells=(), baseline=(), note=reason),),
         },
     )  # fmt: skip
-    assert "".join(parsed(render(result)["index.html"].decode()).text).count(f"Note: {reason}") == 4
+    assert "".join(parsed(sample.render(result)["index.html"].decode()).text).count(f"Note: {reason}") == 4
     assert verify_text(result).count(reason) == 4
 
 
@@ -591,7 +588,7 @@ def test_a_measurement_that_found_nothing_says_why() -> None:
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, there: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "report"
     if there == "report":
-        write_report(sample.minimal(), folder)
+        write_page(verify_page(sample.minimal()), folder)
     elif there == "empty":
         folder.mkdir()
     before = {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")}
@@ -604,7 +601,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, there: str, monkeypat
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OutputError, match="no space left") as refusal:
-        write_report(sample.minimal(), folder, force=True)
+        write_page(verify_page(sample.minimal()), folder, force=True)
     assert refusal.value.try_ == "pass a --report on a disk with more space"
     assert {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")} == before
 
@@ -621,6 +618,6 @@ def test_a_package_that_is_not_installed_is_named_beforehand(
 
 def test_the_lines_that_serve_the_target_are_kept() -> None:
     lines = ["vllm: vllm serve out --max-model-len 8", "sglang: does not load it: <why>"]
-    text = "".join(parsed(render(sample.full(), COMMAND, lines)["index.html"].decode()).text)
+    text = "".join(parsed(sample.render(sample.full(), COMMAND, lines)["index.html"].decode()).text)
     assert all(text.count(line) == 1 for line in lines)
     assert "served by" not in "".join(parsed(rendered("full")["index.html"].decode()).text)

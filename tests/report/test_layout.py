@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,15 @@ from making import run
 
 import ropetool
 from ropetool.files.counting import byte_size
-from ropetool.report.layout import columns, wrapped
+from ropetool.report.terminal import terminal_text, wrapped
+from ropetool.sections import Line, Section, Table, counted, listing, row
 
 ROWS = [("config.json", "rope_scaling", "null -> " + " ".join(f"{i}.5," for i in range(60))), ("a", "b", "short")]
+
+
+def columns(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
+    """Return a list without a title."""
+    return terminal_text([listing("", rows)], width)
 
 
 def words(text: str) -> list[str]:
@@ -72,3 +79,46 @@ def test_a_size_is_told_in_its_largest_unit(count: int, words: str) -> None:
 def test_the_cache_of_a_long_context_is_told_in_gib() -> None:
     done = run("advise", str(Path(ropetool.__file__).parent / "demo" / "model"), "--target-length", "2147483648")
     assert "KV cache            4.00 TiB per sequence" in done.out
+
+
+def test_a_titled_list_has_a_blank_line_above_unless_it_is_first() -> None:
+    parts = [
+        listing("one", [("a", "b")]),
+        listing("two", [("c", "d")], depth=1),
+        listing("", [("e",)], depth=-1),
+        "",
+        "end",
+    ]
+    assert terminal_text(parts) == "one\n  a  b\n\n  two\n    c  d\ne\n\nend\n"
+    assert terminal_text([listing("", [])]) == ""
+
+
+def test_figures_of_a_list_are_aligned_to_the_right_and_letters_of_two_places_count_as_two() -> None:
+    shown = terminal_text([listing("t", [("重み", "7", "x"), ("ab", "100", "y")], head=("", "n", ""), figures=(1,))])
+    assert shown == "t\n          n\n  重み    7  x\n  ab    100  y\n"
+
+
+def test_a_command_to_copy_is_never_broken_and_foreign_control_characters_are_escaped() -> None:
+    line = "ropetool " + "word " * 30 + "\x1b[2J\n"
+    (shown,) = terminal_text([listing("", [(line,)], whole=True)], 40).splitlines()
+    assert shown.endswith("word \\x1b[2J\\n")
+    assert terminal_text(["\x1b", Line("\n")], 40) == "\\x1b\n\\n\n"
+
+
+def test_a_text_of_several_lines_is_wrapped_only_within_a_width() -> None:
+    text = Line("one two\nthree", breaks=True)
+    assert terminal_text([text]) == "one two\nthree\n"
+    assert terminal_text([text], 9) == "one two\nthree\n"
+    assert terminal_text([text], 20) == "one two three\n"
+
+
+def test_the_option_that_explains_is_named_where_a_legend_is_left_out() -> None:
+    section = Section("x", "T", Table(("a",), (row("1"),)), (("a", "the meaning"),))
+    assert "--explain" in terminal_text([section])
+    assert "--explain" not in terminal_text([section], explained=True)
+    assert "the meaning" in terminal_text([section], explained=True)
+    assert "--explain" not in terminal_text([listing("x", [("a",)])])
+
+
+def test_things_are_counted_in_words() -> None:
+    assert (counted(1, "text"), counted(2, "text")) == ("1 text", "2 texts")

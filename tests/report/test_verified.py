@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 import sample
 
-from ropetool.report.gate import gate_section
-from ropetool.report.sections import sections
-from ropetool.report.terminal import WIDTH, section_text
+from ropetool.report.terminal import WIDTH, terminal_text
 from ropetool.report.verdict import summary
-from ropetool.report.verified import verify_text
+from ropetool.report.verified import gate_section, sections, verify_text
 from ropetool.sections import Section, Table, row
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -172,8 +170,8 @@ def test_a_verdict_in_the_last_column_stands_in_its_row_and_a_sentence_below_whe
     named, unnamed = (
         Section("x", "T", Table(("task", "score", last), (cells,), words=(0, 2))) for last in ("verdict", "")
     )
-    assert " a task  0.12345  undecided" in section_text(named).splitlines()
+    assert " a task  0.12345  undecided" in terminal_text([named], 80).splitlines()
     assert not named.table.ends_in_sentences
     assert unnamed.table.ends_in_sentences
     long = replace(unnamed, table=replace(unnamed.table, rows=(row("a" * 50, "0.12345", "one two three"),)))
-    assert section_text(long).splitlines()[-1] == "   one two three"
+    assert terminal_text([long], 80).splitlines()[-1] == "   one two three"

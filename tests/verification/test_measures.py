@@ -17,9 +17,8 @@ from verifying import verify
 from ropetool import registry
 from ropetool.choosing.results import CandidateResult, _candidate_json
 from ropetool.errors import ConfigError
-from ropetool.report.sections import sections
 from ropetool.report.verdict import summary
-from ropetool.report.verified import verify_text
+from ropetool.report.verified import sections, verify_text
 from ropetool.verification import measures, suites
 from ropetool.verification.results import FAIL, NOT_ASKED
 from ropetool.verification.scoring import Scores

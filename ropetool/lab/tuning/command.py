@@ -85,8 +85,10 @@ def tune_command(
     ropetool tune model --target-length 128k --space head-gain --for vllm --text documents/
     """
     from ropetool.cli.progress import bar
-    from ropetool.lab.tuning.report import tune_json, tune_text, write_report
+    from ropetool.lab.tuning.report import tune_json, tune_page, tune_parts
     from ropetool.lab.tuning.tuning import tune_source
+    from ropetool.report.page import write_page
+    from ropetool.report.terminal import terminal_text
 
     path = local_source(source)
     place = Path(plan_out) if plan_out is not None else _beside(path, target_length, options.space)
@@ -103,11 +105,11 @@ def tune_command(
         raise
     write_new(PLAN_OUT, place, json.dumps(result.plan.to_json(), indent=2) + "\n")
     if printing.report is not None:
-        write_report(result, Path(printing.report), place, force=printing.force, command=command_line())
+        write_page(tune_page(result, place, command_line()), Path(printing.report), force=printing.force)
     if printing.as_json:
         print_json(tune_json(result, place))
     else:
-        show(tune_text(result, source, place, terminal_width()))
+        show(terminal_text(tune_parts(result, source, place), terminal_width()))
         notes(result.notes)
 
 

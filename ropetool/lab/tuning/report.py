@@ -1,47 +1,45 @@
-"""A tuning as text for a terminal, as JSON, and as a page."""
+"""A tuning: as parts for a terminal, as JSON, and as a page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ropetool import names
-from ropetool.escaping import command, escaped
+from ropetool.escaping import command
 from ropetool.lab.tuning import spaces
 from ropetool.lab.tuning.figures import ratio
 from ropetool.lab.tuning.judging import ERROR, LEAST, Judgement
 from ropetool.lab.tuning.results import TuneResult
 from ropetool.report import drawing
 from ropetool.report.charts import Chart
-from ropetool.report.layout import columns, counted, wrapped
-from ropetool.report.page import Page, rendered, write_page
+from ropetool.report.page import Page
+from ropetool.report.terminal import Part
 from ropetool.rope.tables import TABLE_TOLERANCE
-from ropetool.sections import BAD, GOOD, WARN, Cell, Section, Table, row
+from ropetool.sections import BAD, GOOD, WARN, Cell, Line, Section, Table, counted, listing, row
 from ropetool.verification.results import Estimate
 
 SCHEMA = 1
 
 
-def tune_text(result: TuneResult, source: str, plan: Path, width: int | None = None) -> str:
-    """Return the output of `ropetool tune`. plan: the path of the written plan."""
-    text = f"{escaped(result.source)}: {result.target_length} tokens, {_times(result)} times the trained {result.trained_length}\n"
-    text += columns(_searched(result), width=width)
+def tune_parts(result: TuneResult, source: str, plan: Path) -> Iterator[Part]:
+    """Yield the output of `ropetool tune`. plan: the path of the written plan."""
+    times = f"{result.target_length / result.trained_length:g}"
+    yield listing(
+        f"{result.source}: {result.target_length} tokens, {times} times the trained {result.trained_length}",
+        _searched(result),
+    )
     if result.judgement is not None:
         unseen, segments = len(result.unseen), result.segments[1]
-        text += f"\nevaluated once, on {segments} segments of {unseen} documents that the search did not use\n"
+        title = f"evaluated once, on {segments} segments of {unseen} documents that the search did not use"
         head = ("nats per token", "default", "tuned", "difference", "95 % interval", "")
-        lines = [head, *_rows(result.judgement)]
-        text += columns([_aligned(lines, line) for line in lines])
-        text += columns(_bounds(result, result.judgement), width=width)
-    text += f"\n{result.verdict}\n" if width is None else "\n" + wrapped(result.verdict, width, indent=0)
-    return text + columns([(command("ropetool", "apply", source, plan),)])
-
-
-def _times(result: TuneResult) -> str:
-    return f"{result.target_length / result.trained_length:g}"
+        yield listing(title, _rows(result.judgement), head=head, figures=(1, 2, 3), whole=True)
+        yield listing("", _bounds(result, result.judgement))
+    yield from ("", Line(result.verdict))
+    yield listing("", [(command("ropetool", "apply", source, plan),)], whole=True)
 
 
 def _searched(result: TuneResult) -> list[tuple[str, str]]:
@@ -80,12 +78,6 @@ def _rows(judgement: Judgement) -> list[tuple[str, str, str, str, str, str]]:
 def _figures(default: float, tuned: float, difference: Estimate) -> tuple[str, str, str, str]:
     interval = f"{difference.low:+.4f} to {difference.high:+.4f}"
     return f"{default:.4f}", f"{tuned:.4f}", f"{difference.mean:+.4f}", interval
-
-
-def _aligned(lines: Sequence[Sequence[str]], line: Sequence[str]) -> tuple[str, ...]:
-    """Return the line with its figures aligned to the right."""
-    widths = [max(len(each[i]) for each in lines) for i in range(len(line))]
-    return (line[0], *(cell.rjust(widths[i]) for i, cell in enumerate(line[1:4], start=1)), *line[4:])
 
 
 def _bounds(result: TuneResult, judgement: Judgement) -> list[tuple[str, str]]:
@@ -140,12 +132,8 @@ def _judgement_json(judgement: Judgement) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write_report(result: TuneResult, folder: Path, plan: Path, *, force: bool = False, command: str = "") -> list[Path]:
-    """Write the HTML page into a new folder, complete or not at all. Raises: MissingDependency, OutputError."""
-    return write_page(rendered(_page(result, plan, command)), folder, force=force)
-
-
-def _page(result: TuneResult, plan: Path, line: str) -> Page:
+def tune_page(result: TuneResult, plan: Path, line: str = "") -> Page:
+    """Return the page of a tuning. plan: the path of the written plan. line: the command line of the tuning."""
     judgement = result.judgement
     facts = [*_searched(result), ("plan", str(plan)), ("command", line), ("runtime", result.runtime)]
     return Page(
@@ -161,12 +149,12 @@ def _judged(judgement: Judgement) -> Section:
     tones = {"better": GOOD, "worse": BAD}
     rows = tuple(row(*cells[:-1], Cell(cells[-1], tones.get(cells[-1], ""))) for cells in _rows(judgement))
     head = ("", "default", "tuned", "difference", "95 % interval", "verdict")
-    counted = "" if judgement.error == ERROR else f", and {100 * judgement.error:.2g} % for better"
+    stricter = "" if judgement.error == ERROR else f", and {100 * judgement.error:.2g} % for better"
     legend = (
         ("difference", "nats per token; below 0, the tuned table is better"),
         (
             "verdict",
-            f"better (by more than {LEAST:g} nats) or worse, by Holm's rule over all parts, with an error of {100 * ERROR:g} %{counted}",
+            f"better (by more than {LEAST:g} nats) or worse, by Holm's rule over all parts, with an error of {100 * ERROR:g} %{stricter}",
         ),
     )
     return Section("judgement", "Evaluated once on unseen text", Table(head, rows, words=(0, 5)), legend=legend)

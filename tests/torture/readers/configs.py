@@ -64,9 +64,10 @@ def configs(folder: Path, sources: Path) -> Iterator[Reader]:
 
 def _examined(where: Path) -> None:
     from ropetool.doctor import examine
-    from ropetool.report.diagnosed import diagnosis_text
+    from ropetool.report.diagnosed import diagnosis_parts
+    from ropetool.report.terminal import terminal_text
 
-    diagnosis_text(examine([str(where)]))
+    terminal_text(diagnosis_parts(examine([str(where)])))
 
 
 def _apply(folder: Path, sources: Path) -> Read:
