@@ -61,11 +61,7 @@ def loss_chart(result: VerifyResult) -> Chart:
     ):
         if entries:
             drawing.curve(axes, [n for n, _ in entries], [value for _, value in entries], look)
-    drawing.length_axis(axes, [entry.length for entry in result.lengths], "context")
-    drawing.trained_line(axes, result.trained_length)
-    drawing.perplexity_axis(axes)
-    axes.set_ylabel("loss (nats per token)")
-    drawing.key(figure)
+    drawing.loss_axes(figure, axes, [entry.length for entry in result.lengths], result.trained_length)
     caption = (
         f"Mean loss of the same last {result.scored} tokens by context length. Bands: 95 % interval over documents. "
         "Perplexity = exp(loss). A level curve keeps its quality, a falling curve uses the context, a rising curve breaks."
@@ -105,11 +101,7 @@ def yardsticks_chart(result: VerifyResult) -> Chart:
     for look, entries in series:
         if entries:
             axes.plot([length for length, _ in entries], [value.mean for _, value in entries], **look)
-    drawing.length_axis(axes, [entry.length for entry in result.lengths], "context")
-    drawing.trained_line(axes, result.trained_length)
-    drawing.perplexity_axis(axes)
-    axes.set_ylabel("loss (nats per token)")
-    drawing.key(figure)
+    drawing.loss_axes(figure, axes, [entry.length for entry in result.lengths], result.trained_length)
     caption = (
         f"Mean loss of the same last {result.scored} tokens. Reference attention variants, applied to "
         f"{result.yardsticks[0].on}, cannot be stored in a file. The table contains the differences with their intervals."

@@ -49,11 +49,7 @@ def losses_chart(found: Comparison, length: int, names: Sequence[str], name: str
         measured = found.candidate(each).found
         entries = [entry for entry in (measured.lengths if measured else ()) if entry.length <= length]
         axes.plot([e.length for e in entries], [e.target.mean for e in entries], **look(index), label=each)
-    drawing.length_axis(axes, lengths, "context")
-    drawing.trained_line(axes, found.trained_length)
-    drawing.perplexity_axis(axes)
-    axes.set_ylabel("loss (nats per token)")
-    drawing.key(figure)
+    drawing.loss_axes(figure, axes, lengths, found.trained_length)
     rest = f", the {len(names)} best" if len(names) == MOST else ""
     caption = (
         f"Mean loss of the same last {found.scored} tokens by context length, for candidates measured at {length} tokens{rest}. "

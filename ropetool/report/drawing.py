@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 5.2, 3.5  # inches; letters of 11 points are then 11 pixels high on a phone, 17 at the full 560
 DPI = 160
+IN_A_LINE, BESIDE_LABEL = (
+    68,
+    6,
+)  # letters of a key that are as wide as a figure, and those that the sign of a label takes
 PAPER, INK, QUIET, GRID = "#ffffff", "#1a1a1a", "#666666", "#dddddd"
 # Okabe and Ito's colours, which the common kinds of colour blindness tell apart; marks and dashes differ as well.
 BLUE, VERMILION = "#0072b2", "#d55e00"
@@ -210,15 +214,29 @@ def _decades(first: float, last: float) -> range:
 
 
 def key(drawn: Figure) -> None:
-    """Put the key of all lines above the plot, where it covers nothing."""
+    """Put the key of all lines above the plot, where it covers nothing, in as many columns as fit."""
     handles, labels = zip(
         *((h, n) for axes in drawn.axes for h, n in zip(*axes.get_legend_handles_labels(), strict=True)), strict=True
     )
     drawn.legend(
-        handles,
-        labels,
-        loc="outside upper left",
-        ncols=3 if len(labels) <= 3 else 2,
-        columnspacing=1.2,
-        handletextpad=0.5,
+        handles, labels, loc="outside upper left", ncols=_key_columns(labels), columnspacing=1.2, handletextpad=0.5
     )
+
+
+def _key_columns(labels: Sequence[str]) -> int:
+    """Return the number of columns of a key, which is filled column by column."""
+    for columns in (3, 2) if len(labels) <= 3 else (2,):
+        each = math.ceil(len(labels) / columns)
+        widest = (max(map(len, labels[start : start + each])) for start in range(0, len(labels), each))
+        if sum(length + BESIDE_LABEL for length in widest) <= IN_A_LINE:
+            return columns
+    return 1
+
+
+def loss_axes(drawn: Figure, axes: Axes, lengths: Sequence[int], trained_length: int) -> None:
+    """Finish a plot of losses by length: lengths in tokens below, perplexities on the right, and the key."""
+    length_axis(axes, lengths, "context")
+    trained_line(axes, trained_length)
+    perplexity_axis(axes)
+    axes.set_ylabel("loss (nats per token)")
+    key(drawn)

@@ -189,3 +189,24 @@ def test_labels_of_lengths_that_have_no_room_are_left_out() -> None:
     (axes,) = charts.loss_chart(long).figure.axes
     assert labels(axes.xaxis) == ["1024", "4096", "16k", "64k", "256k", "1024k"]
     assert axes.get_xlabel() == "context (tokens, k = 1024)"
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["target", "baseline", "trained length"],
+        ["at the longest length within its own context", "worst within the trained length"],
+        ["the source", "the source, text cut to 131072 tokens", "yarn x2", "linear x2", "trained length"],
+        ["before", "after", "trained length, 131072", "new context, 1048576"],
+    ],
+)
+def test_a_key_is_no_wider_than_its_plot(labels: list[str]) -> None:
+    figure = drawing.figure()
+    axes = figure.subplots()
+    for label in labels:
+        axes.plot([0], [0], marker="o", label=label)
+    drawing.key(figure)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert legend.get_window_extent().x1 <= figure.bbox.x1
+    assert [text.get_text() for text in legend.get_texts()] == labels
