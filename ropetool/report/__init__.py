@@ -1,1 +1,1 @@
-"""Results as people read them: plain data in, text out. Knows nothing of how the data was found."""
+"""Results for people: lines, sections and charts, and the writers that turn them into text and HTML."""

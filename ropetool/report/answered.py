@@ -1,4 +1,4 @@
-"""The answers of a default verification: one sentence, a table of three questions, and a curve. Judges nothing."""
+"""The answers of a default verification: one sentence, a table of three questions, and a curve."""
 
 from __future__ import annotations
 
@@ -27,62 +27,62 @@ from ropetool.verification.verdict.bounds import (
 from ropetool.verification.verdict.deciding import FILE, TEXTS
 
 TONES = {KEEP: GOOD, WORKS: GOOD, COSTS: WARN, BROKEN: BAD, MEASURED: WARN}
-POSITION = "position"  # a check that tells what passages cost, not what is used
+POSITION = "position"  # a check that measures the cost of a position, not the use of text
 OF_FILES = (TABLES, WEIGHTS, FILES, DRESS, ROTATION, YARDSTICK)  # the checks of the first question
-HOURS = 120  # minutes, from which a duration is told in hours
-MARGIN = 1.2  # times the minutes that further texts took, and one minute to load the models
+HOURS = 120  # minutes from which a duration is shown in hours
+MARGIN = 1.2  # times the expected minutes; another minute is for loading the models
 
 
 def answers_sentence(result: VerifyResult) -> str:
     """Return the answers in words, without the verdict; empty for a file that failed the first question."""
-    found = result.answers
-    assert found is not None
-    if found.verdict == BROKEN:
-        return _broken(result, found)
-    asked = [("on short texts", found.short), (f"at {found.length:,} tokens", found.long)]
-    answered = [(where, question) for where, question in asked if question is not None]
+    answers = result.answers
+    assert answers is not None
+    if answers.verdict == BROKEN:
+        return _broken(result, answers)
+    questions = [("on short texts", answers.short), (f"at {answers.length:,} tokens", answers.long)]
+    answered = [(where, question) for where, question in questions if question is not None]
     alike = len({question.texts for _, question in answered}) == 1
     costs = [
-        _cost(where, found, question) + ("" if alike else f" in {counted(question.texts, 'text')}")
+        _cost(where, answers, question) + ("" if alike else f" in {counted(question.texts, 'text')}")
         for where, question in answered
     ]
-    said = ", ".join([*costs, *([f"in {counted(answered[0][1].texts, 'text')}"] if alike else [])])
-    said = f"perplexity {said}" if said else ""
-    lines = [said or "the time was too short for one text"]
-    lines += [f"but {what}" for what in found.lost]
-    if found.verdict == WORKS and not found.lost:
+    cost = ", ".join([*costs, *([f"in {counted(answered[0][1].texts, 'text')}"] if alike else [])])
+    cost = f"perplexity {cost}" if cost else ""
+    lines = [cost or "the time was too short for one text"]
+    lines += [f"but {what}" for what in answers.lost]
+    if answers.verdict == WORKS and not answers.lost:
         lines.append(f"a cost above {100 * (KEPT - 1):.0f} % is still possible")
-    if found.verdict == MEASURED:
-        if found.long is not None and found.long.texts < LOOKS[0]:
+    if answers.verdict == MEASURED:
+        if answers.long is not None and answers.long.texts < LOOKS[0]:
             lines.append(FEWEST_TEXTS)
-        if found.length < found.target_length:
-            lines.append(f"the run did not reach {found.target_length:,} tokens")
+        if answers.length < answers.target_length:
+            lines.append(f"the run did not reach {answers.target_length:,} tokens")
         lines += [check.detail for check in result.checks if check.verdict == NOT_RUN and check.name != LENGTHS]
-    more = next_step(found)
+    more = next_step(answers)
     return "; ".join([*lines, *([more] if more else [])])
 
 
-def next_step(found: Answers) -> str:
+def next_step(answers: Answers) -> str:
     """Return the next step and its duration; empty if the question is decided."""
-    if found.verdict in (KEEP, COSTS, BROKEN) or found.lost:
+    if answers.verdict in (KEEP, COSTS, BROKEN) or answers.lost:
         return ""
-    if found.more_texts is None or found.more_minutes is None:
+    if answers.more_texts is None or answers.more_minutes is None:
         return f"probably even {LOOKS[-1]} texts like these give no verdict"
-    if found.ended == TEXTS:
-        return f"{counted(found.more_texts, 'more text')} can decide; pass documents with --text"
-    minutes = max(1, math.ceil(found.more_minutes))
+    if answers.ended == TEXTS:
+        return f"{counted(answers.more_texts, 'more text')} can decide; pass documents with --text"
+    minutes = max(1, math.ceil(answers.more_minutes))
     duration = counted(minutes, "minute") if minutes < HOURS else counted(round(minutes / 60), "hour")
-    budget = math.ceil(MARGIN * found.more_minutes) + 1
+    budget = math.ceil(MARGIN * answers.more_minutes) + 1
     return (
-        f"{counted(found.more_texts, 'more text')} can decide, in about {duration}: repeat the command with "
+        f"{counted(answers.more_texts, 'more text')} can decide, in about {duration}: repeat the command with "
         f"`--resume --budget {budget}`"
     )
 
 
 def questions_section(result: VerifyResult) -> Section:
     """Return the three questions with their answers, and what was measured in the time left."""
-    found = result.answers
-    assert found is not None
+    answers = result.answers
+    assert answers is not None
     read = [check for check in result.checks if check.name in OF_FILES]
     answer = is_true(read)
     deciding = {TRUE: read, FALSE: [check for check in read if check.verdict == FAIL]}.get(
@@ -91,20 +91,22 @@ def questions_section(result: VerifyResult) -> Section:
     file = {TRUE: Cell("yes", GOOD), FALSE: Cell("no", BAD)}.get(answer, Cell(answer, WARN))
     why = "; ".join(f"{check.name}: {check.detail}" for check in deciding)
     rows = [row("Is the file correct?", file, why)]
-    if found.ended != FILE:
-        rows.append(row("What does it cost on short texts?", *_answer(found, found.short, "no source for comparison")))
-        rows.append(row("Does it work at full length?", *_answer(found, found.long, "not measured")))
+    if answers.ended != FILE:
+        rows.append(
+            row("What does it cost on short texts?", *_answer(answers, answers.short, "no source for comparison"))
+        )
+        rows.append(row("Does it work at full length?", *_answer(answers, answers.long, "not measured")))
     use = [check for check in result.checks if check.name not in (*OF_FILES, SHORT, LONG, BROKEN_TEXTS, LENGTHS)]
     if use:
         why = "; ".join(f"{check.name}: {check.detail}" for check in use)
         shown = any(check.verdict == PASS and check.name != POSITION for check in use)
-        used = Cell("less", WARN) if found.lost else Cell("no loss found", GOOD) if shown else Cell(NOT_KNOWN, WARN)
+        used = Cell("less", WARN) if answers.lost else Cell("no loss found", GOOD) if shown else Cell(NOT_KNOWN, WARN)
         rows.append(row("Is distant text used as before?", used, why))
     return Section("answers", "Three questions", Table(("question", "answer", ""), tuple(rows), words=(0, 1, 2)))
 
 
 def texts_section(result: VerifyResult) -> Section:
-    """Return a row for each text."""
+    """Return a row for each text, with the changes of its perplexity."""
     assert result.answers is not None
     rows = tuple(
         row(
@@ -132,19 +134,19 @@ def texts_section(result: VerifyResult) -> Section:
     )
 
 
-def curve_plot(found: Answers) -> Iterator[Plot]:
+def curve_plot(answers: Answers) -> Iterator[Plot]:
     """Yield the target's perplexity by position; nothing if too few positions were read."""
-    if len(found.curve) >= 3:
-        points = [(point.position, point.loss) for point in found.curve]
-        yield Plot({TARGET: points}, {TARGET: "target, by position"}, "", found.trained_length)
+    if len(answers.curve) >= 3:
+        points = [(point.position, point.loss) for point in answers.curve]
+        yield Plot({TARGET: points}, {TARGET: "target, by position"}, "", answers.trained_length)
 
 
-def _answer(found: Answers, question: Question | None, otherwise: str) -> tuple[Cell, str]:
+def _answer(answers: Answers, question: Question | None, otherwise: str) -> tuple[Cell, str]:
     if question is None:
         return Cell("not measured", WARN), otherwise
     texts = f"{question.length:,} tokens, {counted(question.texts, 'text')}"
     if question.lower is None or question.upper is None:
-        return Cell(f"perplexity {_share(question.ratio)}"), f"{texts}; {_own_interval(found, question)}"
+        return Cell(f"perplexity {_share(question.ratio)}"), f"{texts}; {_own_interval(answers, question)}"
     tone = (
         GOOD if question.upper <= KEPT else BAD if question.lower > WORKING else WARN if question.lower > KEPT else ""
     )
@@ -153,34 +155,38 @@ def _answer(found: Answers, question: Question | None, otherwise: str) -> tuple[
     ), f"{texts}; 95 % bounds {_share(question.lower)} to {_share(question.upper)}"
 
 
-def _cost(where: str, found: Answers, question: Question) -> str:
+def _cost(where: str, answers: Answers, question: Question) -> str:
     if question.upper is None or question.lower is None:
-        bounds = _own_interval(found, question)
-    elif found.verdict == KEEP and question.ratio >= 1:
+        bounds = _own_interval(answers, question)
+    elif answers.verdict == KEEP and question.ratio >= 1:
         bounds = f"at most {_share(question.upper)}"
     else:
         bounds = f"{_share(question.lower)} to {_share(question.upper)}"
     return f"{_share(question.ratio)} {where} ({bounds})"
 
 
-def _broken(result: VerifyResult, found: Answers) -> str:
-    if found.ended == FILE:
+def _broken(result: VerifyResult, answers: Answers) -> str:
+    if answers.ended == FILE:
         return ""
-    broken = [text for text in found.texts if text.broken]
-    questions = [each for each in (found.long, found.short) if each is not None and each.ratio > WORKING]
+    broken = [text for text in answers.texts if text.broken]
+    questions = [each for each in (answers.long, answers.short) if each is not None and each.ratio > WORKING]
     source = result.baseline or "itself on text of its trained length"
     if not questions:
-        return f"{len(broken)} of {counted(len(found.texts), 'text')} have a much higher perplexity than with {source}"
+        return (
+            f"{len(broken)} of {counted(len(answers.texts), 'text')} have a much higher perplexity than with {source}"
+        )
     worst = questions[0]
-    where = f"at {worst.length:,} tokens{' and more' if any(text.cut for text in found.texts) else ''}"
-    count = f"{len(broken)} of {counted(len(found.texts), 'text')}" if broken else counted(len(found.texts), "text")
+    where = f"at {worst.length:,} tokens{' and more' if any(text.cut for text in answers.texts) else ''}"
+    count = f"{len(broken)} of {counted(len(answers.texts), 'text')}" if broken else counted(len(answers.texts), "text")
     return f"{where} its perplexity is {worst.ratio:.1f} times the perplexity of {source}, in {count}"
 
 
-def _own_interval(found: Answers, question: Question) -> str:
+def _own_interval(answers: Answers, question: Question) -> str:
     """Return the interval of a few texts, by two standard errors over their tokens."""
-    is_short = question is found.short
-    errors = [error for text in found.texts if (error := text.short_error if is_short else text.long_error) is not None]
+    is_short = question is answers.short
+    errors = [
+        error for text in answers.texts if (error := text.short_error if is_short else text.long_error) is not None
+    ]
     reach = 2 * math.sqrt(sum(error**2 for error in errors)) / max(1, len(errors))
     if not math.isfinite(reach):
         return "for these tokens only"
@@ -197,7 +203,7 @@ def _gap(gap: float | None, error: float | None) -> str:
 
 
 def _share(ratio: float) -> str:
-    """Return the change that a ratio of perplexities means: a percentage, or the ratio from 3 on."""
+    """Return a ratio of perplexities as a percentage, or as a factor from 3 on."""
     if ratio >= 3:
         return f"x{ratio:.1f}"
     percent = 100 * (ratio - 1)

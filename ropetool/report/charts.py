@@ -1,4 +1,4 @@
-"""The plots of a report, one function each, with captions that say what one sees. Measures and judges nothing."""
+"""The charts of a verification, one function each, with captions that explain them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chart:
-    """A plot: name of its file, the section that it belongs to, what it is and what one sees."""
+    """A drawn chart.
+
+    name: the name of its PNG file, without the suffix.
+    section: the key of the section that shows it.
+    caption: an explanation of axes and marks.
+    """
 
     name: str
     section: str
@@ -30,12 +35,12 @@ class Chart:
 
 
 def charts(result: VerifyResult) -> Iterator[Chart]:
-    """Yield the plots of all that was measured. To be used within `drawing.style()`."""
+    """Yield the charts of everything that was measured. Call this within `drawing.style()`."""
     if result.lengths:
         yield loss_chart(result)
     if any(entry.tax for entry in result.lengths):
         yield tax_chart(result)
-    if any(found.lengths for found in result.yardsticks):
+    if any(variant.lengths for variant in result.yardsticks):
         yield yardsticks_chart(result)
     if result.bands is not None:
         yield bands_chart(result.bands, result.context_length)
@@ -52,7 +57,7 @@ def charts(result: VerifyResult) -> Iterator[Chart]:
 
 
 def loss_chart(result: VerifyResult) -> Chart:
-    """Return the loss of target and baseline against the length."""
+    """Return the loss of target and baseline by length."""
     figure = drawing.figure()
     axes = figure.subplots()
     for look, entries in (
@@ -70,13 +75,15 @@ def loss_chart(result: VerifyResult) -> Chart:
 
 
 def tax_chart(result: VerifyResult) -> Chart:
-    """Return what the extension costs within the trained length."""
-    found = [(entry.length, entry.tax) for entry in result.lengths if entry.tax]
+    """Return the regression at each length within the trained length."""
+    regressions = [(entry.length, entry.tax) for entry in result.lengths if entry.tax]
     figure = drawing.figure(2.8)
     axes = figure.subplots()
-    drawing.points(axes, range(len(found)), [tax for _, tax in found], {**drawing.TARGET, "linestyle": "none"})
-    drawing.slots(axes, [length for length, _ in found], "context")
-    axes.set_xlim(-0.6, len(found) - 0.4)
+    drawing.points(
+        axes, range(len(regressions)), [tax for _, tax in regressions], {**drawing.TARGET, "linestyle": "none"}
+    )
+    drawing.slots(axes, [length for length, _ in regressions], "context")
+    axes.set_xlim(-0.6, len(regressions) - 0.4)
     axes.set_ylabel("regression (nats per token)")
     caption = (
         f"regression(n) = loss(target, n) - loss(baseline, n) for lengths n up to the trained {result.trained_length}, paired "
@@ -87,15 +94,15 @@ def tax_chart(result: VerifyResult) -> Chart:
 
 
 def yardsticks_chart(result: VerifyResult) -> Chart:
-    """Return the loss of target, baseline and yardsticks against the length."""
+    """Return the loss of target, baseline and reference attention variants by length."""
     figure = drawing.figure()
     axes = figure.subplots()
     series = [
         (drawing.BASELINE, [(entry.length, entry.baseline) for entry in result.lengths if entry.baseline]),
         (drawing.TARGET, [(entry.length, entry.target) for entry in result.lengths]),
         *(
-            (drawing.beside(index, found.name), [(entry.length, entry.target) for entry in found.lengths])
-            for index, found in enumerate(result.yardsticks)
+            (drawing.beside(index, variant.name), [(entry.length, entry.target) for entry in variant.lengths])
+            for index, variant in enumerate(result.yardsticks)
         ),
     ]
     for look, entries in series:
@@ -110,9 +117,12 @@ def yardsticks_chart(result: VerifyResult) -> Chart:
 
 
 def bands_chart(bands: Mapping[str, Any], context_length: int, key: str = "bands", of: str = "") -> Chart:
-    """Return the wavelength of each rotary pair before and after, or only before where there is nothing after.
+    """Return the wavelength of each rotary pair before and after, or only before if there is no new table.
 
-    key: of the section. of: the kind of layers, where there are several.
+    bands: see `grids.bands_section`.
+    context_length: tokens, a horizontal line.
+    key: the key of the section.
+    of: the layer type; empty if there is only one.
     """
     figure = drawing.figure()
     axes = figure.subplots()
@@ -140,37 +150,37 @@ def bands_chart(bands: Mapping[str, Any], context_length: int, key: str = "bands
     return Chart(key, key, f"Frequency bands{f' of {of}' if of else ''}{when}", caption, figure)
 
 
-def position_chart(found: PositionResult) -> Chart:
-    """Return the loss of the fixed passages behind filler."""
+def position_chart(position: PositionResult) -> Chart:
+    """Return the loss of the same passages after filler of increasing length."""
     figure = drawing.figure(3.0)
     axes = figure.subplots()
-    places = range(len(found.offsets))
-    drawing.curve(axes, places, [entry.loss for entry in found.offsets], drawing.TARGET)
-    if found.baseline is not None:
+    places = range(len(position.offsets))
+    drawing.curve(axes, places, [entry.loss for entry in position.offsets], drawing.TARGET)
+    if position.baseline is not None:
         axes.axhline(
-            found.baseline.mean, color=drawing.BASELINE["color"], linestyle="--", label="baseline without filler"
+            position.baseline.mean, color=drawing.BASELINE["color"], linestyle="--", label="baseline without filler"
         )
-    drawing.slots(axes, [entry.filler for entry in found.offsets], "filler before the passage")
+    drawing.slots(axes, [entry.filler for entry in position.offsets], "filler before the passage")
     axes.set_ylabel("loss (nats per token)")
     drawing.key(figure)
     caption = (
-        f"Mean loss of the last {found.scored} tokens of the same passages of {found.passage} tokens, after more and more "
+        f"Mean loss of the last {position.scored} tokens of the same passages of {position.passage} tokens, after more and more "
         "text of other documents. Band: 95 % interval over documents. The filler is unrelated to the passage, so only the "
         "position can raise the loss."
     )
     return Chart("position", "position", "Loss by position", caption, figure)
 
 
-def far_chart(found: FarResult) -> Chart:
-    """Return the accuracy on the second copy of a passage, and what the copy contributes, by distance."""
+def far_chart(far: FarResult) -> Chart:
+    """Return the accuracy on the second copy of a passage, and the gain from the first copy, by distance."""
     figure = drawing.figure(4.6)
     above, below = figure.subplots(2, sharex=True)
-    distances = [entry.distance for entry in found.distances]
+    distances = [entry.distance for entry in far.distances]
     unrelated = {**drawing.BASELINE, "label": "after other text"}
-    drawing.curve(above, distances, [entry.unrelated for entry in found.distances], unrelated)
+    drawing.curve(above, distances, [entry.unrelated for entry in far.distances], unrelated)
     own = {**drawing.TARGET, "label": "after its own copy"}
-    drawing.curve(above, distances, [entry.repeated for entry in found.distances], own)
-    drawing.points(below, distances, [entry.gain for entry in found.distances], drawing.GAIN)
+    drawing.curve(above, distances, [entry.repeated for entry in far.distances], own)
+    drawing.points(below, distances, [entry.gain for entry in far.distances], drawing.GAIN)
     drawing.length_axis(below, distances, "distance to the copy")
     above.minorticks_off()
     above.set_ylabel("accuracy")
@@ -185,7 +195,7 @@ def far_chart(found: FarResult) -> Chart:
 
 
 def retrieval_chart(grid: RetrievalResult, trained_length: int) -> Chart:
-    """Return the grid of depth and length as a heat map with counts."""
+    """Return a heat map of right answers by depth and length, with counts."""
     lengths = sorted({cell.length for cell in grid.cells})
     depths = sorted({cell.depth for cell in grid.cells})
     figure = drawing.figure(1.3 + 0.42 * len(depths))
@@ -214,9 +224,9 @@ def retrieval_chart(grid: RetrievalResult, trained_length: int) -> Chart:
     return Chart(f"retrieval-{grid.task}", f"retrieval-{grid.task}", f"Retrieval, {grid.task}", caption, figure)
 
 
-def divergence_chart(found: DivergenceResult, trained_length: int) -> Chart:
-    """Return the divergence over the positions."""
-    spans = found.by_position
+def divergence_chart(divergence: DivergenceResult, trained_length: int) -> Chart:
+    """Return the divergence by position."""
+    spans = divergence.by_position
     edges = [span.start for span in spans] + [spans[-1].end]
     means = [span.mean.mean for span in spans]
     figure = drawing.figure(3.0)
@@ -243,7 +253,7 @@ def divergence_chart(found: DivergenceResult, trained_length: int) -> Chart:
 
 
 def _bars(ends: Sequence[tuple[float, float, float]]) -> list[list[float]]:
-    """Return how far error bars reach down and up; one that would reach to zero or below ends at half the mean."""
+    """Return the lengths of error bars down and up. A bar that would reach zero or below ends at half the mean."""
     down = [mean - low if low > 0 else mean / 2 for low, mean, _ in ends]
     up = [high - mean if math.isfinite(high) else math.nan for _, mean, high in ends]
     return [[size if math.isfinite(end[2]) else math.nan for size, end in zip(down, ends, strict=True)], up]

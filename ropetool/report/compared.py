@@ -17,24 +17,28 @@ from ropetool.verification.measures.loss import JUDGED
 from ropetool.verification.measures.retrieval import RetrievalPair
 from ropetool.verification.results import NOT_JUDGED, Estimate, LengthResult
 
-MOST_DRAWN = 6  # candidates in one plot, beyond which a terminal shows a thicket
+MOST_DRAWN = 6  # candidates in one plot; more would be unreadable in a terminal
 
 
-def compare_parts(found: Comparison) -> Iterator[Part]:
+def compare_parts(comparison: Comparison) -> Iterator[Part]:
     """Yield the best candidate at each length, what was measured of each, and the reasons of refusals."""
-    for sentence in sentences(found):
+    for sentence in sentences(comparison):
         yield Line(sentence, lead=BOLD, indent=2)
-    yield Line(conditions(found), DIM)
-    for section in sections(found):
+    yield Line(conditions(comparison), DIM)
+    for section in sections(comparison):
         yield section
         if section.key == "ratios":
-            yield _plot(found)
+            yield _plot(comparison)
 
 
-def sentences(found: Comparison) -> list[str]:
-    """Return for each length up to which some candidate is measured who is the best there, and whom that is told apart from."""
-    told = [_sentence(ranking) for ranking in found.rankings] or ["no ranking, because no losses were measured"]
-    return told if found.beside is None else [*told, f"with reference attention variants, {_sentence(found.beside)}"]
+def sentences(comparison: Comparison) -> list[str]:
+    """Return a sentence for each ranking: the best candidate, and which others are significantly worse."""
+    ranked = [_sentence(ranking) for ranking in comparison.rankings] or ["no ranking, because no losses were measured"]
+    return (
+        ranked
+        if comparison.beside is None
+        else [*ranked, f"with reference attention variants, {_sentence(comparison.beside)}"]
+    )
 
 
 def _sentence(ranking: Ranking) -> str:
@@ -47,30 +51,30 @@ def _sentence(ranking: Ranking) -> str:
     return f"best at {ranking.length} tokens: {'; '.join(parts)}"
 
 
-def conditions(found: Comparison) -> str:
-    """Return in one line under which conditions that holds."""
-    grade = GRADES[found.grade]
-    documents = counted(len(found.documents), "document")
+def conditions(comparison: Comparison) -> str:
+    """Return the conditions of the rankings in one line: source, grade, suite, texts and runtime."""
+    grade = GRADES[comparison.grade]
+    documents = counted(len(comparison.documents), "document")
     return (
-        f"{found.source}, trained at {found.trained_length} tokens; grade {grade.name} allows {grade.max_ratio:g} times its "
-        f"perplexity; suite {found.suite}, {documents}; {found.runtime}"
+        f"{comparison.source}, trained at {comparison.trained_length} tokens; grade {grade.name} allows {grade.max_ratio:g} times its "
+        f"perplexity; suite {comparison.suite}, {documents}; {comparison.runtime}"
     )
 
 
-def sections(found: Comparison) -> Iterator[Section]:
+def sections(comparison: Comparison) -> Iterator[Section]:
     """Yield the tables of a comparison, in the order of a report."""
-    measured = [each for each in found.candidates if each.found is not None]
-    yield _overview(found, measured)
-    if found.rankings:
-        yield _ratios(found, measured)
-        yield _pairs(found)
-    refused = [each for each in found.candidates if each.found is None]
+    measured = [each for each in comparison.candidates if each.found is not None]
+    yield _overview(comparison, measured)
+    if comparison.rankings:
+        yield _ratios(comparison, measured)
+        yield _pairs(comparison)
+    refused = [each for each in comparison.candidates if each.found is None]
     if refused:
         rows = tuple(row(each.name, each.refusal) for each in refused)
         yield Section("refused", "Not measured", Table(("candidate", ""), rows, words=(0, 1)))
 
 
-def _overview(found: Comparison, measured: list[CandidateResult]) -> Section:
+def _overview(comparison: Comparison, measured: list[CandidateResult]) -> Section:
     rows = tuple(
         row(
             each.name, str(each.target_length or NONE), _ratio(each.regression), _ratio(each.reached), _answers(each),
@@ -82,7 +86,7 @@ def _overview(found: Comparison, measured: list[CandidateResult]) -> Section:
         ("context", "context length of the candidate in tokens"),
         (
             "regression",
-            f"worst ratio at lengths up to {found.trained_length} tokens, the trained length: the cost on short texts",
+            f"worst ratio at lengths up to {comparison.trained_length} tokens, the trained length: the cost on short texts",
         ),
         (
             "ratio",
@@ -95,29 +99,29 @@ def _overview(found: Comparison, measured: list[CandidateResult]) -> Section:
         ),
         ("key tokens", "nats per token that distant text saves on its repetitions, ± 95 %"),
         ("needles", "nats per answer that distant text saves, if only this text contains the answer, ± 95 %"),
-        ("grade", f"the verdict of `verify` on the output for grade {found.grade}, without the checks of files"),
+        ("grade", f"the verdict of `verify` on the output for grade {comparison.grade}, without the checks of files"),
     )
     head = ("candidate", "context", "regression", "ratio", "answers", "key tokens", "needles", "grade")
     notes = tuple(f"{each.name}: {each.note}" for each in measured if each.note)
     return Section("candidates", "Candidates", Table(head, rows, words=(0, 7)), legend, notes)
 
 
-def _ratios(found: Comparison, measured: list[CandidateResult]) -> Section:
-    rows = tuple(row(each.name, *(_judged(each.at(length)) for length in found.lengths)) for each in measured)
+def _ratios(comparison: Comparison, measured: list[CandidateResult]) -> Section:
+    rows = tuple(row(each.name, *(_judged(each.at(length)) for length in comparison.lengths)) for each in measured)
     legend = (
         ("columns", "tokens of input; the last tokens are always the same"),
         (
             "cells",
-            f"ratio with one-sided 95 % bounds; better: significantly below 1; worse: significantly above the limit of {found.grade}",
+            f"ratio with one-sided 95 % bounds; better: significantly below 1; worse: significantly above the limit of {comparison.grade}",
         ),
     )
-    head = ("candidate", *map(str, found.lengths))
+    head = ("candidate", *map(str, comparison.lengths))
     return Section("ratios", "Perplexity ratio by length", Table(head, rows, words=(0,)), legend)
 
 
-def _pairs(found: Comparison) -> Section:
-    """Return who is better than whom, with every pair as a detail."""
-    rankings = [*found.rankings, *([found.beside] if found.beside else [])]
+def _pairs(comparison: Comparison) -> Section:
+    """Return the significantly better candidates by length, with every pair as a detail."""
+    rankings = [*comparison.rankings, *([comparison.beside] if comparison.beside else [])]
     rows = tuple(
         row(
             str(ranking.length), ranking.best, ", ".join(ranking.better_than(ranking.best)) or NONE,
@@ -135,7 +139,7 @@ def _pairs(found: Comparison) -> Section:
     details = tuple(
         Table(
             ("lower loss", "higher loss", "difference", "p", "significant"), tuple(map(_pair, ranking.pairs)), words=(0, 1, 4),
-            title=f"Every pair at {ranking.length} tokens{', with reference attention variants' if ranking is found.beside else ''}",
+            title=f"Every pair at {ranking.length} tokens{', with reference attention variants' if ranking is comparison.beside else ''}",
         )
         for ranking in rankings
         if ranking.pairs
@@ -172,15 +176,15 @@ def _ratio(entry: LengthResult | None) -> str:
 
 
 def _answers(each: CandidateResult) -> str:
-    """Return the right answers at the longest length and those of the same trials within the trained one, task by task."""
+    """Return for each task the right answers at the longest length, and in the same trials within the trained length."""
     assert each.found is not None
-    told = []
+    answers = []
     for grid in each.found.measures["retrieval"]:
         pairs: list[RetrievalPair] = [pair for pair in grid.pairs if pair.depth is None and not pair.generated]
         if pairs:
             last = max(pairs, key=lambda pair: pair.length)
-            told.append(f"{last.hits}/{last.trials}, {last.own}")
-    return "; ".join(told) or NONE
+            answers.append(f"{last.hits}/{last.trials}, {last.own}")
+    return "; ".join(answers) or NONE
 
 
 def _gain(each: CandidateResult, name: str) -> str:
@@ -190,46 +194,49 @@ def _gain(each: CandidateResult, name: str) -> str:
     return change(gain)
 
 
-def _plot(found: Comparison) -> Plot:
+def _plot(comparison: Comparison) -> Plot:
     """Return the losses of the best at the longest length, a letter for each, and of the source."""
-    drawn = (found.beside or found.rankings[-1]).order[:MOST_DRAWN]
+    drawn = (comparison.beside or comparison.rankings[-1]).order[:MOST_DRAWN]
     names = dict(zip(ascii_lowercase, drawn, strict=False))
-    series = {BASELINE: [(length, loss.mean) for length, loss in found.baseline.items()]}
+    series = {BASELINE: [(length, loss.mean) for length, loss in comparison.baseline.items()]}
     for sign, name in names.items():
-        measured = found.candidate(name).found
+        measured = comparison.candidate(name).found
         series[sign] = [(entry.length, entry.target.mean) for entry in (measured.lengths if measured else ())]
-    return Plot(series, {**names, BASELINE: "the source"}, "several", found.trained_length)
+    return Plot(series, {**names, BASELINE: "the source"}, "several", comparison.trained_length)
 
 
 # --- as a page
 
 
-def compare_page(found: Comparison, command: str = "") -> Page:
+def compare_page(comparison: Comparison, command: str = "") -> Page:
     """Return the page of a comparison. command: the command line of the comparison."""
     from ropetool.report.compared_charts import charts
 
-    best = sentences(found)
-    longest = best[len(found.rankings) - 1] if found.rankings else best[0]
+    best = sentences(comparison)
+    longest = best[len(comparison.rankings) - 1] if comparison.rankings else best[0]
     word, _, sentence = longest.partition(": ")
     return Page(
         command="compare",
-        title=f"{found.source}: {longest}",
+        title=f"{comparison.source}: {longest}",
         word=word,
         tone="",
         sentence=sentence,
-        conditions=conditions(found),
+        conditions=conditions(comparison),
         facts=[
-            ("source", found.source),
-            ("suite", found.suite),
-            ("lengths", f"trained {found.trained_length}; measured at {', '.join(map(str, found.lengths))} tokens"),
-            ("seed", str(found.seed)),
-            ("versions", f"ropetool {__version__}, {found.runtime}"),
+            ("source", comparison.source),
+            ("suite", comparison.suite),
+            (
+                "lengths",
+                f"trained {comparison.trained_length}; measured at {', '.join(map(str, comparison.lengths))} tokens",
+            ),
+            ("seed", str(comparison.seed)),
+            ("versions", f"ropetool {__version__}, {comparison.runtime}"),
             ("command", command),
         ],
-        sections=list(sections(found)),
-        charts=charts(found),
-        notes=(*(best[-1:] if found.beside else ()), *found.notes),
-        documents=found.documents,
-        fingerprint=found.text_fingerprint,
-        texts=found.texts,
+        sections=list(sections(comparison)),
+        charts=charts(comparison),
+        notes=(*(best[-1:] if comparison.beside else ()), *comparison.notes),
+        documents=comparison.documents,
+        fingerprint=comparison.text_fingerprint,
+        texts=comparison.texts,
     )

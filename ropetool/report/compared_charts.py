@@ -1,4 +1,4 @@
-"""The plots of a comparison: losses of the candidates by length, and what each costs and gains. Measures and judges nothing."""
+"""The charts of a comparison: losses of the candidates by length, and the cost of each candidate."""
 
 from __future__ import annotations
 
@@ -18,50 +18,55 @@ MOST = 6  # curves in one plot
 MARKS, DASHES = "osD^vP", ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (3, 1)))
 
 
-def charts(found: Comparison) -> Iterator[Chart]:
-    """Yield the plots of all that was measured. To be used within `drawing.style()`."""
-    if found.beside is not None:
+def charts(comparison: Comparison) -> Iterator[Chart]:
+    """Yield the charts of everything that was measured. Call this within `drawing.style()`."""
+    if comparison.beside is not None:
         yield losses_chart(
-            found,
-            found.beside.length,
-            found.beside.order[:MOST],
+            comparison,
+            comparison.beside.length,
+            comparison.beside.order[:MOST],
             name="losses-beside",
             extra=", with reference attention variants",
         )
-    for ranking in reversed(found.rankings):
-        yield losses_chart(found, ranking.length, ranking.order[:MOST])
-    if found.rankings:
-        yield costs_chart(found)
+    for ranking in reversed(comparison.rankings):
+        yield losses_chart(comparison, ranking.length, ranking.order[:MOST])
+    if comparison.rankings:
+        yield costs_chart(comparison)
 
 
-def losses_chart(found: Comparison, length: int, names: Sequence[str], name: str = "", extra: str = "") -> Chart:
-    """Return the losses of the best at a length, and of the source, by length; dotted beyond its own length."""
+def losses_chart(comparison: Comparison, length: int, names: Sequence[str], name: str = "", extra: str = "") -> Chart:
+    """Return the losses of some candidates and of the source by length.
+
+    length: the longest length that is shown, in tokens. Beyond its own length, the line of the source is dotted.
+    names: the candidates.
+    name: of the chart; extra: the end of its title.
+    """
     figure = drawing.figure(4.0)
     axes = figure.subplots()
-    lengths = [n for n in found.lengths if n <= length]
-    own = {n: loss for n, loss in found.baseline.items() if n <= length}
+    lengths = [n for n in comparison.lengths if n <= length]
+    own = {n: loss for n, loss in comparison.baseline.items() if n <= length}
     drawing.curve(axes, list(own), list(own.values()), {**drawing.BASELINE, "label": "the source"})
     beyond = [n for n in lengths if own and n >= max(own)]
     if len(beyond) > 1:  # the tokens are the same at every length, so cut text gives the same loss
         loss, label = own[max(own)].mean, f"the source, text cut to {max(own)} tokens"
         axes.plot(beyond, [loss] * len(beyond), color=drawing.BASELINE["color"], linestyle=":", label=label)
     for index, each in enumerate(names):
-        measured = found.candidate(each).found
+        measured = comparison.candidate(each).found
         entries = [entry for entry in (measured.lengths if measured else ()) if entry.length <= length]
         axes.plot([e.length for e in entries], [e.target.mean for e in entries], **look(index), label=each)
-    drawing.loss_axes(figure, axes, lengths, found.trained_length)
+    drawing.loss_axes(figure, axes, lengths, comparison.trained_length)
     rest = f", the {len(names)} best" if len(names) == MOST else ""
     caption = (
-        f"Mean loss of the same last {found.scored} tokens by context length, for candidates measured at {length} tokens{rest}. "
+        f"Mean loss of the same last {comparison.scored} tokens by context length, for candidates measured at {length} tokens{rest}. "
         "Band: 95 % interval of the source over documents. Intervals of differences are narrower than intervals of losses, so "
         "curves within one band can differ significantly. The table of pairs contains these differences."
     )
     return Chart(name or f"losses-{length}", "ratios", f"Losses up to {length} tokens{extra}", caption, figure)
 
 
-def costs_chart(found: Comparison) -> Chart:
-    """Return the ratio at the longest length measured within each candidate's own context beside its worst within the trained length."""
-    shown = [each for each in found.candidates if each.regression is not None and each.reached is not None]
+def costs_chart(comparison: Comparison) -> Chart:
+    """Return two ratios per candidate: at the longest length in its own context, and the worst in the trained length."""
+    shown = [each for each in comparison.candidates if each.regression is not None and each.reached is not None]
     figure = drawing.figure(1.4 + 0.34 * len(shown))
     axes = figure.subplots()
     _bars(
@@ -89,7 +94,7 @@ def costs_chart(found: Comparison) -> Chart:
 
 
 def look(index: int) -> dict[str, Any]:
-    """Return how the curve of a place in the order is drawn: its colour, mark and dashes all differ."""
+    """Return the look of a curve by its index. Colour, mark and dashes all differ, so that the curves can be told apart in grey."""
     return {
         "color": drawing.SERIES[index % len(drawing.SERIES)], "marker": MARKS[index % len(MARKS)],
         "linestyle": DASHES[index % len(DASHES)],
@@ -97,16 +102,16 @@ def look(index: int) -> dict[str, Any]:
 
 
 def _bars(axes: Axes, entries: Sequence[LengthResult | None], looked: dict[str, Any], shift: float) -> None:
-    found = [entry for entry in entries if entry is not None]
-    ratios = [entry.ratio for entry in found]
+    known = [entry for entry in entries if entry is not None]
+    ratios = [entry.ratio for entry in known]
     reach = [
-        [_finite(entry.ratio - (entry.lower or entry.ratio)) for entry in found],
-        [_finite((entry.upper or entry.ratio) - entry.ratio) for entry in found],
+        [_finite(entry.ratio - (entry.lower or entry.ratio)) for entry in known],
+        [_finite((entry.upper or entry.ratio) - entry.ratio) for entry in known],
     ]
-    places = [index + shift for index in range(len(found))]
+    places = [index + shift for index in range(len(known))]
     axes.errorbar(ratios, places, xerr=reach, capsize=3, **{**looked, "linestyle": "none"})
 
 
 def _finite(reach: float) -> float:
-    """Return how far an error bar reaches; one without an end has none."""
+    """Return the length of an error bar, which is 0 if it has no end."""
     return max(0.0, reach) if math.isfinite(reach) else 0.0

@@ -57,12 +57,12 @@ def counts_text(diagnosis: Diagnosis, more: str = "") -> str:
     return f"{counted(len(examined), 'checkpoint')}: {counts or 'nothing found'}{without}{more}"
 
 
-def diagnosis_json(found: Diagnosis, repairs: Sequence[Repair] = ()) -> dict[str, Any]:
+def diagnosis_json(diagnosis: Diagnosis, repairs: Sequence[Repair] = ()) -> dict[str, Any]:
     """Return what `ropetool doctor --json` prints."""
     return {
         "schema": SCHEMA,
-        "checkpoints": [_examined_json(one) for one in found.examined],
-        "counts": {severity: found.count(severity) for severity in SEVERITIES},
+        "checkpoints": [_examined_json(one) for one in diagnosis.examined],
+        "counts": {severity: diagnosis.count(severity) for severity in SEVERITIES},
         "fixed": [
             {
                 "source": each.name, "rule": each.rule, "output": None if each.output is None else str(each.output),

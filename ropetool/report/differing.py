@@ -26,8 +26,8 @@ from ropetool.sections import listing
 
 DIFFERS = "differs"
 LEAST_DIGITS, MOST_DIGITS = 4, 7
-TINY = 1e-30  # no factor that a weight holds
-TOLD_ALONE = 4  # stretches of rows, and names, that are told one by one
+TINY = 1e-30  # smaller than any weight, so a scale below it means zero
+SHOWN_SINGLY = 4  # ranges of rows, or names, that are listed one by one
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -62,7 +62,7 @@ def _facts_parts(facts: Sequence[Fact]) -> Iterator[Part]:
 
 
 def _is_dull(fact: Fact) -> bool:
-    """Return whether there is nothing to tell: a feature that neither has."""
+    """Return whether a fact is a feature that neither checkpoint has."""
     plain: dict[str, Any] = {"softmax_multiplier": 1.0, "temperature": None, "sliding_window": None, "factor": None}
     return fact.name in plain and fact.a == fact.b == plain[fact.name]
 
@@ -88,7 +88,7 @@ def _layers(layers: list[int]) -> str:
 
 
 def _table_words(fact: Fact) -> tuple[str, str]:
-    """Return how many pairs there are and, in the second column, how far they are from those of the first."""
+    """Return the number of rotary pairs of A, and for B how many of them differ and by which factor."""
     a, b = np.array(fact.a), np.array(fact.b)
     words = [f"{size} pairs" if size else "none" for size in (a.size, b.size)]
     if not fact.differs or a.size != b.size:
@@ -123,78 +123,78 @@ def _who(group: Sequence[TensorDiff]) -> str:
 
 
 def _alike(tensor: TensorDiff) -> tuple[Any, ...]:
-    """Return what tensors that are told together have in common."""
-    found = tensor.relation
-    rows = () if found.kind in (CHANGED, REQUANTISED, CONVERTED) else found.rows
-    scales = tuple(scale.rows for scale in found.scales) if len(found.scales) == 1 else (len(found.scales),)
-    name = "" if found.kind == CONVERTED else _NUMBER.sub("#", tensor.name)
+    """Return the key by which tensors are grouped into one line."""
+    relation = tensor.relation
+    rows = () if relation.kind in (CHANGED, REQUANTISED, CONVERTED) else relation.rows
+    scales = tuple(scale.rows for scale in relation.scales) if len(relation.scales) == 1 else (len(relation.scales),)
+    name = "" if relation.kind == CONVERTED else _NUMBER.sub("#", tensor.name)
     return (
-        name, found.kind, found.dtypes, found.order, found.runs, rows, scales, tensor.differs,
-        tensor.reason or found.detail,
+        name, relation.kind, relation.dtypes, relation.order, relation.runs, rows, scales, tensor.differs,
+        tensor.reason or relation.detail,
     )  # fmt: skip
 
 
 def folded(names: Sequence[str]) -> str:
-    """Return the names as one, numbers in which they differ as {0-31}; where they make no grid, the first few."""
+    """Return names as one, with differing numbers as {0-31}. If the numbers form no grid, return the first few names."""
     numbers = [tuple(map(int, _NUMBER.findall(name))) for name in names]
     places = [sorted(set(place)) for place in zip(*numbers, strict=True)]
     if int(np.prod([len(place) for place in places] or [1])) == len(names):
         filled = iter(str(p[0]) if len(p) == 1 else f"{{{_stretch_words(_stretches(p))}}}" for p in places)
         return _NUMBER.sub(lambda _: next(filled), names[0])
-    rest = len(names) - TOLD_ALONE
-    return ", ".join(names[:TOLD_ALONE]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(names) - SHOWN_SINGLY
+    return ", ".join(names[:SHOWN_SINGLY]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _words(group: Sequence[TensorDiff]) -> str:
-    found, relations = group[0].relation, [tensor.relation for tensor in group]
-    reason = group[0].reason or found.detail
-    text = _relation_words(found, relations)
-    if found.order and found.kind != PERMUTED:
-        text += f", rows from {found.order}"
+    relation, relations = group[0].relation, [tensor.relation for tensor in group]
+    reason = group[0].reason or relation.detail
+    text = _relation_words(relation, relations)
+    if relation.order and relation.kind != PERMUTED:
+        text += f", rows from {relation.order}"
     return f"{text}; {reason}" if reason else text
 
 
-def _relation_words(found: Relation, group: Sequence[Relation]) -> str:
-    types = " to ".join(dict.fromkeys(found.dtypes))
-    if found.kind == CONVERTED:
+def _relation_words(relation: Relation, group: Sequence[Relation]) -> str:
+    types = " to ".join(dict.fromkeys(relation.dtypes))
+    if relation.kind == CONVERTED:
         largest = max(one.largest for one in group)
         return f"{types}, {f'rounded by up to {largest:.2g}' if largest else 'exactly'}"
-    if found.scales:
-        return _scale_words(found, group)
-    if found.kind == PERMUTED:
-        runs = f" in runs of {found.runs} rows" if found.runs else ""
-        return f"rows permuted, {found.order}{runs}" if found.order else f"rows permuted: {_row_words(found)}"
-    if found.kind == REQUANTISED:
+    if relation.scales:
+        return _scale_words(relation, group)
+    if relation.kind == PERMUTED:
+        runs = f" in runs of {relation.runs} rows" if relation.runs else ""
+        return f"rows permuted, {relation.order}{runs}" if relation.order else f"rows permuted: {_row_words(relation)}"
+    if relation.kind == REQUANTISED:
         return f"{types}, relative rms error {max(one.rms for one in group):.2g}"
-    if found.kind == CHANGED and found.total:
-        rows = f" in {_row_words(found)}" if len(group) == 1 and found.rows else ""
+    if relation.kind == CHANGED and relation.total:
+        rows = f" in {_row_words(relation)}" if len(group) == 1 and relation.rows else ""
         largest, mean = max(one.largest for one in group), max(one.mean for one in group)
-        return f"changed{rows}, by up to {largest:.2g}, {mean:.2g} on average" + _types(found)
-    return found.kind if found.kind in (CHANGED, ONLY_IN_A, ONLY_IN_B, SKIPPED) else f"{found.kind}, {types}"
+        return f"changed{rows}, by up to {largest:.2g}, {mean:.2g} on average" + _types(relation)
+    return relation.kind if relation.kind in (CHANGED, ONLY_IN_A, ONLY_IN_B, SKIPPED) else f"{relation.kind}, {types}"
 
 
-def _types(found: Relation) -> str:
-    return f", {' to '.join(found.dtypes)}" if len(set(found.dtypes)) > 1 else ""
+def _types(relation: Relation) -> str:
+    return f", {' to '.join(relation.dtypes)}" if len(set(relation.dtypes)) > 1 else ""
 
 
-def _scale_words(found: Relation, group: Sequence[Relation]) -> str:
-    what = "" if found.kind == SCALED else f"{_row_words(found)} "
+def _scale_words(relation: Relation, group: Sequence[Relation]) -> str:
+    what = "" if relation.kind == SCALED else f"{_row_words(relation)} "
     scales = [scale for one in group for scale in one.scales]
     if all(abs(scale.value) < TINY for scale in scales):
-        return f"{what}set to zero{_types(found)}"
+        return f"{what}set to zero{_types(relation)}"
     if all(abs(scale.value) > 1 / TINY for scale in scales):
-        return f"{what}zero before{_types(found)}"
+        return f"{what}zero before{_types(relation)}"
     spread = f" (single numbers deviate by up to {max(scale.spread for scale in scales):.2g})"
     low, high = max(scale.low for scale in scales), min(scale.high for scale in scales)
     if low <= high:
-        return f"{what}scaled by {_known(scales, low, high)}{spread}{_types(found)}"
+        return f"{what}scaled by {_known(scales, low, high)}{spread}{_types(relation)}"
     values = [scale.value for scale in scales]
-    many = (len({len(one.scales) for one in group}) == 1 and len(found.scales)) or len(scales)
-    return f"{what}scaled by {many} numbers from {min(values):.7g} to {max(values):.7g}{_types(found)}"
+    many = (len({len(one.scales) for one in group}) == 1 and len(relation.scales)) or len(scales)
+    return f"{what}scaled by {many} numbers from {min(values):.7g} to {max(values):.7g}{_types(relation)}"
 
 
 def _known(scales: Sequence[Scale], low: float, high: float) -> str:
-    """Return the scale that all have in common, with the digits that its bounds leave certain, one more, and at most seven."""
+    """Return the common scale with the digits that its bounds determine and one more, seven at most."""
     value = float(np.clip(np.median([scale.value for scale in scales]), low, high))
     share = (high - low) / abs(value) if value else 0.0
     known = 1 + math.ceil(-math.log10(share)) if 0 < share < math.inf else MOST_DIGITS
@@ -204,27 +204,27 @@ def _known(scales: Sequence[Scale], low: float, high: float) -> str:
 # --- rows
 
 
-def _row_words(found: Relation) -> str:
-    """Return which rows changed: all, the same ones of each head, or stretches of them."""
-    count = sum(last - first + 1 for first, last in found.rows)
-    if count == found.total:
+def _row_words(relation: Relation) -> str:
+    """Return which rows changed: all, the same rows of each head, or ranges of rows."""
+    count = sum(last - first + 1 for first, last in relation.rows)
+    if count == relation.total:
         return f"all {count} rows"
-    steps = {b[0] - a[0] for a, b in zip(found.rows, found.rows[1:], strict=False)}
-    if len(steps) == 1 and len({last - first for first, last in found.rows}) == 1:
-        (step,), (first, last) = steps, found.rows[0]
-        if found.total == step * len(found.rows) and last < step:
+    steps = {b[0] - a[0] for a, b in zip(relation.rows, relation.rows[1:], strict=False)}
+    if len(steps) == 1 and len({last - first for first, last in relation.rows}) == 1:
+        (step,), (first, last) = steps, relation.rows[0]
+        if relation.total == step * len(relation.rows) and last < step:
             return f"rows {_stretch(first, last)} of each {step}"
-    return f"{count} rows ({_stretch_words(found.rows)})" if count > 1 else f"row {found.rows[0][0]}"
+    return f"{count} rows ({_stretch_words(relation.rows)})" if count > 1 else f"row {relation.rows[0][0]}"
 
 
 def _stretches(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    stretches: list[tuple[int, int]] = []
     for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1] = found[-1][0], number
+        if stretches and number == stretches[-1][1] + 1:
+            stretches[-1] = stretches[-1][0], number
         else:
-            found.append((number, number))
-    return found
+            stretches.append((number, number))
+    return stretches
 
 
 def _stretch(first: int, last: int) -> str:
@@ -232,8 +232,8 @@ def _stretch(first: int, last: int) -> str:
 
 
 def _stretch_words(stretches: Sequence[tuple[int, int]]) -> str:
-    shown = ", ".join(_stretch(*one) for one in stretches[:TOLD_ALONE])
-    return f"{shown}, ... {len(stretches) - TOLD_ALONE} more" if len(stretches) > TOLD_ALONE else shown
+    shown = ", ".join(_stretch(*one) for one in stretches[:SHOWN_SINGLY])
+    return f"{shown}, ... {len(stretches) - SHOWN_SINGLY} more" if len(stretches) > SHOWN_SINGLY else shown
 
 
 def _score_words(score: NetScore) -> str:

@@ -1,4 +1,4 @@
-"""What all plots share: size, colours, axes of lengths and perplexities, and figures as bytes. No pyplot, no state."""
+"""The look of all charts: size, colours, axes of lengths and perplexities, and figures as bytes. Does not use pyplot."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ DPI = 160
 IN_A_LINE, BESIDE_LABEL = (
     68,
     6,
-)  # letters of a key that are as wide as a figure, and those that the sign of a label takes
+)  # characters of a key in the width of a figure, and characters for the sign of a label
 PAPER, INK, QUIET, GRID = "#ffffff", "#1a1a1a", "#666666", "#dddddd"
-# Okabe and Ito's colours, which the common kinds of colour blindness tell apart; marks and dashes differ as well.
+# Okabe and Ito's colours, which people with the common types of colour blindness can distinguish. Marks and dashes also differ.
 BLUE, VERMILION = "#0072b2", "#d55e00"
-# Each by its name, light and on a dark page; there the lighter ones of the same palette stand out.
+# By name: on a light page, and on a dark page, where lighter colours of the same palette have more contrast.
 COLOURS = {
     "paper": (PAPER, "#16181c"), "ink": (INK, "#e6e6e6"), "quiet": (QUIET, "#a8adb4"), "grid": (GRID, "#33373d"),
     "target": (BLUE, "#56b4e9"), "baseline": (VERMILION, "#e69f00"),
 }  # fmt: skip
-# For more curves than two; only drawings that use them state them.
+# For more than two curves. An SVG defines only those that it uses.
 MORE = {
     "second": ("#009e73", "#40c9a2"), "third": ("#a64d79", "#e3a3c6"), "fourth": ("#7a6a00", "#f0e442"),
     "fifth": ("#5b3fa8", "#bfa9f5"), "sixth": ("#484848", "#c4c4c4"),
 }  # fmt: skip
 SERIES = (BLUE, *(light for light, _ in MORE.values()))
-IN_CELLS = ("#000000", "#fafafa")  # on a light cell and on a dark one, which have their colours on any page
+IN_CELLS = ("#000000", "#fafafa")  # text on a light cell and on a dark cell; cells have the same colours on every page
 BORDER = "#d75000"  # between cells
 TARGET: dict[str, Any] = {"color": BLUE, "marker": "o", "label": "target"}
 BASELINE: dict[str, Any] = {
     "color": VERMILION, "marker": "s", "markerfacecolor": PAPER, "linestyle": "--", "label": "baseline",
 }  # fmt: skip
 GAIN: dict[str, Any] = {"color": INK, "marker": "D", "label": "gain"}
-# Yardsticks differ by marks and dashes alone: there may be many of them, and the colours stand for target and baseline.
+# Reference attention variants differ only by marks and dashes, because the colours mean target and baseline.
 BESIDE = (("^", "-."), ("v", ":"), ("x", (0, (3, 1, 1, 1))), ("+", (0, (6, 2))), ("*", (0, (1, 1))))
-STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10000)  # from one power of ten that is labelled to the next
+STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10000)  # powers of ten from one label to the next
 STYLE = {
     "font.family": ["DejaVu Sans"],  # comes with matplotlib
     "font.size": 11,
@@ -64,13 +64,13 @@ STYLE = {
 
 
 def beside(index: int, name: str) -> dict[str, Any]:
-    """Return the look of a curve that is neither the target's nor the baseline's."""
+    """Return the look of a curve of a reference attention variant."""
     marker, dashes = BESIDE[index % len(BESIDE)]
     return {"color": QUIET, "marker": marker, "linestyle": dashes, "linewidth": 1.2, "label": name}
 
 
 def style() -> AbstractContextManager[None]:
-    """Return the context in which figures are made and saved."""
+    """Return a context manager. Create and save figures within it."""
     import matplotlib
 
     context: AbstractContextManager[None] = matplotlib.rc_context(STYLE)
@@ -78,21 +78,21 @@ def style() -> AbstractContextManager[None]:
 
 
 def figure(height: float = HEIGHT) -> Figure:
-    """Return an empty figure that belongs to no window."""
+    """Return an empty figure without a window. height: inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(WIDTH, height), layout="constrained", facecolor=PAPER)
 
 
-def encoded(drawn: Figure, kind: str) -> bytes:
-    """Return a figure as `png`, or as an `svg` that is dark where the page around it is."""
+def encoded(drawn: Figure, file_format: str) -> bytes:
+    """Return a figure as `png`, or as an `svg` that is dark on a dark page."""
     stream = io.BytesIO()
-    drawn.savefig(stream, format=kind, dpi=DPI, metadata={"Date": None} if kind == "svg" else None)
-    return _in_both(stream.getvalue()) if kind == "svg" else stream.getvalue()
+    drawn.savefig(stream, format=file_format, dpi=DPI, metadata={"Date": None} if file_format == "svg" else None)
+    return _in_both(stream.getvalue()) if file_format == "svg" else stream.getvalue()
 
 
 def _in_both(svg: bytes) -> bytes:
-    """Return a drawing whose colours follow the reader's, by a style of its own: a picture knows none of its page's."""
+    """Return an SVG with a style for light and dark pages, because an image does not get the style of its page."""
     text = svg.decode()
     used = {**COLOURS, **{name: colours for name, colours in MORE.items() if f": {colours[0]}" in text}}
     for name, (light, _) in used.items():
@@ -104,7 +104,7 @@ def _in_both(svg: bytes) -> bytes:
 
 
 def curve(axes: Axes, x: Sequence[float], values: Sequence[Estimate], look: dict[str, Any]) -> None:
-    """Draw means with the band of their intervals; where there is no interval there is no band."""
+    """Draw means with the band of their intervals, if they have intervals."""
     axes.plot(x, [value.mean for value in values], **look)
     low, high = ([_finite(end) for end in ends] for ends in zip(*((v.low, v.high) for v in values), strict=True))
     axes.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)
@@ -122,7 +122,7 @@ def _finite(value: float) -> float:
 
 
 def length_axis(axes: Axes, lengths: Sequence[int], name: str) -> None:
-    """Make x a logarithmic axis of tokens, labelled at the lengths as far as there is room."""
+    """Make x a logarithmic axis of tokens, with labels at the lengths that have room for them."""
     shown = _with_room(sorted(set(lengths)))
     axes.set_xscale("log", base=2)
     axes.set_xticks(shown, labels=[compact(length) for length in shown])
@@ -131,7 +131,7 @@ def length_axis(axes: Axes, lengths: Sequence[int], name: str) -> None:
 
 
 def _with_room(lengths: Sequence[int]) -> list[int]:
-    """Return the lengths whose labels, of up to six digits, have room beside each other."""
+    """Return the lengths whose labels, of up to six digits, have room next to each other."""
     room = math.log(lengths[-1] / lengths[0]) * 0.13
     kept = [lengths[0]]
     for length in lengths[1:]:
@@ -141,7 +141,7 @@ def _with_room(lengths: Sequence[int]) -> list[int]:
 
 
 def slots(axes: Axes, lengths: Sequence[int], name: str) -> None:
-    """Label x with lengths at evenly spaced places from 0 on, at most eight of them."""
+    """Label x with lengths at evenly spaced places from 0 on, with at most eight labels."""
     every = math.ceil(len(lengths) / 8)
     axes.set_xticks(range(0, len(lengths), every), labels=[compact(length) for length in lengths[::every]])
     axes.set_xlabel(_in_tokens(name, lengths))
@@ -152,7 +152,7 @@ def _in_tokens(name: str, lengths: Sequence[int]) -> str:
 
 
 def compact(length: int) -> str:
-    """Return a length, from 8192 on in units of 1024 where it is a multiple."""
+    """Return a length; from 8192 on in units of 1024, if it is a multiple of 1024."""
     return f"{length // 1024}k" if length >= 8192 and length % 1024 == 0 else str(length)
 
 
@@ -181,7 +181,7 @@ def ratio_axis(axes: Axes) -> None:
 
 
 def logarithmic(axes: Axes, values: Sequence[float]) -> None:
-    """Make y a logarithmic axis for the values, with a place for 0 where it is among them."""
+    """Make y a logarithmic axis for the values, with a place for 0 if a value is 0."""
     above = [value for value in values if value > 0]
     if not above:
         axes.set_ylim(bottom=0)
@@ -205,8 +205,8 @@ def round_numbers(first: float, last: float) -> list[tuple[float, str]]:
         powers = range(math.ceil(first / step) * step, math.floor(last) + 1, step)
         return [(power, exact(10.0**power) if abs(power) <= 5 else f"1e{power}") for power in powers]
     digits = (1, 2, 5) if last - first > 0.7 else (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9)
-    found = [(power + math.log10(digit), digit * 10.0**power) for power in _decades(first, last) for digit in digits]
-    return [(power, exact(value)) for power, value in found if first <= power <= last]
+    numbers = [(power + math.log10(digit), digit * 10.0**power) for power in _decades(first, last) for digit in digits]
+    return [(power, exact(value)) for power, value in numbers if first <= power <= last]
 
 
 def _decades(first: float, last: float) -> range:
@@ -214,7 +214,7 @@ def _decades(first: float, last: float) -> range:
 
 
 def key(drawn: Figure) -> None:
-    """Put the key of all lines above the plot, where it covers nothing, in as many columns as fit."""
+    """Put the key of all lines above the plot, in as many columns as fit."""
     handles, labels = zip(
         *((h, n) for axes in drawn.axes for h, n in zip(*axes.get_legend_handles_labels(), strict=True)), strict=True
     )

@@ -1,4 +1,4 @@
-"""What an export or an import wrote: as parts for a terminal, and as JSON."""
+"""The result of an export or an import: as parts for a terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEMA = 1
 
 
 class Converted(Protocol):
-    """What an export or an import wrote. Its class is in a package that imports this one in no case, so only its shape is known."""
+    """The result of an export or an import. This protocol avoids importing their packages, which load half of ropetool."""
 
     @property
     def output(self) -> Path: ...
@@ -36,7 +36,7 @@ class Converted(Protocol):
 
 
 class WrittenGguf(Converted, Protocol):
-    """What an export wrote, besides."""
+    """The further attributes of an export."""
 
     @property
     def outtype(self) -> str: ...
@@ -49,7 +49,7 @@ class WrittenGguf(Converted, Protocol):
 
 
 class WrittenHf(Converted, Protocol):
-    """What an import wrote, besides."""
+    """The further attributes of an import."""
 
     @property
     def model_type(self) -> str: ...

@@ -40,11 +40,14 @@ def _place(family: Family) -> Rows:
     yield "rope keys in", ".".join(family.text_path) or "the top of config.json"
     yield "one table for", ", ".join(family.rope_entries)
     if family.rope_groups:
-        yield "under other names", ", ".join(f"{kind} under {group}" for kind, group in family.rope_groups.items())
+        yield (
+            "under other names",
+            ", ".join(f"{layer_type} under {group}" for layer_type, group in family.rope_groups.items()),
+        )
     yield "layout", layout
     yield "head_dim", _head_dim(family)
     if family.head_dim_keys:
-        yield "by layer type", ", ".join(f"{kind} by {key}" for kind, key in family.head_dim_keys.items())
+        yield "by layer type", ", ".join(f"{layer_type} by {key}" for layer_type, key in family.head_dim_keys.items())
     if family.null_head_dim:
         yield (
             "without head_dim",
@@ -58,7 +61,10 @@ def _head_dim(family: Family) -> str:
 
 
 def _defaults(family: Family) -> Rows:
-    yield "theta by default", ", ".join(f"{value:g} ({kind})" for kind, value in family.default_rope_theta.items())
+    yield (
+        "theta by default",
+        ", ".join(f"{value:g} ({layer_type})" for layer_type, value in family.default_rope_theta.items()),
+    )
     yield "in transformers 4", f"{family.v4_default_rope_theta:g}" if family.in_v4 else "not known"
     yield "context by default", f"{family.default_max_position_embeddings} tokens"
     yield "sliding window", WINDOWS.get(family.sliding_window, f"if {family.sliding_window}")
@@ -116,9 +122,9 @@ def _other_types(family: Family) -> Rows:
 
 
 def wrappers_around(model_type: str) -> dict[str, Wrapper]:
-    """Return the wrappers whose text model is of this type by default, by model_type, sorted."""
-    found = {name: families.wrapper_of(name) for name in sorted({*WRAPPERS, *records.names()})}
-    return {name: wrapper for name, wrapper in found.items() if wrapper is not None and wrapper.default == model_type}
+    """Return the wrappers, by model_type, whose text model has this type by default."""
+    known = {name: families.wrapper_of(name) for name in sorted({*WRAPPERS, *records.names()})}
+    return {name: wrapper for name, wrapper in known.items() if wrapper is not None and wrapper.default == model_type}
 
 
 def _wrapper(wrapper: Wrapper) -> str:

@@ -1,4 +1,4 @@
-"""The keys of a GGUF file as text and as JSON: one line a key, long arrays by their first elements and their count."""
+"""The keys of a GGUF file: as parts for a terminal, and as JSON. Long arrays are shortened to their first elements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ropetool.sections import listing
 SCHEMA = 1
 FEW = 8  # elements of an array in a line, and 16 in the JSON of a list
 LINE = 100  # characters of a value in a line
-BESIDE = 48  # where two values share a line
+BESIDE = 48  # characters of a value if two values share a line
 IN_JSON = 16
 
 
@@ -35,7 +35,7 @@ def keys_parts(files: Sequence[GgufHeader]) -> Iterator[Part]:
 
 
 def shortened(value: Value, line: int = LINE) -> str:
-    """Return a value in at most a line: the first elements of an array and how many there are, the start of a text."""
+    """Return a value in one line: of an array the first elements and the count, of a text the start."""
     if value.element is not None:
         elements = [json.dumps(plain_number(one), ensure_ascii=False) for one in first(value, FEW)]
         if value.count <= FEW and len(", ".join(elements)) <= line:
@@ -50,7 +50,7 @@ def shortened(value: Value, line: int = LINE) -> str:
 
 
 def number_text(value: Value) -> str:
-    """Return a number or a bool in as many digits as tell it from its neighbours of the same type."""
+    """Return a bool, or a number with enough digits to distinguish it from other numbers of its type."""
     number = value.number
     if isinstance(number, bool):
         return str(number).lower()
@@ -58,19 +58,19 @@ def number_text(value: Value) -> str:
 
 
 def whole(value: Value) -> str:
-    """Return a value as `set` takes it: a text as it is, an array as JSON."""
+    """Return a value as `gguf set` accepts it: a text unchanged, an array as JSON."""
     if value.type is ValueType.STR:
         return str(value.decode())
     return json.dumps(_plain(value), ensure_ascii=False) if value.element is not None else number_text(value)
 
 
 def exact_bytes(value: Value) -> bytes:
-    """Return what a pipe gets of a value: the bytes of a text with nothing added, else a line."""
+    """Return the bytes of a value for a pipe: a text unchanged, any other value as a line."""
     return utf8(whole(value)) if value.type is ValueType.STR else utf8(f"{whole(value)}\n")
 
 
 def keys_json(files: Sequence[GgufHeader]) -> dict[str, Any]:
-    """Return what `gguf list --json` prints; of an array of more than 16 elements the first of them."""
+    """Return what `gguf list --json` prints. It has at most the first 16 elements of an array."""
     return {
         "schema": SCHEMA, "file": str(files[0].path), "files": [str(header.path) for header in files],
         "version": files[0].version, "alignment": files[0].alignment,
@@ -97,7 +97,7 @@ def _entry(value: Value, *, short: bool) -> dict[str, Any]:
 
 
 def _plain(value: Value) -> Any:
-    """Return a value as JSON can hold it."""
+    """Return a value as JSON can represent it."""
     decoded: Any = value.decode()
     if value.element is None:
         return plain_number(decoded)
@@ -129,7 +129,7 @@ def edit_json(edit: KeyEdit, more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rotation_text(before: RopeSet, after: RopeSet) -> str:
-    """Return what llama.cpp rotates by before and after, in a line."""
+    """Return the rotation in llama.cpp before and after an edit, in one line."""
     old, new = _rope(before), _rope(after)
     return f"{old} -> {new}" if old != new else f"{old}, but {in_words(before.differences(after))}"
 

@@ -1,4 +1,4 @@
-"""Retrieval grids, the divergence of two files and rotary pairs as tables with legends. Measures and judges nothing."""
+"""The divergence of two files, and the rotary pairs of a table, as sections."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ropetool.verification.results import (
 )
 
 
-def divergence_section(found: DivergenceResult, trained_length: int) -> Section:
+def divergence_section(divergence: DivergenceResult, trained_length: int) -> Section:
     """Return the divergence within and beyond the trained length."""
-    named = (("within", found.within), ("beyond", found.beyond), ("rare tokens", found.rare))
+    named = (("within", divergence.within), ("beyond", divergence.beyond), ("rare tokens", divergence.rare))
     spans = [(label, span) for label, span in named if span is not None]
     legend = (
         (
@@ -27,14 +27,21 @@ def divergence_section(found: DivergenceResult, trained_length: int) -> Section:
         ),
         ("top-1", "share of tokens for which both have the same likeliest token"),
         ("logits", "largest difference of two logits, divided by the largest logit of the reference"),
-        ("within", f"the trained length of {trained_length} tokens; {found.rows} rows of {found.length} tokens"),
-        *([("rare tokens", "rows of tokens that do not occur in the texts, in random order")] if found.rare else []),
+        (
+            "within",
+            f"the trained length of {trained_length} tokens; {divergence.rows} rows of {divergence.length} tokens",
+        ),
+        *(
+            [("rare tokens", "rows of tokens that do not occur in the texts, in random order")]
+            if divergence.rare
+            else []
+        ),
     )
     head = ("positions", "", "tokens", "mean KL", "median", "99 %", "maximum", "top-1", "logits")
     rows = tuple(_span(span, label) for label, span in spans)
-    finer = Table(head, tuple(_span(span, "") for span in found.by_position), words=(0, 1), title="By position")
-    title = f"Divergence from {found.reference}"
-    notes = (found.note,) if found.note else ()
+    finer = Table(head, tuple(_span(span, "") for span in divergence.by_position), words=(0, 1), title="By position")
+    title = f"Divergence from {divergence.reference}"
+    notes = (divergence.note,) if divergence.note else ()
     return Section("divergence", title, Table(head, rows, words=(0, 1)), legend, notes, (finer,))
 
 
@@ -54,9 +61,10 @@ def _span(span: DivergenceSpan, label: str) -> tuple[Cell, ...]:
 
 
 def bands_section(bands: Mapping[str, Any], key: str = "bands", title: str = "Rotary frequencies") -> Section:
-    """Return how many rotary pairs turn how often, and were stretched, with every pair's wavelength as detail.
+    """Return the numbers of fast, middle and slow rotary pairs and of changed pairs, with every wavelength as a detail.
 
-    bands: with None for `after` where nothing is to be extended.
+    bands: `trained_length` in tokens, `before` and `after` with the inverse frequencies in radians per token, and
+      `attention_factor`; `after` is None if there is no new table.
     """
     trained, changes = bands["trained_length"], bands["after"] is not None
     pairs = [

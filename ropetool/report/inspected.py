@@ -60,7 +60,7 @@ def inspection_parts(
     for layer_type, entry in decoded.entries.items():
         yield from _entry_parts(layer_type, entry, inspection, decoded, target)
     sizes = [
-        ("per token", byte_size(sum(kind.per_token for kind in inspection.kv_bytes.values()))),
+        ("per token", byte_size(sum(layers.per_token for layers in inspection.kv_bytes.values()))),
         (f"at {target} tokens", byte_size(inspection.cache_bytes(target))),
     ]
     yield listing("KV cache, one sequence", sizes if inspection.kv_bytes else [("not known", "")])
@@ -72,21 +72,21 @@ def inspection_parts(
 
 
 def extension_target(decoded: RopeSet, target_length: int | None) -> int:
-    """Return the context for which ways are shown: twice the stated one where none is asked for."""
+    """Return the context length for which commands are shown: by default twice the configured length."""
     return target_length or 2 * decoded.max_position_embeddings
 
 
-def named(found: Inspection) -> str:
-    """Return the family, and where a GGUF file's architecture has none, whether llama.cpp's rotation of it is known."""
-    name = _plain(found.model_type)
-    if found.family is None and found.format == "gguf":
-        known = "decoded" if found.model_type in archs.names() else "not decoded"
+def named(inspection: Inspection) -> str:
+    """Return model_type and family. For a GGUF file without a family, return whether its rotation is decoded."""
+    name = _plain(inspection.model_type)
+    if inspection.family is None and inspection.format == "gguf":
+        known = "decoded" if inspection.model_type in archs.names() else "not decoded"
         return f"architecture: {name} ({known})"
-    return f"{name or 'no model_type'}, family: {found.family.model_type if found.family else 'unknown'}"
+    return f"{name or 'no model_type'}, family: {inspection.family.model_type if inspection.family else 'unknown'}"
 
 
 def _plain(text: str) -> str:
-    """Return text from a file as it can be shown: no control characters, and not too long."""
+    """Return text from a file without control characters, 70 characters at most."""
     return escaped(text if len(text) <= 70 else f"{text[:67]}...")
 
 
@@ -111,7 +111,7 @@ def _entry_parts(
     if entry.softmax_multiplier != 1:
         rows.append(("softmax scale", f"multiplies the whole score by {entry.softmax_multiplier:.6g}"))
     yield listing(layer_type, [*rows, *_window_rows(entry)])
-    # Within a window no two positions are further apart than that, in training and afterwards.
+    # Two positions in a window are never further apart than the window, in training and afterwards.
     window = entry.sliding_window or MAX_LENGTH
     yield from _regimes_parts(entry, entry.table, measure.within(window), min(target, window))
 
@@ -123,25 +123,26 @@ def _window_rows(entry: LayerRope) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class _Measure:
-    """The length that turns are counted in, and what is known of it.
+    """The length in which turns are counted.
 
-    what: trained where the model has seen texts of that length and, as far as is known, none that are longer; original
-    where a model came scaled, for whether it was trained further with its scaling is not in its files; stated where the
-    file does not store the length before the scaling.
+    length: tokens.
+    what: `TRAINED` if this is the longest length of the training, as far as is known. `ORIGINAL` if the file has a
+      scaling, because files do not record whether the model was trained further with the scaling. `STATED` if the file
+      does not store the length before the scaling; `length` is then the configured length.
     """
 
     length: int
     what: str
 
     @classmethod
-    def of(cls, found: Inspection, decoded: RopeSet) -> _Measure:
-        if found.trained_length is None:
+    def of(cls, inspection: Inspection, decoded: RopeSet) -> _Measure:
+        if inspection.trained_length is None:
             return cls(decoded.max_position_embeddings, STATED)
-        made = found.made
+        record = inspection.made
         scaled = any(not entry.unscaled for entry in decoded.entries.values() if entry.table is not None)
-        if made is not None and made.plan.get("method") != BAKE:
-            scaled = made.plan.get("reading") != UNSCALED
-        return cls(found.trained_length, ORIGINAL if scaled else TRAINED)
+        if record is not None and record.plan.get("method") != BAKE:
+            scaled = record.plan.get("reading") != UNSCALED
+        return cls(inspection.trained_length, ORIGINAL if scaled else TRAINED)
 
     def row(self, length: int | None) -> tuple[str, str]:
         if length is None:
@@ -226,13 +227,13 @@ def _runtimes_listing(inspection: Inspection) -> Section:
 
 
 def made_of(reading: Decoded, decoded: RopeSet | None) -> tuple[str, ...]:
-    """Return a label, and the reasons for it."""
+    """Return what a runtime computes, as a label and the reasons for it."""
     if not reading.known:
         return ("not known", reading.refuses)
     if reading.rope is None or decoded is None:
         return ("refuses" if reading.stops else "DIFFERS", reading.refuses)
-    found = [*map(str, decoded.differences(reading.rope))]
-    return ("DIFFERS", *found) if found else (AGREES,)
+    differences = [*map(str, decoded.differences(reading.rope))]
+    return ("DIFFERS", *differences) if differences else (AGREES,)
 
 
 def _steps_parts(ways: Sequence[Proposal], target: int) -> Iterator[Part]:
@@ -251,7 +252,7 @@ def _steps_parts(ways: Sequence[Proposal], target: int) -> Iterator[Part]:
 
 
 def _lengths(step: Step) -> str:
-    """Return the lengths of a step, and what it does to a scaling that is there."""
+    """Return the lengths of a step, and what becomes of an existing scaling."""
     scaling = f", {SCALING[step.reading]}" if step.reading else ""
     if step.start is not None:
         return f"{step.start} -> {step.reach}{scaling}"
@@ -271,33 +272,33 @@ def _ranges(layers: tuple[int, ...]) -> str:
 
 
 def inspection_json(
-    found: Inspection, target_length: int | None = None, advice: Advice | None = None
+    inspection: Inspection, target_length: int | None = None, advice: Advice | None = None
 ) -> dict[str, Any]:
     """Return the inspection as `inspect --json` prints it."""
-    decoded = found.rope
+    decoded = inspection.rope
     target = target_length or (decoded.max_position_embeddings if decoded else None)
     return {
         "schema": SCHEMA,
-        "source": str(found.source),
-        "format": found.format,
-        "family": found.family.model_type if found.family else None,
-        "arch": found.model_type,
-        "trained_length": found.trained_length,
-        "trained_length_is": _Measure.of(found, decoded).what if decoded and found.trained_length else None,
-        "stated": _without_nan(found.stated),
-        "rope": {t: _entry_json(e, decoded, found) for t, e in decoded.entries.items()} if decoded else {},
-        "runtimes": {r.name: _reading_json(r, decoded) for r in found.readings},
+        "source": str(inspection.source),
+        "format": inspection.format,
+        "family": inspection.family.model_type if inspection.family else None,
+        "arch": inspection.model_type,
+        "trained_length": inspection.trained_length,
+        "trained_length_is": _Measure.of(inspection, decoded).what if decoded and inspection.trained_length else None,
+        "stated": _without_nan(inspection.stated),
+        "rope": {t: _entry_json(e, decoded, inspection) for t, e in decoded.entries.items()} if decoded else {},
+        "runtimes": {r.name: _reading_json(r, decoded) for r in inspection.readings},
         "kv_cache_bytes": {
-            "per_token": sum(kind.per_token for kind in found.kv_bytes.values()),
-            "at_target": found.cache_bytes(target) if target else None,
+            "per_token": sum(kind.per_token for kind in inspection.kv_bytes.values()),
+            "at_target": inspection.cache_bytes(target) if target else None,
         },
         **({} if advice is None else {"advice": advice_json(advice)}),
-        "notes": list(found.notes),
+        "notes": list(inspection.notes),
     }
 
 
 def _without_nan(value: Any) -> Any:
-    """Return the value with NaN and the infinities as text: some files have them, JSON does not."""
+    """Return the value with NaN and infinities as text, because some files have them and JSON does not."""
     if isinstance(value, Mapping):
         return {key: _without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -305,7 +306,7 @@ def _without_nan(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _entry_json(entry: LayerRope, decoded: RopeSet, found: Inspection) -> dict[str, Any]:
+def _entry_json(entry: LayerRope, decoded: RopeSet, inspection: Inspection) -> dict[str, Any]:
     data: dict[str, Any] = {
         "rope_type": entry.rope_type, "rope_theta": entry.rope_theta, "head_dim": entry.head_dim,
         "rotary_dim": entry.rotary_dim, "layout": entry.layout, "factor": entry.factor,
@@ -318,7 +319,7 @@ def _entry_json(entry: LayerRope, decoded: RopeSet, found: Inspection) -> dict[s
     if entry.table is None:
         return {**data, "regimes": [], "inv_freq": [], "wavelength": [], "turns": []}
     last = entry.table.regimes[-1].inv_freq
-    length = found.trained_length or decoded.max_position_embeddings
+    length = inspection.trained_length or decoded.max_position_embeddings
     return {
         **data,
         "regimes": [

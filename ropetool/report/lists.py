@@ -16,7 +16,7 @@ from ropetool.sections import Line, listing
 SCHEMA = 1
 
 
-# What most people look for, by command; --json and the documentation are in the order of the names.
+# The common names, by command. --json and the documentation list all names alphabetically.
 COMMON = {
     "methods": ("yarn", "llama3", "ntk", "linear", "longrope", "dynamic"),
     "families": (
@@ -69,12 +69,12 @@ def runtime_parts(runtime: Runtime) -> Iterator[Part]:
 
 
 def listed(name: str, entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what --json prints of a list, or of one of its entries as a list of one."""
+    """Return what --json prints: a list, of one entry if a name was passed."""
     return {"schema": SCHEMA, name: list(entries)}
 
 
 def method_json(method: Method) -> dict[str, Any]:
-    """Return what a method does, where it comes from, and its parameters with their defaults."""
+    """Return the summary, source and parameters of a method, with defaults."""
     fields = [
         {"name": f.name, "help": f.metadata["help"], "default": list(f.default) if f.default == () else f.default}
         for f in dataclasses.fields(method.params_type)
@@ -86,7 +86,7 @@ def method_json(method: Method) -> dict[str, Any]:
 
 
 def family_json(family: Family) -> dict[str, Any]:
-    """Return what ropetool knows of a family, with the values that its class assumes where a config is silent."""
+    """Return the facts about a family, with the defaults of its class for missing config keys."""
     return {
         "model_type": family.model_type, "architecture": family.architecture, "example": family.example,
         "layout": family.layout, "layer_types": list(family.rope_entries), "text_path": list(family.text_path),
@@ -103,7 +103,7 @@ def family_json(family: Family) -> dict[str, Any]:
 
 
 def runtime_json(runtime: Runtime, releases: Sequence[Runtime]) -> dict[str, Any]:
-    """Return what a runtime reads and how; releases: the stretches of its releases that are told apart."""
+    """Return formats, versions and summary of a runtime. releases: groups of releases that compute different tables."""
     return {
         "name": runtime.name, "formats": list(runtime.formats), "versions": runtime.versions, "summary": runtime.summary,
         "releases": [{"name": one.name, "versions": one.versions} for one in releases],

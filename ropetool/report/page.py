@@ -1,4 +1,4 @@
-"""A result as one HTML page that loads nothing, and its plots as PNG files beside it: what all reports share."""
+"""The writer for HTML: a result as one page that loads nothing, with its charts in it and as PNG files."""
 
 from __future__ import annotations
 
@@ -23,17 +23,21 @@ from ropetool.sections import Section
 
 PAGE = "index.html"
 REPORT, HTML = "--report", "--html"
-NO_SOURCE = Path(os.devnull)  # nothing is rewritten, so that a report may lie anywhere, also inside a checkpoint
+NO_SOURCE = Path(os.devnull)  # a report has no source, so it may be anywhere, also inside a checkpoint
 CSS_PIXELS = 96  # an inch in CSS
 
 
 @dataclass(frozen=True)
 class Page:
-    """What a report says, in its order.
+    """The content of a report, in its order.
 
-    command: the subcommand that makes it, `verify`. word, sentence: its first line, and tone, how that is coloured (one of
-    `TONES`' values). conditions: under which all of it holds. charts: drawn when the page is made, each shown in its section.
-    documents, fingerprint, texts: what was read, where anything was.
+    command: the subcommand that makes it, such as `verify`.
+    word, sentence: the first line.
+    tone: the colour of the first line: `GOOD`, `BAD`, `WARN` or empty.
+    conditions: the conditions of the result.
+    facts: names and values, which are folded away; those without a value are omitted.
+    charts: drawn when the page is rendered, each in its section.
+    documents, fingerprint, texts: the texts that were read, if any.
     """
 
     command: str
@@ -66,7 +70,7 @@ def write_page(page: Page, folder: Path, *, force: bool = False) -> list[Path]:
 
 
 def check_file(file: Path) -> None:
-    """Return if a page may and can be written as one file: where nothing stands, or another page of ropetool.
+    """Return if a page can be written to this file, which must not exist or be a page of ropetool.
 
     Raises: MissingDependency, OutputError.
     """
@@ -83,17 +87,17 @@ def write_file(page: Page, file: Path) -> None:
 
 
 def _no_page(file: Path) -> str:
-    """Return why a file is not replaced."""
+    """Return why a file is not replaced; empty for a page of ropetool."""
     return "" if _generator().encode() in file.read_bytes()[:500] else not_ours("a page of ropetool")
 
 
-def not_ours(kind: str) -> str:
-    """Return why a file that ropetool did not write is kept."""
-    return f"is not {kind}, so ropetool does not replace it"
+def not_ours(what: str) -> str:
+    """Return why a file or folder of others is not replaced. what: the expected content, with its article."""
+    return f"is not {what}, so ropetool does not replace it"
 
 
 def check_folder(folder: Path, *, force: bool = False) -> None:
-    """Return if a report may and can be written there; to be asked before a long measurement.
+    """Return if a report can be written to this folder. Call this before a long measurement.
 
     Raises: MissingDependency, OutputError.
     """
@@ -106,7 +110,7 @@ def check_folder(folder: Path, *, force: bool = False) -> None:
 
 
 def check_packages(option: str) -> None:
-    """Return if a page can be made. Raises: MissingDependency, named after the option that asks for it."""
+    """Return if matplotlib and jinja2 are installed. Raises: MissingDependency, with the option as its place."""
     for package in ("matplotlib", "jinja2"):
         if find_spec(package) is None:
             raise MissingDependency(
@@ -115,7 +119,7 @@ def check_packages(option: str) -> None:
 
 
 def _held(force: bool) -> Rule:
-    """Return what says why a folder may not be replaced."""
+    """Return a rule that gives the reason why a folder may not be replaced, or an empty text."""
 
     def reason(folder: Path) -> str:
         if _is_empty(folder) or (force and _is_report(folder)):
@@ -130,7 +134,7 @@ def _is_empty(folder: Path) -> bool:
 
 
 def _is_report(folder: Path) -> bool:
-    """Return whether a folder holds what `write_page` writes, and nothing else."""
+    """Return whether a folder contains a report and nothing else."""
     if folder.is_symlink() or not (folder / PAGE).is_file():
         return False
     plots = all(path.suffix == ".png" and path.is_file() for path in folder.iterdir() if path.name != PAGE)
@@ -143,7 +147,7 @@ def _generator() -> str:
 
 @contextmanager
 def _refusals(place: Path, option: str = REPORT) -> Iterator[None]:
-    """Make a refusal of what the system does not allow, and let all of them name the option that asks for it."""
+    """Raise system errors as OutputError, and name the option of the user in each error."""
     try:
         yield
         return
@@ -152,7 +156,7 @@ def _refusals(place: Path, option: str = REPORT) -> Iterator[None]:
     except OutputError as error:
         refusal = error
     if option == HTML:
-        refusal.message = refusal.message.partition("; --force")[0]  # an option that goes with folders
+        refusal.message = refusal.message.partition("; --force")[0]  # which --html does not have
     article = "a" if option == REPORT else "an"
     refusal.try_ = refusal.try_.replace("an -o", f"{article} {option}").replace("another -o", f"another {option}")
     raise refusal
@@ -176,7 +180,7 @@ def _filled(**values: Any) -> str:
     from jinja2 import Environment, StrictUndefined
 
     source = resources.files("ropetool.report").joinpath("report.html.j2").read_text(encoding="utf-8")
-    # names of files and texts are anybody's: what looks like HTML in them has to show as text
+    # names of files and texts are foreign data, so HTML in them is shown as text
     return str(Environment(autoescape=True, undefined=StrictUndefined).from_string(source).render(**values))
 
 

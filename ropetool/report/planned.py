@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ropetool.files.gguf.in_place import Edited
     from ropetool.plans.applying import Applied
 
-SCHEMA = 1  # of what is printed; a plan has one of its own
+SCHEMA = 1  # of the printed JSON; the plan in it has a separate schema
 _SHARED = {
     "hard-linked": "hard-linked: an edit in place changes the weights of the source too; pass --copy for separate files",
     "reflinked": "reflinked: the weights share storage with the source until you edit one; pass --copy for separate files",
@@ -56,14 +56,14 @@ def plan_parts(plan: Plan, output: str, flags: Sequence[str] = ()) -> Iterator[P
 
 
 def _goal(plan: Plan) -> list[tuple[str, str]]:
-    """Return what was asked for, and the lengths that follow."""
+    """Return method, factor, lengths and the start table."""
     if plan.method == BAKE:
         what = {**plan.params}
         return [
             ("method", f"{BAKE} {what.pop(BAKE, '')}{_params(what)}"),
             ("context", f"{plan.max_position_embeddings}, unchanged"),
         ]
-    # Whether a model that came scaled was trained further with its scaling is not in its files.
+    # Files do not record whether a model with a scaling was trained further with the scaling.
     before = "trained" if plan.reading == UNSCALED else "original"
     return [
         ("method", f"{plan.method}, factor {number(plan.factor)}{_params(plan.params)}"),
@@ -117,7 +117,7 @@ def serving_parts(lines: Sequence[str]) -> Iterator[Part]:
 
 
 def in_place_text(edited: Edited) -> str:
-    """Return how a file was changed where it lies, or would be."""
+    """Return how an edit in place changes the file, and the number of bytes that it writes."""
     return f"{edited.words}; {edited.bytes_written:,} bytes written"
 
 
@@ -127,7 +127,7 @@ def in_place_json(edited: Edited) -> dict[str, Any]:
 
 
 def _rounding(written: Applied) -> str:
-    """Return the largest and the mean relative change that storing the products cost."""
+    """Return the largest and the mean relative error from rounding the changed weights."""
     highest = max(tensor.max_error for tensor in written.baked)
     rows = sum(tensor.rows for tensor in written.baked)
     mean = sum(tensor.mean_error * tensor.rows for tensor in written.baked) / max(1, rows)
@@ -139,7 +139,7 @@ def _rounding(written: Applied) -> str:
 
 
 def applied_json(plan: Plan, written: Applied) -> dict[str, Any]:
-    """Return what `ropetool extend --json` prints when it has written."""
+    """Return what `ropetool extend --json` prints after writing."""
     return {
         "schema": SCHEMA, "plan": plan.to_json(), "output": str(written.output), "written": True,
         "placed": dict(written.placed), "edited": list(written.edited), "left": list(written.left),
@@ -171,7 +171,7 @@ def _change(edit: FileEdit) -> str:
 
 
 def _typed_change(old: Any, new: Any) -> str:
-    """Return the values of a GGUF key, with the type once where both have the same."""
+    """Return the values of a GGUF key before and after, with the type once if both have the same type."""
     last = new if new is not ABSENT else old
     same_type = old is ABSENT or new is ABSENT or old["type"] == new["type"]
     before = _value(old if old is ABSENT else old.get("value", old.get("sha256")))
@@ -182,7 +182,7 @@ def _typed_change(old: Any, new: Any) -> str:
 
 
 def _divisors(vector: Any) -> str:
-    """Return a frequency vector: nine digits tell two float32 numbers apart."""
+    """Return a vector of divisors with nine digits, which distinguish any two float32 numbers."""
     if vector is ABSENT:
         return "(absent)"
     numbers = [f"{float(number):.9g}" for number in vector]

@@ -12,7 +12,7 @@ from ropetool.escaping import escaped
 from ropetool.sections import number
 
 WIDTH, HEIGHT, MARGIN = 72, 9, 2
-AROUND = 18  # characters beside the plot: the scale on the left, half a label and the unit on the right
+AROUND = 18  # characters next to the plot: the scale on the left, half a label and the unit on the right
 SCALE = 10  # characters on the left: a label, and the axis
 TARGET, BASELINE = "●", "○"
 SEVERAL, TRAINED = "◉", "┊"  # the sign of several series on one place, and the line at the trained length
@@ -68,7 +68,7 @@ def perplexity_plot(
 
 
 def _draw(grid: list[list[str]], sign: str, points: Sequence[tuple[int, float]]) -> None:
-    """Put a series on the grid: dots from point to point where nothing stands yet, then its signs."""
+    """Put a series on the grid: dots between its points on empty places, then its signs."""
     for (x0, y0), (x1, y1) in pairwise(points):
         for x in range(x0 + 1, x1):
             level = round(y0 + (y1 - y0) * (x - x0) / (x1 - x0))
@@ -84,7 +84,7 @@ def _axis(lengths: Sequence[int], size: int) -> str:
     for length in lengths:
         label = str(length)
         start = SCALE + _column(length, lengths, size) - len(label) // 2
-        if not line or start > len(line):  # a label that would run into the one before is left out
+        if not line or start > len(line):  # omit a label that would overlap the label before it
             line = line.ljust(start) + label
     return f"{line} tokens"
 

@@ -1,4 +1,4 @@
-"""What print() and notebooks show of each result: a sentence, and the text of its command."""
+"""The text of each result in print() and in notebooks: a sentence, and the output of its command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def text(result: Any) -> str:
 
 
 def sentence(result: Any) -> str:
-    """Return the result in a line, or in one for each thing that it names."""
+    """Return the result in one line, or in a line for each ranking."""
     return SENTENCES[type(result).__name__](result)
 
 

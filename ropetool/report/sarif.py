@@ -1,4 +1,4 @@
-"""What `ropetool doctor` found in SARIF 2.1.0, which code hosts and editors show beside the files.
+"""The findings of `ropetool doctor` in SARIF 2.1.0, which code hosts and editors show next to the files.
 
 Source: OASIS, Static Analysis Results Interchange Format Version 2.1.0, sections 3.13 to 3.58.
 """
@@ -20,29 +20,29 @@ from ropetool.files.transaction import staged
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 VERSION = "2.1.0"
-NO_SOURCE = Path(os.devnull)  # nothing is rewritten, so that a log may lie anywhere, also inside a checkpoint
-HEAD_BYTES = 500  # in which a log names its schema
+NO_SOURCE = Path(os.devnull)  # a log has no source, so it may be anywhere, also inside a checkpoint
+HEAD_BYTES = 500  # at the start of a log that contain its schema
 
 
-def sarif(found: Diagnosis) -> dict[str, Any]:
+def sarif(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return a SARIF log with one run."""
-    index = {rule.name: number for number, rule in enumerate(found.rules)}
+    index = {rule.name: number for number, rule in enumerate(diagnosis.rules)}
     results = [
-        _result(one, finding, index) for one in found.examined for finding in one.findings if finding.rule in index
+        _result(one, finding, index) for one in diagnosis.examined for finding in one.findings if finding.rule in index
     ]
-    driver = {"name": "ropetool doctor", "version": __version__, "rules": [_rule(rule) for rule in found.rules]}
+    driver = {"name": "ropetool doctor", "version": __version__, "rules": [_rule(rule) for rule in diagnosis.rules]}
     run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
     return {"$schema": SCHEMA, "version": VERSION, "runs": [run]}
 
 
-def write_sarif(found: Diagnosis, path: Path) -> None:
+def write_sarif(diagnosis: Diagnosis, path: Path) -> None:
     """Write a log, whole or not at all. Raises: OutputError."""
     with staged(path, NO_SOURCE, force=True, may_replace=_not_a_log) as stage:
-        stage.write_text(json.dumps(sarif(found), indent=2) + "\n", encoding="utf-8")
+        stage.write_text(json.dumps(sarif(diagnosis), indent=2) + "\n", encoding="utf-8")
 
 
 def check_place(path: Path) -> None:
-    """Return if a log may be written there, where another log may stand; to be asked before the examination.
+    """Return if a log can be written to this path, which may be an existing log. Call this before the examination.
 
     Raises: OutputError.
     """
@@ -85,7 +85,7 @@ def _sentence(text: str) -> str:
 
 
 def _location(one: Examined, finding: Finding) -> dict[str, Any]:
-    """Return where it stands: a file relative to the working folder where it lies within, and the line of the key."""
+    """Return the file of a finding and the line of its key. A path in the working folder is relative to it."""
     if hub.hub_id(one.name) is not None:
         return {"logicalLocations": [{"fullyQualifiedName": one.name, "kind": "module"}]}
     path, line = Path(one.name), finding.line

@@ -1,4 +1,4 @@
-"""The verdict of a verification as one sentence, for a reader who knows none of its checks. Judges nothing."""
+"""The verdict of a verification as one sentence, for readers who do not know the checks."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from ropetool.verification.results import (
 from ropetool.verification.shares import attainable_loss
 from ropetool.verification.suites import CUSTOM, SUITES
 
-DETAIL = 160  # characters of a check's detail that the sentence has room for; its line in the gate has all
+DETAIL = 160  # characters of a check's detail in the sentence; the gate shows the whole detail
 TEXTS = "--text with more documents"
-LARGER = {"quick": "--suite standard", "standard": "--suite full"}  # which has more passages; the full one has most
+LARGER = {"quick": "--suite standard", "standard": "--suite full"}  # a suite with more passages
 
 
 DIFFERS = "{} differ from {{against}} by more than rounding"
-# By the name of the check up to its first comma, or up to a space; measures add theirs. What has none is told by its figures.
+# By the name of the check up to its first comma, or up to a space. Measures add theirs. A check without words gets its figures.
 WORDS: Mapping[str, Mapping[str, VerdictSentence]] = {
     "tables": {
         FAIL: VerdictSentence("its positions differ from its record or its method ({detail})", "{mend}"),
@@ -109,12 +109,12 @@ OTHERS: Mapping[str, tuple[str, str]] = {
 
 
 def summary(result: VerifyResult) -> str:
-    """Return what was verified, and how good it is; where it did not pass, the check that decides and the next step."""
+    """Return the target and its verdict. If it did not pass, add the decisive check and the next step."""
     if result.answers is not None:
         return _answered(result)
-    said = f"{result.verdict}: {_subject(result)} {_judgement(result)}"
+    sentence = f"{result.verdict}: {_subject(result)} {_judgement(result)}"
     if result.verdict == PASS:
-        return f"{said}{_worth(result)}{_inexact(result)}."
+        return f"{sentence}{_worth(result)}{_inexact(result)}."
     decisive = _with(result.checks, DECIDING[result.verdict])
     others = [
         words.format(count=count)
@@ -123,24 +123,24 @@ def summary(result: VerifyResult) -> str:
         for words in [one if count == 1 else several]
         if count
     ]
-    # What fails is mended one by one; of what is missing every piece is needed.
+    # Failures are fixed one by one, but all missing measurements are needed.
     steps = dict.fromkeys(_step(result, check) for check in (decisive[:1] if result.verdict == FAIL else decisive))
     following = [step for step in steps if step]
     return (
-        f"{said}: {_reason(result, decisive[0])}"
+        f"{sentence}: {_reason(result, decisive[0])}"
         f"{f'; {_listed(others)}' if others else ''}{f'; next: {_listed(following)}' if following else ''}."
     )
 
 
 def _answered(result: VerifyResult) -> str:
-    """Return the verdict on the three questions; of a file that is not what it says, why, and what to do."""
+    """Return the verdict on the three questions. For an incorrect file, add the reason and the next step."""
     assert result.answers is not None
     failed = _with(result.checks, FAIL)
-    said = answers_sentence(result)
-    if not said:
+    sentence = answers_sentence(result)
+    if not sentence:
         step = _step(result, failed[0])
-        said = f"{_reason(result, failed[0])}{f'; next: {step}' if step else ''}"
-    return f"{result.answers.verdict}: {result.target}: {said}."
+        sentence = f"{_reason(result, failed[0])}{f'; next: {step}' if step else ''}"
+    return f"{result.answers.verdict}: {result.target}: {sentence}."
 
 
 def verify_json(result: VerifyResult) -> dict[str, Any]:
@@ -150,9 +150,9 @@ def verify_json(result: VerifyResult) -> dict[str, Any]:
 
 
 def _subject(result: VerifyResult) -> str:
-    made = result.extension or {}
-    factor = f", factor {made['factor']:g}" if made.get("factor") else ""
-    method = f" ({made['method']}{factor})" if made.get("method") else ""
+    extension = result.extension or {}
+    factor = f", factor {extension['factor']:g}" if extension.get("factor") else ""
+    method = f" ({extension['method']}{factor})" if extension.get("method") else ""
     against = [name for name in (result.baseline, result.against) if name]
     longest = max((entry.length for entry in result.lengths), default=0)
     reach = f" up to {longest} tokens" if longest else ""
@@ -173,7 +173,7 @@ def _judgement(result: VerifyResult) -> str:
 
 
 def _worth(result: VerifyResult) -> str:
-    """Return whether the longer context is better than text that is cut, which a pass alone does not say."""
+    """Return whether the longer context is better than cut text, because a pass does not imply this."""
     beyond = [entry for entry in result.lengths if entry.length > result.trained_length and entry.useful is not None]
     if not beyond:
         return ""
@@ -184,9 +184,9 @@ def _worth(result: VerifyResult) -> str:
 
 
 def _inexact(result: VerifyResult) -> str:
-    """Return how far its positions are from those that it was made of, where that was accepted."""
-    found = _with(result.checks, INEXACT)
-    return f"; its positions differ slightly from its source: {found[0].detail}" if found else ""
+    """Return the difference of its positions from its source, if --allow-inexact accepted it."""
+    inexact = _with(result.checks, INEXACT)
+    return f"; its positions differ slightly from its source: {inexact[0].detail}" if inexact else ""
 
 
 def _reason(result: VerifyResult, check: Check) -> str:
@@ -196,8 +196,8 @@ def _reason(result: VerifyResult, check: Check) -> str:
     figures = (
         "" if check.figure is None or check.limit is None else f"{exact(check.figure)}, limit {exact(check.limit)}"
     )
-    found = "; ".join(part for part in (figures, _cut(check.detail)) if part)
-    return f"{PLAIN[check.verdict].format(name=check.name)}{f' ({found})' if found else ''}"
+    reasons = "; ".join(part for part in (figures, _cut(check.detail)) if part)
+    return f"{PLAIN[check.verdict].format(name=check.name)}{f' ({reasons})' if reasons else ''}"
 
 
 def _step(result: VerifyResult, check: Check) -> str:
@@ -208,14 +208,14 @@ def _step(result: VerifyResult, check: Check) -> str:
 
 def _words(result: VerifyResult, check: Check) -> VerdictSentence | None:
     start = check.name.partition(",")[0]
-    made = measures.every() if result.measures else ()
-    by_check = {**WORDS, **{name: words for measure in made for name, words in measure.words.items()}}
+    every = measures.every() if result.measures else ()
+    by_check = {**WORDS, **{name: words for measure in every for name, words in measure.words.items()}}
     known = by_check.get(start) or by_check.get(start.partition(" ")[0]) or {}
     return known.get(check.verdict)
 
 
 def _values(result: VerifyResult, check: Check) -> dict[str, str]:
-    """Return what the words of a check may name."""
+    """Return the values of the names in braces in `WORDS`."""
     recorded = result.extension is not None and result.extension.get("params") is not None
     return {
         "name": check.name,
@@ -237,33 +237,33 @@ def _values(result: VerifyResult, check: Check) -> dict[str, str]:
 
 
 def _reach(result: VerifyResult) -> str:
-    """Return what makes the lengths measured reach beyond the trained one, up to the stated context."""
+    """Return the option that makes the measurement reach the configured context length."""
     if result.context_length > result.trained_length:
         return f"--lengths {result.trained_length},{result.context_length}"
     return "ropetool extend TARGET" if result.baseline else "--trained-length N if it was trained on fewer tokens"
 
 
 def _trials(result: VerifyResult) -> int:
-    """Return how many trials at each depth are likely to decide, in steps of twice as many; eight times as many at most."""
+    """Return how many trials at each depth probably give a verdict: 2, 4 or at most 8 times as many as now."""
     allowed = GRADES[result.grade].max_lost if result.grade in GRADES else 1.0
-    found = [SUITES["quick"].trials]
+    trials = [SUITES["quick"].trials]
     for grid in (grid for grid in result.measures.get("retrieval", ()) if grid.cells):
         now, depths = grid.cells[0].trials, len({cell.depth for cell in grid.cells})
         apart = max(((pair.gained + pair.lost) / pair.trials for pair in grid.pairs if pair.depth is None), default=0.0)
         likely = (more for more in (2 * now, 4 * now) if attainable_loss(more * depths, apart) <= allowed)
-        found.append(next(likely, 8 * now))
-    return max(found)
+        trials.append(next(likely, 8 * now))
+    return max(trials)
 
 
 def _lower_grade(result: VerifyResult) -> str:
-    """Return the grade whose limit of the ratio is surely kept, where a lower one is."""
+    """Return the option for a lower grade if the ratio is significantly within the limit of that grade."""
     uppers = [entry.upper for entry in result.lengths if entry.upper is not None]
     if result.grade not in GRADES or not uppers:
         return ""
     asked = GRADES[result.grade]
     lower = (g.name for g in GRADES.values() if g.max_ratio > asked.max_ratio and max(uppers) <= g.max_ratio)
-    found = next(lower, "")
-    return f" or --grade {found}" if found else ""
+    kept = next(lower, "")
+    return f" or --grade {kept}" if kept else ""
 
 
 def _with(checks: Iterable[Check], verdict: str) -> list[Check]:
@@ -271,7 +271,7 @@ def _with(checks: Iterable[Check], verdict: str) -> list[Check]:
 
 
 def _cut(text: str) -> str:
-    """Return the text, or as many of its clauses, or words, as the sentence has room for."""
+    """Return the text, cut after a clause or a word if it is longer than `DETAIL` characters."""
     if len(text) <= DETAIL:
         return text
     start = text[:DETAIL]

@@ -8,10 +8,10 @@ from ropetool import __version__
 from ropetool.registry import addition
 from ropetool.report.answered import TONES as ANSWERED
 from ropetool.report.answered import curve_plot, questions_section, texts_section
-from ropetool.report.beside import yardstick_sections
 from ropetool.report.grids import bands_section, divergence_section
 from ropetool.report.page import Page
 from ropetool.report.plot import BASELINE, TARGET, Plot
+from ropetool.report.reference_attention import reference_attention_sections
 from ropetool.report.terminal import Part, terminal_text
 from ropetool.report.verdict import summary
 from ropetool.runtimes.inspection import Inspection
@@ -59,7 +59,7 @@ def sections(result: VerifyResult) -> Iterator[Section]:
         section: Section = addition("lm_eval_section")(result.lm_eval)
         yield section
     if result.yardsticks:
-        yield from yardstick_sections(result)
+        yield from reference_attention_sections(result)
     if result.divergence is not None:
         yield divergence_section(result.divergence, result.trained_length)
 

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 from yardsticks_page import RESULT, RUNS, known
 
 import ropetool
-from ropetool.report.beside import yardstick_sections
+from ropetool.report.reference_attention import reference_attention_sections
 from ropetool.report.terminal import terminal_text
 from ropetool.verification.gate import Limits
 from ropetool.verification.results import VerifyResult
@@ -48,7 +48,7 @@ def measured(name: str) -> dict[str, Any]:
             extended, measures=run.measures, trials=run.trials, segments=run.segments, limits=Limits(grade="research"), lengths=run.lengths,
             compare_with=",".join(run.yardsticks), device="cpu", budget=math.inf,
         )  # fmt: skip
-    shown = terminal_text(replace(section, legend=()) for section in yardstick_sections(found))
+    shown = terminal_text(replace(section, legend=()) for section in reference_attention_sections(found))
     return {"rows": figures(found), "text": shown.strip("\n")}
 
 

@@ -1,4 +1,4 @@
-"""Yardsticks beside a target as tables with legends. Measures and judges nothing."""
+"""Reference attention variants compared with a target, as sections."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 TITLE = "Reference attention variants: no file can store them"
 
 
-def yardstick_sections(result: VerifyResult) -> Iterator[Section]:
-    """Yield the losses of the yardsticks, and what they find again where that was measured."""
+def reference_attention_sections(result: VerifyResult) -> Iterator[Section]:
+    """Yield the losses of the reference attention variants, then their gains from copies and their retrieval, if measured."""
     if result.lengths:
         yield _losses(result)
     far = result.measures.get("far")
@@ -32,10 +32,10 @@ def _losses(result: VerifyResult) -> Section:
         rows.append(
             row(str(entry.length), "target", perplexity(entry.target), number(entry.ratio), change(entry.tax), NONE)
         )
-        for found in result.yardsticks:
-            own = found.lengths[index]
+        for variant in result.yardsticks:
+            own = variant.lengths[index]
             rows.append(
-                row("", found.name, perplexity(own.target), number(own.ratio), change(own.tax), _apart(found.differences[index]))
+                row("", variant.name, perplexity(own.target), number(own.ratio), change(own.tax), _apart(variant.differences[index]))
             )  # fmt: skip
     legend = (
         ("ppl", "exp(loss) of the same last tokens (95 % interval over documents)"),
@@ -50,13 +50,13 @@ def _losses(result: VerifyResult) -> Section:
         ),
     )
     head = ("length", "", "ppl", "ratio", "regression", "target minus this")
-    served = (f"{found.name}: {found.served}" for found in result.yardsticks if found.served)
+    served = (f"{variant.name}: {variant.served}" for variant in result.yardsticks if variant.served)
     notes = (f"applied to {result.yardsticks[0].on}; they do not affect the verdict", *served)
     return Section("yardsticks", TITLE, Table(head, tuple(rows), words=(1,)), legend, notes)
 
 
 def _apart(difference: Estimate) -> Cell:
-    """Return a difference; one that is surely in favour of the yardstick is a warning, of the target good."""
+    """Return a difference: a warning if the variant is significantly better, good if the target is."""
     tone = "warn" if difference.low > 0 else "good" if difference.high < 0 else ""
     return Cell(change(difference), tone)
 
@@ -64,10 +64,10 @@ def _apart(difference: Estimate) -> Cell:
 def _far(result: VerifyResult, far: FarResult) -> Section:
     distances = [entry.distance for entry in far.distances]
     rows = [row("target", *(change(entry.gain) for entry in far.distances))]
-    for found in result.yardsticks:
-        own: FarResult | None = found.measures.get("far")
+    for variant in result.yardsticks:
+        own: FarResult | None = variant.measures.get("far")
         gains = {entry.distance: entry.gain for entry in own.distances} if own else {}
-        rows.append(row(found.name, *(change(gains.get(distance)) for distance in distances)))
+        rows.append(row(variant.name, *(change(gains.get(distance)) for distance in distances)))
     legend = (
         (
             "gain",
@@ -79,10 +79,12 @@ def _far(result: VerifyResult, far: FarResult) -> Section:
 
 
 def _retrieval(result: VerifyResult, grid: RetrievalResult, index: int) -> Section:
-    from ropetool.verification.measures.retrieval import share  # a report without a suite loads no measure
+    from ropetool.verification.measures.retrieval import (
+        share,
+    )  # here, because a report without a suite loads no measure
 
     lengths = sorted({cell.length for cell in grid.cells})
-    grids = [("target", grid), *((found.name, found.measures["retrieval"][index]) for found in result.yardsticks)]
+    grids = [("target", grid), *((variant.name, variant.measures["retrieval"][index]) for variant in result.yardsticks)]
     rows = [row(name, *(share([cell for cell in of.cells if cell.length == n]) for n in lengths)) for name, of in grids]
     legend = (("cells", "right answers / trials, over all depths; columns: context in tokens"),)
     table = Table(("", *map(str, lengths)), tuple(rows), words=(0,))
