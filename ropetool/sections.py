@@ -97,6 +97,18 @@ class Section:
     depth: int = 0
 
 
+class Drawing(Protocol):
+    """A plot in characters."""
+
+    def lines(self, width: int) -> list[str]:
+        """Return the lines of the plot. width: characters in a line, at most."""
+        ...
+
+
+Part = str | Line | Section | Drawing
+"""A part of a result: a string is one line, which is never broken."""
+
+
 def row(*cells: str | Cell) -> tuple[Cell, ...]:
     """Return cells, plain ones from strings."""
     return tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in cells)

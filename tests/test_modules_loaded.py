@@ -34,10 +34,10 @@ LIMITS = {
     "extend GGUF --target-length 1024 --method yarn -o OUTPUT": 164,
     "diff DIR DIR": 122,
     "doctor DIR": 175,
-    "gguf list GGUF": 108,
-    "gguf get GGUF llama.context_length": 108,
-    "gguf set GGUF llama.context_length 1024 -o OUTPUT": 142,
-    "restore GGUF": 131,
+    "gguf list GGUF": 45,
+    "gguf get GGUF llama.context_length": 84,
+    "gguf set GGUF llama.context_length 1024 -o OUTPUT": 140,
+    "restore GGUF": 128,
     "recover GGUF": 35,
 }
 SLACK = 5  # modules; a figure that is further above what a command loads no longer holds it

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropetool import runtimes
 from ropetool.files.counting import byte_size
-from ropetool.report.terminal import Part
-from ropetool.sections import listing
+from ropetool.sections import Part, listing
 
 if TYPE_CHECKING:
     from ropetool.plans.advice import Advice, Way

@@ -8,9 +8,8 @@ from pathlib import Path
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
 from ropetool.errors import ConfigError, LossyExport, UnsupportedDtype
 from ropetool.plans.plan import Plan
-from ropetool.report.terminal import Part
 from ropetool.runtimes.llama_cpp import folding
-from ropetool.sections import listing
+from ropetool.sections import Part, listing
 from ropetool.weights.checking import LayerCheck, Reader, check_scores, reader
 from ropetool.weights.fold_targets import FoldTargets
 from ropetool.weights.opening import bakeable

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ropetool.report.terminal import Part
-from ropetool.sections import listing
+from ropetool.sections import Part, listing
 from ropetool.verification.results import FALSE, TRUE
 from ropetool.verification.verdict.checking import Checked
 

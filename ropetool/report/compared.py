@@ -10,8 +10,7 @@ from ropetool.choosing.ranking import PairResult, Ranking
 from ropetool.choosing.results import CandidateResult, Comparison
 from ropetool.report.page import Page
 from ropetool.report.plot import BASELINE, Plot
-from ropetool.report.terminal import Part
-from ropetool.sections import BOLD, DIM, NONE, TONES, Cell, Line, Section, Table, change, counted, number, row
+from ropetool.sections import BOLD, DIM, NONE, TONES, Cell, Line, Part, Section, Table, change, counted, number, row
 from ropetool.verification.gate import GRADES
 from ropetool.verification.measures.loss import JUDGED
 from ropetool.verification.measures.retrieval import RetrievalPair

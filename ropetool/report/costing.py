@@ -7,8 +7,7 @@ from typing import Any
 
 from ropetool.costs.lines import BYTES, FLOPS, NUMBERS, Cost, CostLine
 from ropetool.files.counting import byte_size
-from ropetool.report.terminal import Part
-from ropetool.sections import listing
+from ropetool.sections import Part, listing
 
 _POWERS = {
     FLOPS: (1000, ("kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")),

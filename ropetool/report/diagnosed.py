@@ -9,8 +9,7 @@ from typing import Any
 from ropetool import runtimes
 from ropetool.doctor import ERROR, NOTE, WARNING, Diagnosis, Examined, Finding, Rule
 from ropetool.doctor.fixing import Repair
-from ropetool.report.terminal import Part
-from ropetool.sections import counted, listing
+from ropetool.sections import Part, counted, listing
 
 SCHEMA = 1
 SEVERITIES = (ERROR, WARNING, NOTE)

@@ -21,8 +21,7 @@ from ropetool.comparison.relations import (
 )
 from ropetool.comparison.results import ONLY_IN_A, ONLY_IN_B, SKIPPED, Diff, Fact, NetScore, Side, TensorDiff
 from ropetool.files.hf.jsontext import shown
-from ropetool.report.terminal import Part
-from ropetool.sections import listing
+from ropetool.sections import Part, listing
 
 DIFFERS = "differs"
 LEAST_DIGITS, MOST_DIGITS = 4, 7

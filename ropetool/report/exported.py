@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 from ropetool.files.counting import byte_size
 from ropetool.report.planned import serving_parts, sidecar_rows
-from ropetool.report.terminal import Part
-from ropetool.sections import listing
+from ropetool.sections import Part, listing
 from ropetool.verification.results import INEXACT, NOT_RUN, UNDECIDED, Check
 
 SCHEMA = 1

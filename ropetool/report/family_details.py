@@ -9,8 +9,7 @@ from ropetool import families
 from ropetool.families import records
 from ropetool.families.family import Family
 from ropetool.families.wrappers import ALIASES, WRAPPERS, Wrapper
-from ropetool.report.terminal import Part
-from ropetool.sections import listing
+from ropetool.sections import Part, listing
 
 WINDOWS = {"never": "none", "always": "as configured", "alternate": "on some layers, as configured"}
 ROTATES = {

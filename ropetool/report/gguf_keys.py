@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,11 +12,12 @@ from ropetool.checkpoint.gguf_edits import plain_number
 from ropetool.files.gguf import GgufHeader, Value, ValueType
 from ropetool.files.gguf.codec import utf8
 from ropetool.files.gguf.texts import first
-from ropetool.plans.key_edits import KeyEdit
-from ropetool.plans.resharding import Resharded
-from ropetool.report.terminal import Part
 from ropetool.rope.tables import LayerRope, RopeSet, in_words
-from ropetool.sections import listing
+from ropetool.sections import Part, listing
+
+if TYPE_CHECKING:
+    from ropetool.plans.key_edits import KeyEdit
+    from ropetool.plans.resharding import Resharded
 
 SCHEMA = 1
 FEW = 8  # elements of an array in a line, and 16 in the JSON of a list

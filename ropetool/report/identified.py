@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ropetool.report.terminal import Part
-from ropetool.sections import Line, listing
+from ropetool.sections import Line, Part, listing
 
 if TYPE_CHECKING:
     from ropetool.identify.asking import Identified

@@ -17,13 +17,12 @@ from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, Step
 from ropetool.plans.plan import BAKE
 from ropetool.plans.proposals import LENGTH, Proposal
 from ropetool.report.advised import advice_json, ways_parts
-from ropetool.report.terminal import Part
 from ropetool.rope import arithmetic
 from ropetool.rope.tables import MAX_LENGTH, Array, LayerRope, RopeSet, RopeTable
 from ropetool.runtimes.decoded import Decoded
 from ropetool.runtimes.inspection import Inspection
 from ropetool.runtimes.llama_cpp import architectures as archs
-from ropetool.sections import Section, listing
+from ropetool.sections import Part, Section, listing
 
 if TYPE_CHECKING:
     from ropetool.plans.advice import Advice

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ropetool.families.family import Family
-from ropetool.report.terminal import Part
 from ropetool.rope.methods import Method
 from ropetool.runtimes import Runtime
-from ropetool.sections import Line, listing
+from ropetool.sections import Line, Part, listing
 
 SCHEMA = 1
 

@@ -13,9 +13,8 @@ from ropetool.files.counting import byte_size
 from ropetool.files.hf import ABSENT
 from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED
 from ropetool.plans.plan import BAKE, Plan
-from ropetool.report.terminal import Part
 from ropetool.runtimes.base import NO_FLAG
-from ropetool.sections import listing
+from ropetool.sections import Part, listing
 
 if TYPE_CHECKING:
     from ropetool.files.gguf.in_place import Edited

@@ -10,8 +10,7 @@ from ropetool.escaping import command
 from ropetool.plans.restoring import Restored, ToDelete
 from ropetool.report.gguf_keys import described
 from ropetool.report.planned import in_place_json, in_place_text
-from ropetool.report.terminal import Part
-from ropetool.sections import listing
+from ropetool.sections import Part, listing
 
 SCHEMA = 1
 CONTENT = "as before; the bytes differ if an edit added room to the header, which stays"

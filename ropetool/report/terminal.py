@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.cells import cell_len
 
 from ropetool.escaping import escaped
-from ropetool.report.plot import Plot
-from ropetool.sections import BAD, BOLD, DIM, GOOD, NONE, WARN, Cell, Line, Section, Table
+from ropetool.sections import BAD, BOLD, DIM, GOOD, NONE, WARN, Cell, Line, Part, Section, Table
 
 POINTER = Line(
     "Pass --explain for a description of the columns below each table. The pages of --report contain it too.", DIM
@@ -22,8 +21,6 @@ UNBROKEN = "\0"  # a space where no line ends; text that is shown has no other
 CODES = {GOOD: "32", BAD: "31", WARN: "33", BOLD: "1", DIM: "2"}
 _QUOTED = re.compile("`[^`]*`")
 
-Part = str | Line | Section | Plot
-"""A part of a result: a string is one line, which is never broken."""
 Spans = list[tuple[str, str]]
 """A line: texts, each with its styles, separated by spaces."""
 
@@ -39,16 +36,16 @@ def terminal_text(
     lines: list[Spans] = []
     parts = tuple(parts)
     for part in parts:
-        if isinstance(part, Section) and part.table.listed:
+        if isinstance(part, str):
+            lines.append([(escaped(part), "")])
+        elif isinstance(part, Line):
+            lines += _sentence(part, width)
+        elif isinstance(part, Section) and part.table.listed:
             lines += _listing(part, width, is_first=not lines)
         elif isinstance(part, Section):
             lines += _section(part, width or WIDTH, explained)
-        elif isinstance(part, Plot):
-            lines += [[], *([(line, "")] for line in part.lines(width or WIDTH))]
-        elif isinstance(part, Line):
-            lines += _sentence(part, width)
         else:
-            lines.append([(escaped(part), "")])
+            lines += [[], *([(line, "")] for line in part.lines(width or WIDTH))]
     if not explained and any(isinstance(part, Section) and part.legend for part in parts):
         lines += [[], *_sentence(POINTER, width)]
     return "".join(f"{_painted(line) if colour else _plain(line)}\n" for line in lines)

@@ -12,10 +12,10 @@ from ropetool.report.grids import bands_section, divergence_section
 from ropetool.report.page import Page
 from ropetool.report.plot import BASELINE, TARGET, Plot
 from ropetool.report.reference_attention import reference_attention_sections
-from ropetool.report.terminal import Part, terminal_text
+from ropetool.report.terminal import terminal_text
 from ropetool.report.verdict import summary
 from ropetool.runtimes.inspection import Inspection
-from ropetool.sections import BOLD, DIM, TONES, Cell, Line, Section, Table, counted, exact, row
+from ropetool.sections import BOLD, DIM, TONES, Cell, Line, Part, Section, Table, counted, exact, row
 from ropetool.verification import measures
 from ropetool.verification.gate import GRADES
 from ropetool.verification.results import FAIL, INEXACT, NOT_ASKED, NOT_RUN, PASS, UNDECIDED, VerifyResult

@@ -17,9 +17,8 @@ from ropetool.lab.tuning.results import TuneResult
 from ropetool.report import drawing
 from ropetool.report.charts import Chart
 from ropetool.report.page import Page
-from ropetool.report.terminal import Part
 from ropetool.rope.tables import TABLE_TOLERANCE
-from ropetool.sections import BAD, GOOD, WARN, Cell, Line, Section, Table, counted, listing, row
+from ropetool.sections import BAD, GOOD, WARN, Cell, Line, Part, Section, Table, counted, listing, row
 from ropetool.verification.results import Estimate
 
 SCHEMA = 1
