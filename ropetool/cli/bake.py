@@ -150,7 +150,7 @@ def bake_command(
     from ropetool.checkpoint.opening import open_checkpoint
     from ropetool.cli.apply import applied
     from ropetool.plans.bakes import make_bake
-    from ropetool.report.baked import check_possible, checks_of
+    from ropetool.plans.score_checks import check_possible, checks_of
 
     excluded = {"--output": options.output, "--copy": options.copy, "--force": options.force, "--check": check}
     check_in_place(options.in_place, options.copy_if_needed, excluded)
@@ -187,8 +187,7 @@ def _show_plan(plan: Plan, source: Path, target: Path, options: PlanOptions, as_
 
 def _show(plan: Plan, written: Applied, checks: Sequence[LayerCheck], as_json: bool) -> None:
     """Print what was written, and the attention scores of --check."""
-    from ropetool.report.baked import checks_parts
-    from ropetool.report.planned import applied_json, applied_parts
+    from ropetool.report.planned import applied_json, applied_parts, checks_parts
     from ropetool.report.terminal import terminal_text
 
     if as_json:

@@ -19,6 +19,7 @@ from ropetool.sections import Part, listing
 if TYPE_CHECKING:
     from ropetool.files.gguf.in_place import Edited
     from ropetool.plans.applying import Applied
+    from ropetool.weights.checking import LayerCheck
 
 SCHEMA = 1  # of the printed JSON; the plan in it has a separate schema
 _SHARED = {
@@ -113,6 +114,16 @@ def serving_parts(lines: Sequence[str]) -> Iterator[Part]:
     """Yield the command lines that serve an output."""
     if lines:
         yield listing("served by", [(line,) for line in lines], whole=True)
+
+
+def checks_parts(checks: Sequence[LayerCheck]) -> Iterator[Part]:
+    """Yield what `ropetool bake --check` prints below the rest."""
+    rows = [
+        (str(check.layer), check.layer_type, f"{check.largest:.4g}", f"{check.difference:.2g}", f"{check.unbaked:.2g}")
+        for check in checks
+    ]
+    head = ("layer", "kind", "largest score", "difference", "without bake")
+    yield listing("scores on random activations, before and after", rows, head=head, whole=True)
 
 
 def in_place_text(edited: Edited) -> str:

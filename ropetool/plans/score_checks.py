@@ -1,27 +1,23 @@
-"""The scores of a bake's layers before and after, on random activations."""
+"""The scores of each layer before and after a bake, compared on random activations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
 from ropetool.errors import ConfigError, LossyExport, UnsupportedDtype
 from ropetool.plans.plan import Plan
 from ropetool.runtimes.llama_cpp import folding
-from ropetool.sections import Part, listing
 from ropetool.weights.checking import LayerCheck, Reader, check_scores, reader
 from ropetool.weights.fold_targets import FoldTargets
 from ropetool.weights.opening import bakeable
 
 KEEPS_SCORES = ("attention-factor", "softmax-scale", "layout", "shift-safe", "rearch")
-
-
 WITHOUT = "without --check"
 
 
 def check_possible(plan: Plan, source: Checkpoint) -> None:
-    """Raise where the scores cannot be compared, or are meant to change; before anything is written.
+    """Return if the scores can be compared and stay the same. Call this before the bake is written.
 
     Raises: ConfigError, LossyExport, UnsupportedDtype.
     """
@@ -48,7 +44,7 @@ def check_possible(plan: Plan, source: Checkpoint) -> None:
 
 
 def checks_of(plan: Plan, source: Checkpoint, output: Path) -> list[LayerCheck]:
-    """Return how the scores of every touched layer compare, on random activations.
+    """Return the differences of the scores in each changed layer, on random activations.
 
     Raises: UnsupportedDtype, LossyExport, CheckpointError.
     """
@@ -58,13 +54,3 @@ def checks_of(plan: Plan, source: Checkpoint, output: Path) -> list[LayerCheck]:
 
 def _read(checkpoint: Checkpoint) -> tuple[FoldTargets, Reader]:
     return bakeable(checkpoint).targets, reader(checkpoint.stored)
-
-
-def checks_parts(checks: Sequence[LayerCheck]) -> Iterator[Part]:
-    """Yield what `ropetool bake --check` prints below the rest."""
-    rows = [
-        (str(check.layer), check.layer_type, f"{check.largest:.4g}", f"{check.difference:.2g}", f"{check.unbaked:.2g}")
-        for check in checks
-    ]
-    head = ("layer", "kind", "largest score", "difference", "without bake")
-    yield listing("scores on random activations, before and after", rows, head=head, whole=True)
