@@ -27,8 +27,9 @@ sys.path.insert(0, str(ROOT))
 from tune_demo_page import PLAN, RESULT, ROWS, known, named
 
 from ropetool import machine
-from ropetool.lab.tuning.report import tune_json, tune_text
+from ropetool.lab.tuning.report import tune_json, tune_parts
 from ropetool.lab.tuning.tuning import tune
+from ropetool.report.terminal import terminal_text
 
 SEED = 0
 CACHE = machine.cache() / "tune-demo"
@@ -47,7 +48,7 @@ def measured(length: int, space: str, generations: int) -> dict[str, Any]:
     kept = ("target_length", "space", "seed", "points", "generations", "searched", "unseen", "winner", "recommended")
     minutes = round((time.process_time() - begun) / 60, 1)
     return {name: data[name] for name in kept} | {
-        "minutes": minutes, "judgement": data["judgement"], "text": tune_text(found, "model", Path(plan)),
+        "minutes": minutes, "judgement": data["judgement"], "text": terminal_text(tune_parts(found, "model", Path(plan))),
     }  # fmt: skip
 
 
