@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import fcntl
-import json
 import os
 import pty
 import re
@@ -12,14 +10,14 @@ import select
 import signal
 import struct
 import subprocess
-import sys
 import termios
 import time
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
+
+from forks import Forked
 
 LIMIT = 300  # seconds until a command counts as hung
 INTERRUPT = b"\x03"  # what Ctrl-C types
@@ -96,38 +94,6 @@ def on_terminal(
         os.close(master)
     text = written.decode("utf-8", "replace")
     return Shown(code, text, *_played(text, columns))
-
-
-class Forked:
-    """A program in a fork of a Python that has loaded already what takes seconds: tests/fork_server.py."""
-
-    def __init__(self, started: Mapping[str, object]) -> None:
-        server = _server()
-        assert server.stdin is not None
-        assert server.stdout is not None
-        server.stdin.write(json.dumps(started).encode() + b"\n")
-        self._lines = server.stdout
-        self._id = int(self._lines.readline())
-        self._code: int | None = None
-
-    def wait(self, timeout: float = 10) -> int:
-        """Return the exit code. Its terminal is closed by then, or it was killed."""
-        if self._code is None:
-            assert select.select([self._lines], [], [], timeout)[0], "it closed its terminal and does not end"
-            self._code = int(self._lines.readline())
-        return self._code
-
-    def kill(self) -> None:
-        if self._code is None:
-            os.kill(self._id, signal.SIGKILL)
-
-
-@cache
-def _server() -> subprocess.Popen[bytes]:
-    command = [sys.executable, str(Path(__file__).with_name("fork_server.py"))]
-    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-    atexit.register(server.communicate)  # the end of its input is its end
-    return server
 
 
 def _take_terminal() -> None:

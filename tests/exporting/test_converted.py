@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from converter import needs_converter
+from forks import run_python
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts" / "converted"
@@ -67,10 +66,9 @@ def test_the_converter_s_own_files_give_the_same_logits_for_most_classes() -> No
 )
 def test_a_class_does_again_what_the_record_says(name: str) -> None:
     pytest.importorskip("llama_cpp")
-    done = subprocess.run(
-        [sys.executable, "-c", AGAIN, str(SCRIPTS), name], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    found, known = json.loads(done.stdout.splitlines()[-1]), classes()[name]
+    done = run_python(AGAIN, SCRIPTS, name, folder=ROOT)
+    assert done.code == 0, done.err
+    found, known = json.loads(done.out.splitlines()[-1]), classes()[name]
     assert {key: found[key] for key in ("arch", "encoding", "outcome")} == {
         key: known[key] for key in ("arch", "encoding", "outcome")
     }
