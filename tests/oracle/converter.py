@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from forks import run_python
 from settled import Comparison
 
 from ropetool.files.gguf import read_header
@@ -28,7 +29,13 @@ needs_tokenizer_too = pytest.mark.skipif(
     reason="ROPETOOL_LLAMA_CPP and ROPETOOL_REAL_FILES name no converter",
 )
 
-# One process for all: it takes ten seconds until it has loaded what it needs.
+# A process that has loaded torch has a gguf package loaded too, and the converter has one of its own.
+FRESH = """
+import sys
+for name in [name for name in sys.modules if name.partition(".")[0] == "gguf"]:
+    del sys.modules[name]
+"""
+# One process for all calls.
 EACH = """
 import json, runpy, sys
 converter, calls = sys.argv[1:]
@@ -41,19 +48,24 @@ for call in json.loads(calls):
 
 def convert(folder: Path, calls: Sequence[Sequence[object]]) -> None:
     """Run the converter with each of these lists of arguments."""
-    run(folder, "-c", EACH, CONVERTER, json.dumps([[str(argument) for argument in call] for call in calls]))
+    run(folder, EACH, CONVERTER, json.dumps([[str(argument) for argument in call] for call in calls]))
 
 
-def run(folder: Path, *arguments: object, python: str = sys.executable) -> None:
-    """Run a Python with these arguments, as the converter's own environment is but for a package that it imports."""
+def run(folder: Path, program: str, *arguments: object, python: str = sys.executable) -> None:
+    """Run a program with these arguments, in an environment as the converter's own but for a package that it imports."""
     modules = folder / "modules"
     modules.mkdir(exist_ok=True)
     (modules / "sentencepiece.py").write_text("SentencePieceProcessor = None\n")  # imported, and not used here
-    done = subprocess.run(
-        [python, *map(str, arguments)], capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(modules), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
+    given, more = [str(argument) for argument in arguments], {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    if python == sys.executable:
+        done = run_python(f"{FRESH}sys.path.insert(0, {str(modules)!r})\n{program}", *given, environment=more)
+        assert done.code == 0, done.err[-3000:]
+        return
+    ended = subprocess.run(
+        [python, "-c", program, *given], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(modules), **more},
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert ended.returncode == 0, ended.stderr[-3000:]
 
 
 def compared(name: str, source: Path, *ours: Path) -> Comparison:

@@ -126,7 +126,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
             [str(source), str(folder / family / "stock.gguf")]
         )
     for python in filter(None, arguments):
-        converter.run(folder, "-c", RUN, converter.CONVERTER, *arguments[python], python=python)
+        converter.run(folder, RUN, converter.CONVERTER, *arguments[python], python=python)
     return folder
 
 

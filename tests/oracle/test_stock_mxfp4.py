@@ -39,7 +39,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = mxfp4_models.write(folder / "model", "BF16")
     config = json.loads((source / "config.json").read_text())
     maker.save(source / "config.json", {**config, "architectures": ["GptOssForCausalLM"], "torch_dtype": "bfloat16"})
-    converter.run(folder, "-c", RUN, converter.CONVERTER, source, folder, *OUTTYPES)
+    converter.run(folder, RUN, converter.CONVERTER, source, folder, *OUTTYPES)
     return source
 
 
