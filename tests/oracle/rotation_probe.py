@@ -5,14 +5,17 @@ for evaluated nodes then shows each GGML_OP_ROPE of the running graph with what 
 those of its own test of all architectures (tests/test-llama-archs.cpp). As a program:
 
     rotation_probe.py FOLDER    reads FOLDER/*@FIRST@COUNT.gguf, keys without tensors, and decodes COUNT tokens from
-                                position FIRST on; writes an .npz for each that ran, else a .txt that says why not
+                                position FIRST on; writes an .npz for each that ran, else a .txt that says why not;
+                                nothing for one that ends its process, a fork of its own
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import os
 import sys
+import traceback
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -396,14 +399,28 @@ def run(path: Path, first: int, count: int) -> Watch:
 
 
 def main(folder: Path) -> None:
-    """Run every model of a folder."""
+    """Run every model of a folder, each in a fork: some end their process."""
+    _library()
     for path in sorted(folder.glob("*.gguf")):
-        first, count = map(int, path.stem.split("@")[-2:])
-        try:
-            watch = run(path, first, count)
-        except ValueError as error:
-            path.with_suffix(".txt").write_text(str(error), encoding="utf-8")
-            continue
+        child = os.fork()
+        if not child:
+            try:
+                _run_file(path)
+            except BaseException:  # noqa: BLE001 - the fork must not go on with the next file
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) > 0:  # below 0 llama.cpp ended it
+            raise SystemExit(f"{path.name}: an error of this program")
+
+
+def _run_file(path: Path) -> None:
+    first, count = map(int, path.stem.split("@")[-2:])
+    try:
+        watch = run(path, first, count)
+    except ValueError as error:
+        path.with_suffix(".txt").write_text(str(error), encoding="utf-8")
+    else:
         seen = {"vectors": watch.vectors, "nodes": watch.nodes, "scales": watch.scales,
                 "temperatures": watch.temperatures}  # fmt: skip
         np.savez(path.with_suffix(".npz"), seen=np.array(json.dumps(seen)), **watch.arrays)

@@ -113,6 +113,15 @@ class Run:
     vectors: dict[str, int]
 
 
+def probe(folder: Path) -> None:
+    """Have llama.cpp run each model of a folder, as far as it can."""
+    done = subprocess.run(
+        [sys.executable, rotation_probe.__file__, str(folder)], capture_output=True, text=True, timeout=600,
+        env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-1000:]
+
+
 @cache
 def runs(start: int) -> dict[tuple[str, str], Run]:
     """Return the runs of some architectures, those that one process makes."""
@@ -127,11 +136,7 @@ def runs(start: int) -> dict[tuple[str, str], Run]:
         for number, (key, each) in enumerate(those.items()):
             first, count = each.span
             paths[key] = each.write(folder / f"{number}@{first}@{count}.gguf")
-        done = subprocess.run(
-            [sys.executable, rotation_probe.__file__, str(folder)], capture_output=True, text=True, timeout=600,
-            env={**os.environ, "GGML_NO_BACKTRACE": "1"},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-1000:]
+        probe(folder)
         return {key: read(path.with_suffix(".npz")) for key, path in paths.items() if path.with_suffix(".npz").exists()}
 
 
@@ -216,18 +221,30 @@ def test_llama_cpp_rotates_as_we_decode_it(arch: str, variant: str) -> None:
     assert seen.nodes or "granite" in arch  # rope.scaling.finetuned = false takes the positions away
 
 
-@pytest.mark.parametrize("arch", [name for name in ROTATING if archs.get(name).whole_heads])
+OF_WHOLE_HEADS = [name for name in ROTATING if archs.get(name).whole_heads]
+
+
+@cache
+def of_whole_heads(start: int) -> dict[str, list[bool]]:
+    """Return by architecture whether llama.cpp runs a model, and whether it runs one whose heads rotate in part."""
+    with tempfile.TemporaryDirectory() as name:
+        paths = {}
+        for arch in OF_WHOLE_HEADS[start : start + AT_ONCE]:
+            first, count = Model(arch).span
+            paths[arch] = [
+                model(arch, variant).write(Path(name, f"{arch}, {variant}@{first}@{count}.gguf"))
+                for variant in ("plain", PARTIAL)
+            ]
+        probe(Path(name))
+        return {arch: [path.with_suffix(".npz").exists() for path in pair] for arch, pair in paths.items()}
+
+
+@pytest.mark.parametrize("arch", OF_WHOLE_HEADS)
 def test_a_part_of_a_head_stops_those_that_rotate_whole_heads(arch: str, tmp_path: Path) -> None:
-    first, count = Model(arch).span
-    whole = model(arch, "plain").write(tmp_path / f"a@{first}@{count}.gguf")  # the smaller name runs first
-    part = model(arch, PARTIAL).write(tmp_path / f"b@{first}@{count}.gguf")
+    part = model(arch, PARTIAL).write(tmp_path / "part.gguf")
     with pytest.raises(Refuses, match="invalid n_rot"):
         decoding.decode(GgufCheckpoint.of(read_shards(part)))
-    subprocess.run(
-        [sys.executable, rotation_probe.__file__, str(tmp_path)], capture_output=True, timeout=60, check=False,
-        env={**os.environ, "GGML_NO_BACKTRACE": "1"},
-    )  # fmt: skip
-    assert [path.with_suffix(".npz").exists() for path in (whole, part)] == [True, False]
+    assert of_whole_heads(OF_WHOLE_HEADS.index(arch) // AT_ONCE * AT_ONCE)[arch] == [True, False]
 
 
 @pytest.mark.parametrize("arch", folding.known())
@@ -309,23 +326,17 @@ def test_a_base_of_sliding_layers_is_seen() -> None:
 @pytest.mark.parametrize("arch", ["bloom", "jais", "jina-bert-v2", "mamba", "mamba2", "refact"])
 def test_what_is_said_not_to_rotate_does_not(arch: str, tmp_path: Path) -> None:
     path = Model(arch).write(tmp_path / f"m@{FIRST}@4.gguf")
-    subprocess.run(
-        [sys.executable, rotation_probe.__file__, str(tmp_path)], capture_output=True, timeout=60, check=True
-    )
+    probe(tmp_path)
     assert (read(path.with_suffix(".npz")).nodes, archs.get(arch).layout) == ([], "")
 
 
 @pytest.mark.parametrize("arch", [*sorted(archs.LEARNED_POSITIONS), "mpt"])
 def test_learned_positions_end_at_the_context(arch: str, tmp_path: Path) -> None:
     """Beyond it there is no vector to take: ggml aborts. mpt has one where the file does, as this one."""
-    for first in (FIRST, 200):
-        Model(arch).write(tmp_path / f"m@{first}@4.gguf")
-        done = subprocess.run(
-            [sys.executable, rotation_probe.__file__, str(tmp_path)], capture_output=True, timeout=60, check=False,
-            env={**os.environ, "GGML_NO_BACKTRACE": "1"},
-        )  # fmt: skip
-        assert (done.returncode == 0) is (first == 200), first
-        (tmp_path / f"m@{first}@4.gguf").unlink()
+    paths = [Model(arch).write(tmp_path / f"m@{first}@4.gguf") for first in (FIRST, 200)]
+    probe(tmp_path)
+    assert [path.with_suffix(".npz").exists() for path in paths] == [False, True]
+    assert not paths[0].with_suffix(".txt").exists()
     layer = {archs.POSITION_EMBEDDINGS: 8}
     view = GgufCheckpoint.of(read_shards(Model(arch).write(tmp_path / "m.gguf", layer if arch == "mpt" else {})))
     assert layers.learned_positions(view)
@@ -349,8 +360,5 @@ def test_what_we_refuse_stops_llama_cpp(arch: str, keys: dict[str, Any], word: s
     path = Model(arch, keys).write(tmp_path / f"m@{FIRST}@4.gguf")
     with pytest.raises(Refuses, match=word):
         decoding.decode(GgufCheckpoint.of(read_shards(path)))
-    subprocess.run(
-        [sys.executable, rotation_probe.__file__, str(tmp_path)], capture_output=True, timeout=60,
-        env={**os.environ, "GGML_NO_BACKTRACE": "1"},
-    )  # fmt: skip
+    probe(tmp_path)
     assert not path.with_suffix(".npz").exists()
