@@ -50,7 +50,7 @@ def by_key() -> dict[str, Measure]:
 
 
 def keyed(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the results of all measures except the losses, by key. A missing result is None or an empty tuple.
+    """Return the results of all measures except the losses, by key. Without a result, the value is None or an empty tuple.
 
     results: the result of each measure by its name.
     """
