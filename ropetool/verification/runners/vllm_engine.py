@@ -86,16 +86,16 @@ class VllmModel:
         self.program, self.model = program, model
         self.limits = ServerLimits(context, MOST_SHOWN, exact=True, at_once=1)  # its queue does not support threads
 
-    def next(self, ids: Sequence[int], wanted: int | None = None) -> Answer:
-        """Return the probabilities after a prompt. vLLM may draw only the wanted token, because it then returns this one."""
-        drawn = {} if wanted is None else {"allowed_token_ids": [int(wanted)]}
+    def next(self, ids: Sequence[int], requested: int | None = None, /) -> Answer:
+        """Return the probabilities after a prompt. vLLM may draw only the requested token, because it then returns this one."""
+        drawn = {} if requested is None else {"allowed_token_ids": [int(requested)]}
         output = _within(self._output(ids, {"logprobs": self.limits.shown, **drawn}), "outputs", 0, "logprobs", 0)
         by_token = output if isinstance(output, dict) else {}
         answer = answer_of(
             [(token, _within(by_token, token, "logprob")) for token in by_token], self.limits.shown, OPTION
         )
-        if wanted is not None and wanted not in answer.shown:
-            raise ServerError(left_out(wanted), where=OPTION)
+        if requested is not None and requested not in answer.shown:
+            raise ServerError(left_out(requested), where=OPTION)
         return answer
 
     def tokens_of(self, text: str) -> None:
