@@ -46,7 +46,7 @@ def test_one_runtime_needs_no_list() -> None:
 
 
 def test_one_runtime_needs_no_list_in_a_search() -> None:
-    tasks = [tuning._Task.of(DEMO, 512, TuneOptions(for_runtimes=each)) for each in ("vllm", ["vllm"])]
+    tasks = [tuning._Tuning.of(DEMO, 512, TuneOptions(for_runtimes=each)) for each in ("vllm", ["vllm"])]
     assert tasks[0].planner.default.runtimes == tasks[1].planner.default.runtimes
 
 

@@ -18,6 +18,7 @@ from verifying import cut_texts
 import ropetool
 from ropetool.checkpoint import fingerprints, identity
 from ropetool.choosing import comparing
+from ropetool.files.hf.safetensors import read_header
 from ropetool.verification import conditions, run
 from ropetool.verification.results import VerifyResult
 
@@ -51,7 +52,7 @@ def interrupted(model: Path, **options: Any) -> None:
 def change_between_samples(file: Path) -> None:
     """Change weights of a file that a sampled fingerprint does not read; size, time and inode stay."""
     state, content = file.stat(), bytearray(file.read_bytes())
-    start = fingerprints.read_header(file).data_start
+    start = read_header(file).data_start
     spans = identity._spans(len(content), start, fingerprints.BLOCKS, 0, identity.BLOCK)[1:]
     for (_, end), (following, _) in pairwise(spans):
         content[end : end + (following - end) // 2] = bytes((following - end) // 2)
