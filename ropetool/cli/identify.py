@@ -108,9 +108,9 @@ def only_one(context: click.Context, parameter: click.Parameter, value: list[int
 )
 @click.option("--dtype", default="float32", show_default=True, metavar="auto|float32|bfloat16|float16|float64")
 @JSON
-@gathered(answers=AnswerOptions, asked="ropetool.identify.asking.IdentifyOptions")
+@gathered(answers=AnswerOptions, options="ropetool.identify.asking.IdentifyOptions")
 def identify_command(
-    source: str | None, gguf: str | None, answers: AnswerOptions, asked: IdentifyOptions, as_json: bool
+    source: str | None, gguf: str | None, answers: AnswerOptions, options: IdentifyOptions, as_json: bool
 ) -> int:
     """Identify the RoPE table that a running server uses.
 
@@ -140,12 +140,12 @@ def identify_command(
     with ExitStack() as stack, bar() as progress:
         checkpoint = _directory(source) if source is not None else stack.enter_context(_imported(str(gguf)))
         if gguf is not None:
-            asked = replace(asked, more=_options_of(gguf))
+            options = replace(options, more=_options_of(gguf))
         if answers.prompts_out is not None:
-            _write_prompts(answers.prompts_out, asking.prepare(checkpoint, asked, progress=progress))
+            _write_prompts(answers.prompts_out, asking.prepare(checkpoint, options, progress=progress))
             return 0
         server, prompts = answers.server_for(checkpoint)
-        identified = asking.identify(checkpoint, server, asked, given=prompts, progress=progress)
+        identified = asking.identify(checkpoint, server, options, given=prompts, progress=progress)
     if as_json:
         print_json(identified.to_json())
     else:

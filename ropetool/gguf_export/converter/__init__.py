@@ -56,9 +56,11 @@ _TOKENIZER, _ALIGNMENT = "tokenizer.", "general.alignment"
 def prepared(
     checkpoint: HfCheckpoint, output: str | Path | None, options: ExportOptions, progress: Progress
 ) -> Iterator[PreparedExport]:
-    """Yield the export of a checkpoint that the converter has written into a hidden folder beside the output.
+    """Yield the export of a checkpoint, after the converter has written its file into a hidden folder next to the
+    output.
 
-    Raises: as preparing.prepare does; LossyExport where the converter stops, CorruptFile where its file is not the model.
+    Raises: the errors of preparing.prepare; LossyExport if the converter stops; CorruptFile if its file is not the
+    model.
     """
     _check_options(options)
     converter, form = find(options.converter), HfFormat.of(checkpoint, None)
