@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ropetool import families, names
-from ropetool.checkpoint import identity, likeness, provenance, style
+from ropetool.checkpoint import identity, provenance, style
 from ropetool.checkpoint.edits import FileEdit, edits_of_file
 from ropetool.checkpoint.identity import Identity
 from ropetool.checkpoint.provenance import Provenance
@@ -148,6 +148,8 @@ class HfCheckpoint:
 
         Raises: UnknownFamily, InvalidRope, LossyExport.
         """
+        from ropetool.checkpoint import likeness  # only for remote code
+
         if families.find(model_type) is None and families.wrapper_of(model_type) is None:
             known_family({names.MODEL_TYPE: model_type}, "--as")  # reads the class from transformers if it is installed
         return likeness.edits_as(self.config, model_type, self._tensor_names(), self.where)
@@ -161,6 +163,8 @@ class HfCheckpoint:
         model_type = self.config.get(names.MODEL_TYPE)
         if not isinstance(model_type, str) or families.wrapper_of(model_type) or records.reason(model_type):
             return "", ""
+        from ropetool.checkpoint import likeness
+
         return likeness.remedy(self.config, self._tensor_names())
 
     def _tensor_names(self) -> tuple[str, ...]:
@@ -190,6 +194,8 @@ def known_family(config: Mapping[str, Any], where: str) -> Family:
     """
     model_type = config.get(names.MODEL_TYPE)
     if not isinstance(model_type, str) or not model_type:
+        from ropetool.checkpoint import likeness
+
         problem = f"model_type is missing, so the family is unknown{likeness.untyped(config)}"
         raise InvalidRope(problem, where=where, try_="ropetool families")
     inner = families.text_type(config)

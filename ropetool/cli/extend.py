@@ -294,7 +294,6 @@ class _Planned:
 
 def _planned(origin: _Origin, choice: MethodChoice, options: PlanOptions, companion: str | None) -> _Planned:
     """Plan the extension by the chosen method, and the same for the draft model."""
-    from ropetool.cli.companion import Companion
     from ropetool.plans.formats import CONFIG_ONLY
     from ropetool.plans.search import plan_for
 
@@ -309,6 +308,8 @@ def _planned(origin: _Origin, choice: MethodChoice, options: PlanOptions, compan
         plan = replace(plan, notes=tuple(note for note in plan.notes if note != CONFIG_ONLY))
     drafting = None
     if companion is not None:
+        from ropetool.cli.companion import Companion
+
         length = plan.trained_length if request.original_length is None else request.original_length
         drafting = Companion.of(
             companion, origin.path, plan, request.as_type, origin.opened,

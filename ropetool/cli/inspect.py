@@ -47,7 +47,6 @@ def inspect_command(
     """
     from ropetool.plans.proposals import proposals
     from ropetool.report.inspected import extension_target, inspection_json, inspection_parts
-    from ropetool.report.terminal import terminal_text
     from ropetool.runtimes import inspection
 
     if html is not None:
@@ -88,6 +87,8 @@ def inspect_command(
             data["cost"] = cost_json(costing)
         print_json(data)
     else:
+        from ropetool.report.terminal import terminal_text
+
         ways = proposals(found, extension_target(found.rope, target_length)) if found.rope and advice is None else []
         parts = [*inspection_parts(found, target_length, ways, advice)]
         if costing is not None:

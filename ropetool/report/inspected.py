@@ -16,7 +16,6 @@ from ropetool.files.counting import byte_size
 from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, Step
 from ropetool.plans.plan import BAKE
 from ropetool.plans.proposals import LENGTH, Proposal
-from ropetool.report.advised import advice_json, ways_parts
 from ropetool.rope import arithmetic
 from ropetool.rope.tables import MAX_LENGTH, Array, LayerRope, RopeSet, RopeTable
 from ropetool.runtimes.decoded import Decoded
@@ -65,6 +64,8 @@ def inspection_parts(
     yield listing("KV cache, one sequence", sizes if inspection.kv_bytes else [("not known", "")])
     yield _runtimes_listing(inspection)
     if advice is not None:
+        from ropetool.report.advised import ways_parts
+
         yield from ways_parts(advice, f"to extend it to {target} tokens")
     else:
         yield from _steps_parts(ways, extension_target(decoded, target_length))
@@ -276,6 +277,11 @@ def inspection_json(
     """Return the inspection as `inspect --json` prints it."""
     decoded = inspection.rope
     target = target_length or (decoded.max_position_embeddings if decoded else None)
+    advised = {}
+    if advice is not None:
+        from ropetool.report.advised import advice_json
+
+        advised = {"advice": advice_json(advice)}
     return {
         "schema": SCHEMA,
         "source": str(inspection.source),
@@ -291,7 +297,7 @@ def inspection_json(
             "per_token": sum(kind.per_token for kind in inspection.kv_bytes.values()),
             "at_target": inspection.cache_bytes(target) if target else None,
         },
-        **({} if advice is None else {"advice": advice_json(advice)}),
+        **advised,
         "notes": list(inspection.notes),
     }
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ropetool.families.family import Family
-from ropetool.rope.methods import Method
-from ropetool.runtimes import Runtime
 from ropetool.sections import Line, Part, listing
+
+if TYPE_CHECKING:
+    from ropetool.families.family import Family
+    from ropetool.rope.methods import Method
+    from ropetool.runtimes import Runtime
 
 SCHEMA = 1
 

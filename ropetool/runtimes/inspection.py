@@ -11,7 +11,6 @@ from ropetool import families, names, runtimes
 from ropetool.checkpoint import provenance, style
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint, known_family
-from ropetool.checkpoint.likeness import untyped
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint, opened_as
 from ropetool.errors import InvalidRope, RopetoolError, UnknownFamily
 from ropetool.escaping import Tabular, command
@@ -305,6 +304,8 @@ def _why_as_written(config: Mapping[str, Any], model_type: str, refusal: Ropetoo
         return f"{families.not_supported(shown(inner), particular)}; {AS_WRITTEN}"
     within = f" (of the text model of {shown(model_type)})" if inner != model_type else ""
     if not model_type:
+        from ropetool.checkpoint.likeness import untyped
+
         return f"config.json does not set model_type, so its keys cannot be decoded: {AS_WRITTEN}{untyped(config)}"
     if reason := families.unread(inner):
         return f"{families.not_supported(f'the family {shown(inner)}{within}', reason)}; {AS_WRITTEN}"
