@@ -43,8 +43,9 @@ OF_REAL_FILES = (
 
 def changed(*keys: str) -> list[str]:
     """Return which of these cells are not what the file says."""
-    cells = corpus.cells(GROUPS)
-    known = {key: value for key, value in corpus.known(GROUPS).items() if key in keys}
+    groups = list(dict.fromkeys(map(corpus.group_of, keys)))
+    cells = corpus.cells(groups)
+    known = {key: value for key, value in corpus.known(groups).items() if key in keys}
     found: list[str] = corpus.differences(known, corpus.values({key: cells[key] for key in keys}))
     return found
 

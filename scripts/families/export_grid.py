@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ SCALED = ("mistral4",)  # whose class computes no table without a scaling
 BY_KEYS, BY_VECTOR, BY_LISTS, NOT = "keys", "vector", "lists", "-"
 
 
+@cache
 def grid() -> dict[str, tuple[str, list[str]]]:
     """Return each exported family's name in GGUF, and how its file holds each cell."""
     found = {}

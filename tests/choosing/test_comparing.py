@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def compared(folder: Path, **options: Any) -> Comparison:
     )
 
 
+@cache
 def verified(target: Path) -> VerifyResult:
     return ropetool.verify(target, lengths=LENGTHS, **LITTLE)
 
