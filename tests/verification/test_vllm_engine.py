@@ -84,9 +84,8 @@ class StandIn:
 
 
 def _logprobs(row: np.ndarray, token: int, likeliest: int) -> dict[int, Any]:
-    order = np.argsort(-row)
-    tokens = {token, *map(int, order[:likeliest])}
-    ranks = {int(one): rank for rank, one in enumerate(order, start=1)}
+    tokens = {token, *map(int, np.argpartition(-row, likeliest)[:likeliest])}
+    ranks = {one: int((row > row[one]).sum()) + 1 for one in tokens}
     return {one: SimpleNamespace(logprob=float(row[one]), rank=ranks[one], decoded_token=None) for one in tokens}
 
 
@@ -252,7 +251,7 @@ def test_a_scaled_baseline_is_read_as_far_as_its_table_goes(
 ) -> None:
     longer = tmp_path / "longer"
     ropetool.apply(ropetool.plan(extended, "yarn", factor=4, reading="original"), extended, longer)
-    result = measured(longer, Engine(), baseline=extended, lengths=[128, 512, 1024])
+    result = measured(longer, Engine(score_prompts=True), baseline=extended, lengths=[128, 512, 1024])
     assert [entry.baseline is None for entry in result.lengths] == [False, False, True]
     assert all(entry.upper is not None for entry in result.lengths)
     assert [one.context for one in stand_in.loaded] == [1025, 513]
