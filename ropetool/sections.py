@@ -60,7 +60,7 @@ class Table:
 
     head: the names of the columns; empty for none.
     words: the columns that contain words; all others contain figures.
-    title: of a detail.
+    title: the title of a detail.
     listed: a list of facts, which a terminal shows without a rule below the head.
     whole: the last column contains commands, values or paths to copy, which are never broken.
     """
@@ -85,7 +85,7 @@ class Section:
     key: the name of the section, which charts refer to; empty for a section that is only shown in a terminal.
     legend: columns and their meaning.
     details: tables that only a page has room for.
-    depth: how far a list is indented: 0 for two characters, -1 for none, and two more for each list that it is below.
+    depth: the indentation of a list: -1 for none, 0 for two characters, 1 for four characters.
     """
 
     key: str
@@ -197,5 +197,5 @@ def change(difference: Interval | None, sign: int = 1) -> str:
 
 
 def half_width(value: Interval) -> float:
-    """Return how far an interval reaches to either side."""
+    """Return half the width of an interval."""
     return (value.high - value.low) / 2

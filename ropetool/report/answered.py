@@ -80,7 +80,7 @@ def next_step(answers: Answers) -> str:
 
 
 def questions_section(result: VerifyResult) -> Section:
-    """Return the three questions with their answers, and what was measured in the time left."""
+    """Return the three questions with their answers, and the use of distant text if it was measured."""
     answers = result.answers
     assert answers is not None
     read = [check for check in result.checks if check.name in OF_FILES]

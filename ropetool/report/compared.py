@@ -20,7 +20,7 @@ MOST_DRAWN = 6  # candidates in one plot; more would be unreadable in a terminal
 
 
 def compare_parts(comparison: Comparison) -> Iterator[Part]:
-    """Yield the best candidate at each length, what was measured of each, and the reasons of refusals."""
+    """Yield the best candidate at each length, the figures of each candidate, and the reasons of refusals."""
     for sentence in sentences(comparison):
         yield Line(sentence, lead=BOLD, indent=2)
     yield Line(conditions(comparison), DIM)
@@ -31,7 +31,7 @@ def compare_parts(comparison: Comparison) -> Iterator[Part]:
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """Return a sentence for each ranking: the best candidate, and which others are significantly worse."""
+    """Return a sentence for each ranking, with the best candidate and its significantly worse rivals."""
     ranked = [_sentence(ranking) for ranking in comparison.rankings] or ["no ranking, because no losses were measured"]
     return (
         ranked

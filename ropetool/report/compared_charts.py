@@ -39,7 +39,8 @@ def losses_chart(comparison: Comparison, length: int, names: Sequence[str], name
 
     length: the longest length that is shown, in tokens. Beyond its own length, the line of the source is dotted.
     names: the candidates.
-    name: of the chart; extra: the end of its title.
+    name: the name of the chart.
+    extra: the end of the title.
     """
     figure = drawing.figure(4.0)
     axes = figure.subplots()
@@ -94,7 +95,7 @@ def costs_chart(comparison: Comparison) -> Chart:
 
 
 def look(index: int) -> dict[str, Any]:
-    """Return the look of a curve by its index. Colour, mark and dashes all differ, so that the curves can be told apart in grey."""
+    """Return the look of a curve by its index. Colour, mark and dashes all differ, so a print in grey is legible."""
     return {
         "color": drawing.SERIES[index % len(drawing.SERIES)], "marker": MARKS[index % len(MARKS)],
         "linestyle": DASHES[index % len(DASHES)],

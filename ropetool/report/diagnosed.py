@@ -30,7 +30,7 @@ def diagnosis_parts(diagnosis: Diagnosis, repairs: Sequence[Repair] = ()) -> Ite
 
 
 def _repaired(each: Repair) -> tuple[str, str, str]:
-    """Return a row: the copy, or the checkpoint that has none; the rule; and the keys, or why not."""
+    """Return the path of the copy, the rule and the keys; without a copy, the checkpoint, the rule and the reason."""
     if each.output is None:
         return each.name, each.rule, f"not written: {each.refusal}"
     left = f"; still {counted(each.errors_left, ERROR)}" if each.errors_left else ""

@@ -87,7 +87,7 @@ def _layers(layers: list[int]) -> str:
 
 
 def _table_words(fact: Fact) -> tuple[str, str]:
-    """Return the number of rotary pairs of A, and for B how many of them differ and by which factor."""
+    """Return the number of rotary pairs of A, and for B the number of different pairs and the largest factor."""
     a, b = np.array(fact.a), np.array(fact.b)
     words = [f"{size} pairs" if size else "none" for size in (a.size, b.size)]
     if not fact.differs or a.size != b.size:
@@ -105,7 +105,7 @@ def _table_words(fact: Fact) -> tuple[str, str]:
 
 
 def _tensors_parts(tensors: Sequence[TensorDiff]) -> Iterator[Part]:
-    """Yield the tensors that are not identical: first real differences, then those that do not affect the model."""
+    """Yield the tensors that are not identical: first real differences, then differences without effect on the model."""
     groups: dict[tuple[Any, ...], list[TensorDiff]] = {}
     for tensor in tensors:
         if tensor.relation.kind != IDENTICAL:
@@ -122,7 +122,7 @@ def _who(group: Sequence[TensorDiff]) -> str:
 
 
 def _alike(tensor: TensorDiff) -> tuple[Any, ...]:
-    """Return the key by which tensors are grouped into one line."""
+    """Return the properties that all tensors in one line have in common."""
     relation = tensor.relation
     rows = () if relation.kind in (CHANGED, REQUANTISED, CONVERTED) else relation.rows
     scales = tuple(scale.rows for scale in relation.scales) if len(relation.scales) == 1 else (len(relation.scales),)

@@ -57,7 +57,7 @@ class WrittenHf(Converted, Protocol):
 
 
 def exported_parts(written: WrittenGguf) -> Iterator[Part]:
-    """Yield what `ropetool export` wrote, and how servers load it."""
+    """Yield the facts about an exported file, and the command lines that serve it."""
     rows = [
         ("architecture", written.arch),
         ("context", f"{written.context_length} tokens, {written.encoding}"),
@@ -71,7 +71,7 @@ def exported_parts(written: WrittenGguf) -> Iterator[Part]:
 
 
 def imported_parts(written: WrittenHf) -> Iterator[Part]:
-    """Yield what `ropetool import` wrote."""
+    """Yield the facts about an imported checkpoint."""
     rows = [
         ("model_type", f"{written.model_type}, from a {written.arch} file"),
         ("context", f"{written.context_length} tokens, {written.encoding}"),

@@ -36,7 +36,7 @@ def keys_parts(files: Sequence[GgufHeader]) -> Iterator[Part]:
 
 
 def shortened(value: Value, line: int = LINE) -> str:
-    """Return a value in one line: of an array the first elements and the count, of a text the start."""
+    """Return a value in one line. Long arrays are cut to their first elements and count, long texts to their start."""
     if value.element is not None:
         elements = [json.dumps(plain_number(one), ensure_ascii=False) for one in first(value, FEW)]
         if value.count <= FEW and len(", ".join(elements)) <= line:

@@ -64,7 +64,7 @@ def bands_section(bands: Mapping[str, Any], key: str = "bands", title: str = "Ro
     """Return the numbers of fast, middle and slow rotary pairs and of changed pairs, with every wavelength as a detail.
 
     bands: `trained_length` in tokens, `before` and `after` with the inverse frequencies in radians per token, and
-      `attention_factor`; `after` is None if there is no new table.
+      `attention_factor`; `after` is None without a new table.
     """
     trained, changes = bands["trained_length"], bands["after"] is not None
     pairs = [

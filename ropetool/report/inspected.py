@@ -210,7 +210,7 @@ def _band_rows(
 def readings_alike(inspection: Inspection) -> list[tuple[tuple[str, ...], str]]:
     """Return the label and the reasons of each group of runtimes with the same result, and the names of the runtimes.
 
-    Runtimes that agree with the table come first.
+    The runtimes that agree with the table are first.
     """
     alike: dict[tuple[str, ...], list[str]] = {}
     for reading in inspection.readings:
@@ -227,7 +227,7 @@ def _runtimes_listing(inspection: Inspection) -> Section:
 
 
 def made_of(reading: Decoded, decoded: RopeSet | None) -> tuple[str, ...]:
-    """Return what a runtime computes, as a label and the reasons for it."""
+    """Return the label of a runtime's result, and the reasons for the label."""
     if not reading.known:
         return ("not known", reading.refuses)
     if reading.rope is None or decoded is None:
@@ -237,7 +237,7 @@ def made_of(reading: Decoded, decoded: RopeSet | None) -> tuple[str, ...]:
 
 
 def _steps_parts(ways: Sequence[Proposal], target: int) -> Iterator[Part]:
-    """Yield the commands that reach the target, or the reason why there is none; nothing without ways."""
+    """Yield the command of each way to the target, or the reason of its refusal."""
     title = f"to extend it to {target} tokens"
     if any(way.method == LENGTH and not way.refusal for way in ways):
         title += "; only the configured context length limits it"
@@ -252,7 +252,7 @@ def _steps_parts(ways: Sequence[Proposal], target: int) -> Iterator[Part]:
 
 
 def _lengths(step: Step) -> str:
-    """Return the lengths of a step, and what becomes of an existing scaling."""
+    """Return the lengths of a step, and its effect on an existing scaling."""
     scaling = f", {SCALING[step.reading]}" if step.reading else ""
     if step.start is not None:
         return f"{step.start} -> {step.reach}{scaling}"

@@ -61,7 +61,7 @@ def inspection_page(inspection: Inspection, advice: Advice, command: str = "") -
 
 
 def runtimes_section(inspection: Inspection) -> Section:
-    """Return what each runtime computes from the file. Runtimes that agree with the table come first."""
+    """Return the result of each runtime for the file. The runtimes that agree with the table are first."""
     rows = tuple(
         row(names, Cell(label, TONES.get(label, WARN)), "; ".join(reasons))
         for (label, *reasons), names in readings_alike(inspection)

@@ -35,7 +35,7 @@ class Page:
     word, sentence: the first line.
     tone: the colour of the first line: `GOOD`, `BAD`, `WARN` or empty.
     conditions: the conditions of the result.
-    facts: names and values, which are folded away; those without a value are omitted.
+    facts: names and values, which are folded away. A name with an empty value is omitted.
     charts: drawn when the page is rendered, each in its section.
     documents, fingerprint, texts: the texts that were read, if any.
     """

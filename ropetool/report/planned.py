@@ -1,4 +1,4 @@
-"""A plan, and what applying it wrote: as parts for a terminal, and as JSON."""
+"""A plan, and its written output: as parts for a terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ BASES = {
 
 
 def plan_parts(plan: Plan, output: str, flags: Sequence[str] = ()) -> Iterator[Part]:
-    """Yield lengths, the encodings that were tried, every edit in full, and what goes into the weights.
+    """Yield lengths, the encodings that were tried, every edit in full, and the changes of the weights.
 
-    flags: the command lines of servers that reach the same without a file, or the reason why there is none.
+    flags: the command lines of servers that reach the same without a file, or the reason why a server has no such flag.
     """
     yield listing(f"plan for {plan.family}", [*_goal(plan), ("runtimes", ", ".join(plan.runtimes)), ("output", output)])
     tried = [
@@ -106,7 +106,7 @@ def applied_parts(plan: Plan, written: Applied) -> Iterator[Part]:
 
 
 def sidecar_rows(paths: Sequence[Path]) -> list[tuple[str, str]]:
-    """Return the row that names the model card and the Modelfile of an output; none if there are none."""
+    """Return a row with the model card and the Modelfile of an output, if it has any."""
     return [("sidecars", ", ".join(path.name for path in paths))] if paths else []
 
 

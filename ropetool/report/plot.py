@@ -34,7 +34,7 @@ class Plot:
     trained_length: int
 
     def lines(self, width: int) -> list[str]:
-        """Return the key and the plot. width: characters in a line, of which a plot needs at most 90."""
+        """Return the key and the plot. width: characters in a line. A plot needs at most 90."""
         signs = [*self.names.items(), *([(SEVERAL, self.several)] if self.several else []), (TRAINED, "trained length")]
         key = textwrap.wrap(
             escaped("  ".join(f"{sign} {name}" for sign, name in signs)), max(width - SCALE, 1),

@@ -24,7 +24,7 @@ PARTS: dict[str, tuple[str, str, dict[str, Any], int | None]] = {
 
 
 def text(result: Any) -> str:
-    """Return what the command prints, or for a result without a command its sentence."""
+    """Return the output of the result's command, or the sentence of a result without a command."""
     if type(result).__name__ not in PARTS:
         return sentence(result)
     module, name, options, width = PARTS[type(result).__name__]

@@ -48,7 +48,7 @@ def _deletion(done: ToDelete) -> str:
 
 
 def _rows(entry: LoggedEdit) -> list[tuple[str, str]]:
-    """Return a row for each key and vector that became what it was."""
+    """Return a row for each restored key and vector."""
     rows = [("undone", entry.command)] if entry.command else []
     rows += [(key, f"{described(new)} -> {described(old)}") for key, (old, new) in entry.keys.items()]
     rows += [
