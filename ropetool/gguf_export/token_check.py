@@ -61,9 +61,7 @@ def _texts() -> Iterator[str]:
 
 
 def _is_plain(text: str) -> bool:
-    """Return whether the text contains nothing that llama.cpp is known to split differently, with a note of the
-    export.
-    """
+    """Return whether the text is free of marks, spaces and cases that llama.cpp may split differently."""
     marked = any(unicodedata.category(letter).startswith("M") for letter in text)
     composed = unicodedata.is_normalized("NFKC", text)
     spaced = text[:1].isspace() or any(letter.isspace() and letter > "\x7f" for letter in text)

@@ -39,7 +39,7 @@ CARD, GENERATION_CONFIG = "README.md", "generation_config.json"
 def model_values(model: ModelShape, layout: Layout) -> dict[str, Value]:
     """Return the sizes and constants of the model under its architecture's name, and general.file_type.
 
-    Of the rotary keys, only the number of rotating channels is included.
+    The only rotary keys are the number of rotating channels and the sections.
     """
     file_type = Value.of(ValueType.U32, OUTTYPES[layout.outtype].file_type)
     return {**model_keys(model), "general.file_type": file_type}

@@ -96,8 +96,8 @@ def _guard(folder: str) -> Any:
 
 
 def _with_every_key() -> None:
-    """Make the converter read every key of config.json. It reads the config through a class of transformers, which
-    drops some.
+    """Make the converter read every key of config.json. It reads the config through a transformers class that drops
+    some keys.
     """
     try:
         model: Any = importlib.import_module("conversion").ModelBase
@@ -155,7 +155,7 @@ def _with_rotary_part(channels: int, head: int) -> None:
 
 
 def _with_matrices_for_images() -> None:
-    """Make the converter keep the image matrices in each layer of a cogvlm, which it confuses with those of an image
+    """Make the converter keep the image matrices in each layer of a cogvlm, because it treats them as an image
     tower.
     """
     try:

@@ -83,7 +83,7 @@ def read_model(
 def model_keys(model: ModelShape) -> dict[str, Value]:
     """Return the sizes and constants of the model as GGUF keys, with the architecture's name in front.
 
-    Of the rotary keys, only the number of rotating channels and the sections are included.
+    The only rotary keys are the number of rotating channels and the sections.
     """
     values = {
         key: Value.of(ValueType.U32, model.counts[size]) for key, size in ({**COUNTED, **model.table.sizes}).items()
