@@ -63,8 +63,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def served(path: Path, dtype: torch.dtype = torch.float32, scaling: float | None = None) -> Served:
-    """Return a checkpoint run by transformers as a server does. scaling: of cos and sin, in place of what its keys say."""
+def served(
+    path: Path,
+    dtype: torch.dtype = torch.float32,
+    scaling: float | None = None,
+    texts: Sequence[tuple[int, ...]] = (),
+) -> Served:
+    """Return a checkpoint run by transformers as a server does.
+
+    scaling: of cos and sin, in place of what its keys say. texts: ids of which one pass answers each prompt that they begin with.
+    """
     model, tokenizer, lock = (
         LlamaForCausalLM.from_pretrained(path, dtype=dtype).eval(),
         AutoTokenizer.from_pretrained(path),
@@ -74,9 +82,15 @@ def served(path: Path, dtype: torch.dtype = torch.float32, scaling: float | None
     if scaling is not None:
         model.model.rotary_emb.attention_scaling = scaling
 
+    passes: dict[tuple[int, ...], np.ndarray] = {}
+
     def log_probs(ids: Sequence[int]) -> np.ndarray:
+        text = next((text for text in texts if text[: len(ids)] == tuple(ids)), tuple(ids))
         with lock, torch.no_grad():
-            return torch.log_softmax(model(torch.tensor([list(ids)])).logits[0, -1].double(), -1).numpy()
+            if text not in passes:
+                logits = model(torch.tensor([text])).logits[0].double()
+                passes[text] = torch.log_softmax(logits, -1).numpy()
+        return passes[text][len(ids) - 1]
 
     return Served(
         "vllm", log_probs, lambda text: tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.decode
@@ -134,8 +148,10 @@ def test_prompts_are_gathered_by_the_text_that_they_begin() -> None:
 def name_of(checkpoint: Path, chosen: list[prompts.Prompt], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setattr(prompts, "choose", lambda *arguments: chosen)
 
+    texts = [chosen[longest].ids for longest, *_ in prompts.texts_of([prompt.ids for prompt in chosen])]
+
     def named(path: Path, dtype: torch.dtype = torch.float32) -> Any:
-        with serving(served(path, dtype)) as url:
+        with serving(served(path, dtype, texts=texts)) as url:
             return identify(HfCheckpoint.open(checkpoint), open_server(Http(url)), ASKED)
 
     return named
