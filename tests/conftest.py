@@ -38,6 +38,16 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _ids() -> Iterator[None]:
+    """Tokenize the package's texts once with each tokenizer; tests of tokenizers ask them themselves."""
+    from remembering import remember_ids
+
+    with pytest.MonkeyPatch.context() as patch:
+        remember_ids(patch)
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _frozen() -> None:
     """Leave what is loaded out of later collections: torch and transformers hold a million objects."""
