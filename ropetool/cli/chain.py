@@ -1,4 +1,4 @@
-"""--verify and --export: what follows the output of `ropetool extend`, by the same commands."""
+"""--verify and --export of `ropetool extend`, which do what the commands `verify` and `export` do."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Chain:
         return cls(suite, options.grade, None if export is None else Path(export), output.force, output.sidecars)
 
     def check_source(self, source: Checkpoint) -> None:
-        """Refuse to export what is a GGUF file already."""
+        """Raise ConfigError for an export of a GGUF file."""
         if self.export is not None and source.format == "gguf":
             raise ConfigError(
                 "the source is a GGUF file, so the output is one too: there is nothing to export",
@@ -79,7 +79,7 @@ class Chain:
             )  # fmt: skip
 
     def check_place(self, source: Path, target: Path) -> None:
-        """Refuse a file that may not be written, before the output is."""
+        """Raise OutputError for a GGUF file that cannot be written, before the output is written."""
         if self.export is None:
             return
         from ropetool.files.gguf.splitting import SplitLimits

@@ -1,4 +1,4 @@
-"""--companion: a model that drafts tokens for the one that is extended, planned and placed beside it."""
+"""--companion: the draft model of a model that `extend` extends."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 
 
 Planned = Callable[[Path, str | None], "Plan"]
-"""Makes the plan of a checkpoint, with another --from than the command's if one is given."""
+"""Returns the plan of a checkpoint. The text is a value for --from; None keeps the value of the command."""
 
 
 @dataclass(frozen=True)
 class Companion:
-    """A model that drafts tokens for the one that is extended: its plan, which gives it the same table."""
+    """A draft model, with the plan that gives it the table of the model.
+
+    source, output: its files, and the path to write.
+    """
 
     source: Path
     plan: Plan
@@ -31,7 +34,16 @@ class Companion:
     def of(
         cls, named: str, of: Path, model: Plan, as_type: str | None, opened: Callable[[Path], Checkpoint], planned: Planned
     ) -> Companion:  # fmt: skip
-        """Return the plan of a companion of the model at `of`. Raises: InvalidRope where the model's table is none for it."""
+        """Return the draft model with its plan.
+
+        named: the draft model as the user wrote it.
+        of, model: the path of the model, and its plan.
+        as_type: the value of --as.
+        opened: opens a checkpoint.
+        planned: plans a checkpoint like the model.
+
+        Raises: InvalidRope if the draft model cannot have the table of the model.
+        """
         from ropetool.plans.companions import check_companion
         from ropetool.runtimes.inspection import inspect
 
@@ -44,25 +56,26 @@ class Companion:
                 )
             plan = _planned(source, planned)
             check_companion(model, plan)
-            stated = inspect(opened(source), as_type).trained_length
+            trained_length = inspect(opened(source), as_type).trained_length
         except RopetoolError as error:
-            if error.where.startswith(named):  # a file of it
+            if error.where.startswith(named):  # a file of the draft model
                 error.where = f"--companion {error.where}"
             else:
                 error.where = f"{where}: {error.where}" if error.where else where
             raise
-        if stated not in (None, model.trained_length):
+        if trained_length not in (None, model.trained_length):
             note = (
-                f"{where} was trained for {stated} tokens, the model for {model.trained_length}: when you serve both, check how "
-                f"many drafted tokens the model accepts beyond {stated} tokens"
+                f"{where} was trained for {trained_length} tokens, the model for {model.trained_length}: when you serve both, check how "
+                f"many drafted tokens the model accepts beyond {trained_length} tokens"
             )
             plan = replace(plan, notes=(*plan.notes, note))
         return cls(source, plan, plan.output_beside(source))
 
     def check_place(self, source: Path, target: Path, *, force: bool) -> None:
-        """Refuse a place that is taken, or where the model or its output lies, before anything is written.
+        """Raise OutputError if the output exists already, or overlaps with the model or the output of the model.
 
-        source, target: the model and its output. Raises: OutputError.
+        source, target: the paths of the model and of its output.
+        force: replace an earlier output of ropetool.
         """
         from ropetool.files.output import check_place
         from ropetool.plans.applying import check_target
@@ -85,13 +98,17 @@ class Companion:
 
 
 def _planned(source: Path, planned: Planned) -> Plan:
-    """Return the plan of a companion. Raises: as `planned`; where --from would tell, with the answer that serves both models."""
+    """Return the plan of a draft model.
+
+    Raises: as `planned`. For a draft model with two possible starts, the error proposes the start that works for both
+    models.
+    """
     from ropetool.plans.basis import ORIGINAL
 
     try:
         return planned(source, None)
     except AmbiguousRope as error:
-        try:  # by itself it could also be extended from its current table, which the model has not
+        try:  # the model does not have the draft model's current table, so only the original table can work
             planned(source, ORIGINAL)
         except RopetoolError:
             raise error from None

@@ -1,4 +1,4 @@
-"""A progress bar on stderr: silent where that is not a terminal, and for work that is done within a second."""
+"""A progress bar on stderr. It appears only on a terminal, and only for work that takes more than a second."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Update(Protocol):
-    """What is being done, how many units are done, how many there are; and the unit, if it is another."""
+    """Shows the stage, the finished and total units, and the unit if it is not the unit of the bar."""
 
     def __call__(self, stage: str, done: int, total: int, unit: str = ...) -> None: ...
 
@@ -26,17 +26,17 @@ class Update(Protocol):
 DELAY = 1.0  # seconds
 BYTES = "bytes"
 NARROW = 80  # columns
-AT_ONCE = 1e6  # units a second: faster than anything computes tokens
-SPEED_OVER = 600.0  # seconds: a row of a large model takes minutes, and a speed needs two
+AT_ONCE = 1e6  # units per second; no computation of tokens is as fast
+SPEED_OVER = 600.0  # seconds: a row of a large model takes minutes, and a speed needs two rows
 
 
 @contextmanager
 def bar(unit: str = "tokens") -> Iterator[Update]:
-    """Yield a callback that takes what is being done, how many units are done, and how many the whole run has.
+    """Yield a callback that shows the stage, the finished units, and all units of the run.
 
-    A stage that counts in another unit names it after these. A total of 0 stands for one that is not known. What is being
-    done may be the name of a file or a tensor: it is shown as it is, control characters escaped. Bytes are shown in the
-    unit that fits.
+    A stage with a different unit passes the unit as the fourth argument. A total of 0 means that the total is unknown.
+    The stage may be the name of a file or a tensor; its control characters are escaped. Bytes are shown as B, kB, MB or
+    GB.
     """
     if not is_terminal(sys.stderr):
         yield _ignore
@@ -53,9 +53,9 @@ def bar(unit: str = "tokens") -> Iterator[Update]:
     def update(stage: str, done: int, total: int, unit: str = unit) -> None:
         state, now = progress.tasks[0], time.monotonic()
         if not total:
-            state.total = None  # to update(), None means the total of before
+            state.total = None  # in update(), None keeps the earlier total
         at_once = done - state.completed > AT_ONCE * (now - state.fields["at"])
-        if at_once and unit != BYTES:  # kept from an earlier run, and no part of the speed
+        if at_once and unit != BYTES:  # from the journal of an earlier run, so not a part of the speed
             progress.reset(task, total=total or None, completed=done)
         state.fields["at"] = now
         progress.update(task, description=stage, completed=done, total=total or None, unit=unit)
@@ -67,7 +67,7 @@ def bar(unit: str = "tokens") -> Iterator[Update]:
         yield update
     finally:
         appearance.cancel()
-        appearance.join()  # it may be starting the display at this moment
+        appearance.join()  # the timer may be starting the display at this moment
         progress.stop()
 
 
@@ -87,7 +87,7 @@ def unfinished(interrupt: KeyboardInterrupt, again: str = "the same command with
 
 
 def _line(console: Console) -> Progress:
-    """Return a display of one line, whatever the width: what is being done gives way to the figures."""
+    """Return a display of one line for any width. If the line is too narrow, it shortens the stage and not the figures."""
     from rich.progress import BarColumn, Progress, ProgressColumn, Task
     from rich.table import Column
     from rich.text import Text
@@ -110,8 +110,8 @@ def _line(console: Console) -> Progress:
         if not task.speed:
             return ""
         unit = task.fields["unit"]
-        said_by_count = narrow and unit != BYTES and task.total is not None
-        return f"{_scaled(task.speed, 0, unit) if said_by_count else _amount(task.speed, unit)}/s"
+        unit_shown = narrow and unit != BYTES and task.total is not None
+        return f"{_scaled(task.speed, 0, unit) if unit_shown else _amount(task.speed, unit)}/s"
 
     def left(task: Task) -> str:
         if task.time_remaining is None:
@@ -120,7 +120,7 @@ def _line(console: Console) -> Progress:
 
     narrow, kept = console.width < NARROW, Column(no_wrap=True)
     return Progress(
-        Figure(lambda task: escaped(task.description), Column()),  # the one that may become narrower
+        Figure(lambda task: escaped(task.description), Column()),  # only this column may become narrower
         BarColumn(10 if narrow else 30, table_column=kept),
         *(Figure(text, kept) for text in (count, rate, left)),
         console=console, transient=True, redirect_stdout=False, speed_estimate_period=SPEED_OVER,
@@ -128,7 +128,7 @@ def _line(console: Console) -> Progress:
 
 
 def _scale(largest: float, unit: str) -> tuple[float, str]:
-    """Return how many units one shown unit is, and its name."""
+    """Return the number of units in a shown unit, and the name of the shown unit."""
     if unit != BYTES:
         return 1, unit
     return next(((size, name) for size, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if largest >= size), (1, "B"))
@@ -150,4 +150,4 @@ def _clock(seconds: float) -> str:
 
 
 def _ignore(stage: str, done: int, total: int, unit: str = "") -> None:
-    """Be told of progress, and do nothing."""
+    """Show nothing."""

@@ -1,4 +1,4 @@
-"""Signals that end a command: they unwind it as Ctrl-C does, so that nothing half done stays on the disk."""
+"""Signals that end a command. They raise an exception, as Ctrl-C does, so that the command removes unfinished files."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-TOGETHER = 1.0  # seconds: a terminal that closes sends SIGHUP twice, and a hand on Ctrl-C does not press once
+TOGETHER = 1.0  # seconds: a closing terminal sends SIGHUP twice, and users press Ctrl-C several times
 _AGAIN = 0.05  # seconds until a signal that was lost is sent again
-# What each does while nobody has changed it; one that is ignored, as SIGHUP is under nohup, stays ignored.
-_UNTOUCHED: dict[str, Any] = {
+# The default handlers. A signal with another handler keeps it: under nohup, SIGHUP stays ignored.
+_DEFAULTS: dict[str, Any] = {
     "SIGINT": signal.default_int_handler, "SIGTERM": signal.SIG_DFL, "SIGHUP": signal.SIG_DFL,
 }  # fmt: skip
 
 
 class Ended(KeyboardInterrupt):
-    """A signal has asked the command to end. Whoever cleans up after Ctrl-C cleans up after this."""
+    """A signal ends the command. It is a KeyboardInterrupt, so code that cleans up after Ctrl-C cleans up after it too."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -29,7 +29,7 @@ class Ended(KeyboardInterrupt):
 
     @property
     def exit_code(self) -> int:
-        """What a shell reports of a process that the signal ended."""
+        """The code that a shell reports for a process that the signal ended."""
         return 128 + self.number
 
     def __str__(self) -> str:
@@ -38,10 +38,10 @@ class Ended(KeyboardInterrupt):
 
 @contextmanager
 def raised() -> Iterator[None]:
-    """Raise Ended in the body when SIGINT, SIGTERM or SIGHUP arrives, but for those that somebody handles or ignores.
+    """Raise Ended in the body when SIGINT, SIGTERM or SIGHUP arrives, unless the signal has its own handler or is ignored.
 
-    One that follows within a second is the same one: it must not break the cleaning up. Elsewhere than in the main
-    thread nothing is changed, as signals are for that one.
+    A second signal within a second is ignored, because it must not interrupt the removal of unfinished files. In other
+    threads than the main thread this does nothing, because Python delivers signals only to the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -56,7 +56,7 @@ def raised() -> Iterator[None]:
             raise Ended(number)
 
     def lost(info: sys.UnraisableHookArgs) -> None:
-        """Send the signal again: it came inside a callback or a destructor, from where no exception gets out."""
+        """Send the signal again if it arrived in a callback or a destructor, because Python drops their exceptions."""
         nonlocal last
         if not isinstance(info.exc_value, Ended):
             hook(info)
@@ -66,15 +66,15 @@ def raised() -> Iterator[None]:
         again.daemon = True
         again.start()
 
-    known = {getattr(signal, name): handler for name, handler in _UNTOUCHED.items() if hasattr(signal, name)}
-    taken = {number: handler for number, handler in known.items() if signal.getsignal(number) == handler}
+    defaults = {getattr(signal, name): handler for name, handler in _DEFAULTS.items() if hasattr(signal, name)}
+    replaced = {number: handler for number, handler in defaults.items() if signal.getsignal(number) == handler}
     hook = sys.unraisablehook
     try:
         sys.unraisablehook = lost
-        for number in taken:
+        for number in replaced:
             signal.signal(number, end)
         yield
     finally:
-        for number, handler in taken.items():
+        for number, handler in replaced.items():
             signal.signal(number, handler)
         sys.unraisablehook = hook

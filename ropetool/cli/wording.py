@@ -1,4 +1,4 @@
-"""Errors of planning, said by commands that have other options than `extend`, in whose words they are."""
+"""Translates errors of planning, which name options of `extend`, for commands with other options."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ropetool.errors import AmbiguousRope, LossyExport, RopetoolError
 from ropetool.escaping import word, words
 
 EXTEND = "ropetool extend "
-STARTS = ("--from", "--original-length")  # by which the start of a source that is scaled is chosen
+STARTS = ("--from", "--original-length")  # the options that choose the start of a scaled source
 
 
 @contextmanager
 def in_own_words(lossless: str = "{}", renamed: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Give what is refused inside in the words of the present command.
+    """Rewrite the errors of the body, so that they name options of the present command.
 
-    lossless: what to try where a runtime cannot be given what was asked, and {} is a command line of `extend` that works. renamed:
-    the command's options by those of `extend`.
+    lossless: the next step if a runtime cannot read the request; {} is a command line of `extend` that works.
+    renamed: the options of the present command by the options of `extend`.
     """
     try:
         yield
@@ -36,7 +36,7 @@ def _renamed(text: str, renamed: Mapping[str, str]) -> str:
 
 
 def _tried(error: RopetoolError, lossless: str) -> str:
-    """Return what to try in place of a command line of `extend`, which goes on to write."""
+    """Return the next step in place of a command line of `extend`, because that line would write an output."""
     if isinstance(error, LossyExport):
         return lossless.format(error.try_)
     line = words(error.try_)
