@@ -1,4 +1,4 @@
-"""Export to GGUF: one file for llama.cpp with the same positions as the Hugging Face checkpoint.
+"""Export to GGUF: a file for llama.cpp with the same positions as the Hugging Face checkpoint.
 
 gguf_model gives the contents. This package streams the tensors into the file and compares it with the checkpoint. It refuses a
 checkpoint that the file or llama.cpp cannot represent, and one that ropetool made and that is broken. It notes other differences.
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["COMPARING_LOGITS", "Exported", "Progress", "check_export", "export_checkpoint", "export_source"]
 
 
-# The next step where a refusal names none of its own.
+# The next step for a refusal without its own.
 _NEXT_STEPS: tuple[tuple[type[RopetoolError], str], ...] = (
     (LossyExport, "run the checkpoint with transformers or vLLM; llama.cpp would compute something else"),
     (UnsupportedDtype, "save its weights in bfloat16 with transformers, then export that"),
@@ -58,21 +58,31 @@ _NEXT_STEPS: tuple[tuple[type[RopetoolError], str], ...] = (
 
 @contextmanager
 def _with_next_step() -> Iterator[None]:
-    """Give a refusal that says no next step the one of its kind."""
+    """Add the next step of its class to a refusal without a next step."""
     try:
         yield
     except RopetoolError as error:
-        error.try_ = error.try_ or next((step for kind, step in _NEXT_STEPS if isinstance(error, kind)), "")
+        error.try_ = error.try_ or next((step for refusal, step in _NEXT_STEPS if isinstance(error, refusal)), "")
         raise
 
 
 @dataclass(frozen=True)
 class Exported(Shown):
-    """What was written. output: the file, the first of several. encoding: how its rotary table is stated.
+    """The result of an export.
 
-    nbytes: the size of all files. bakes: what its weights hold that the checkpoint's keys ask for. checks: how the file
-    compares with the checkpoint. serving: the command lines that serve it. sidecars: its model card and Modelfile.
-    deviation: of its tables from the checkpoint's, None where they are the same.
+    output: the file, or the first of several files.
+    arch: llama.cpp's architecture.
+    outtype: the type of the matrices.
+    tensors: their number.
+    nbytes: the size of all files.
+    encoding: the way in which the file stores the rotary table.
+    context_length: tokens.
+    notes: sentences for the user.
+    bakes: descriptions of the factors that the checkpoint has in keys, and the file in weights.
+    checks: how the file compares with the checkpoint.
+    serving: command lines of servers.
+    sidecars: the model card and the Modelfile.
+    deviation: the difference between the tables of file and checkpoint. None if they are equal.
     """
 
     output: Path
@@ -90,11 +100,11 @@ class Exported(Shown):
     deviation: Deviation | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the facts as plain data."""
+        """Return the result as plain data."""
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
         checks, sidecars = [vars(check) for check in self.checks], [str(path) for path in self.sidecars]
-        apart = None if self.deviation is None else self.deviation.to_json()
-        return {**plain, "output": str(self.output), "checks": checks, "sidecars": sidecars, "deviation": apart}
+        deviation = None if self.deviation is None else self.deviation.to_json()
+        return {**plain, "output": str(self.output), "checks": checks, "sidecars": sidecars, "deviation": deviation}
 
 
 def export_checkpoint(
@@ -189,8 +199,8 @@ class _Export:
     """A prepared export, and what is written with it.
 
     entries: the importance matrix by tensor, empty without one.
-    certificate: of the source, None unless it is of these bytes.
-    trained_length: of the source, in tokens; None if it is unknown.
+    certificate: the certificate of the source; None if there is none, or if it is for other bytes.
+    trained_length: the trained length of the source in tokens; None if it is unknown.
     """
 
     ready: PreparedExport
@@ -209,7 +219,7 @@ class _Export:
         return values
 
     def record(self, checks: Sequence[Check]) -> Provenance:
-        """Return the record of the file: the source's own plan and trained length, as far as it has them."""
+        """Return the record of the file, with the plan and the trained length of the source if they are known."""
         ready, source = self.ready, self.ready.source
         export: dict[str, Any] = {"outtype": ready.outtype, "encoding": ready.encoding.name}
         optional = {
@@ -252,9 +262,9 @@ class _Export:
 
 @_with_next_step()
 def check_export(source: str | Path, output: str | Path, *, force: bool = False, sidecars: bool = True) -> None:
-    """Return if export_checkpoint would write this, its certificate and tokens aside: before a verification of hours.
+    """Check everything about an export except certificate and tokens, before a verification that takes hours.
 
-    Raises: what export_checkpoint does.
+    Raises: as `export_checkpoint`.
     """
     prepare(hub.local(source), output, ExportOptions(force=force, check=False, sidecars=sidecars))
 
@@ -269,7 +279,7 @@ def _gate(ready: PreparedExport, options: ExportOptions, tell: Progress) -> tupl
 
 
 def _unseen(ready: PreparedExport, checks: Sequence[Check]) -> tuple[str, ...]:
-    """Return a note where nothing has shown that the tensors of a converter's file are the checkpoint's."""
+    """Return a note if no check compared the tensors of the converter's file with the checkpoint."""
     reasons = [check.detail for check in checks if check.name == KL and check.verdict == NOT_RUN]
     reason = reasons[0] if reasons else "" if any(check.name in KL_NAMES for check in checks) else "--no-check"
     if not ready.converter or not reason:

@@ -1,6 +1,6 @@
-"""Puts an export on the disk: one file or several, with its record beside the first, all of them or none.
+"""Write the files of an export, with the record next to the first file: all files or none.
 
-Knows paths and their order; what is inside a file is the container's concern.
+`container.py` writes the content of a file.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class ExportedFiles:
 
 
 def check(target: Path, source: Path, limits: SplitLimits, *, force: bool) -> tuple[str, ...]:
-    """Return if the file may be written, or its parts, however many: before an export of hours.
+    """Check whether the file or its parts may be written, before an export that takes hours.
 
-    What dead processes left of it is settled first, and told in notes.
+    Returns notes about the output of an interrupted process, which it finishes or removes first.
     Raises: OutputError.
     """
     notes = gguf_output.settled(target, source)
@@ -78,7 +78,7 @@ def check(target: Path, source: Path, limits: SplitLimits, *, force: bool) -> tu
 
 
 def _parts_of(target: Path) -> list[Path]:
-    """Return the files that are parts of a model of this name, of one number or several."""
+    """Return the existing parts of split models with this name, for any number of parts."""
     digits = "[0-9]" * 5
     return sorted(target.parent.glob(f"{escape(model_name(target))}-{digits}-of-{digits}.gguf"))
 
@@ -123,14 +123,14 @@ def write(
 
 
 def _expected(target: Path, file: File, limits: SplitLimits) -> list[Path]:
-    """Return the files that a model will have once it is quantised, none where its size has a say in their number."""
+    """Return the files of the quantised model, or nothing if their number depends on the size in bytes."""
     if limits.nbytes and 0 < limits.tensors < len(file.infos()):
         return []
     return shard_paths(target, len(split(file, SplitLimits(tensors=limits.tensors))))
 
 
 def _narrow_note(layout: Layout, outtype: str) -> tuple[str, ...]:
-    """Return a note of the matrices that libllama stored in another type, as their rows are not whole blocks."""
+    """Return a note on matrices that libllama stored in another type, because their rows are not whole blocks."""
     narrow = [
         placed
         for placed in layout.tensors
@@ -150,16 +150,16 @@ def _leftovers_note(target: Path, paths: Sequence[Path]) -> tuple[str, ...]:
 
 @contextmanager
 def _unwound_when_terminated() -> Iterator[None]:
-    """Have SIGTERM end the work as an exception does, so that nothing half done stays on the disk.
+    """Make SIGTERM raise an exception in the body, so that unfinished files are removed.
 
-    Only where nobody handles it: it would end the process at once.
+    It keeps a handler that the process has already.
     """
     if current_thread() is not main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
 
     def leave(number: int, frame: FrameType | None) -> None:
-        sys.exit(128 + number)  # what a shell reports of a process that a signal ended
+        sys.exit(128 + number)  # the code that a shell reports for a process that a signal ended
 
     signal.signal(signal.SIGTERM, leave)
     try:
@@ -199,7 +199,7 @@ def _quantised(
 
 
 def _read(path: Path) -> File:
-    """Return the content of a GGUF file as one to write."""
+    """Return the content of a GGUF file, to write it again."""
     header = read_header(path)
     tensors = []
     for info in header.tensors:

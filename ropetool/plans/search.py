@@ -1,4 +1,4 @@
-"""From a source and a request to a Plan: derive the target, try encodings, keep the first that every runtime decodes to it."""
+"""Make a plan: derive the target, and find the first encoding that every required runtime decodes to it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def plan_for(source: str | Path | Checkpoint, request: Request) -> Plan:
         family=form.checkpoint.name,
         method=method.name,
         factor=search.goal.factor,
-        params=search.stated(request.attention_factor),
+        params=search.params_with(request.attention_factor),
         reading=search.reading,
         trained_length=search.trained_length,
         max_position_embeddings=target.max_position_embeddings,
@@ -104,25 +104,30 @@ def plan_for(source: str | Path | Checkpoint, request: Request) -> Plan:
 
 
 def _check_change(search: _Search) -> None:
-    """Raise TooFar for a target that has to be forced, InvalidRope for one that the source has already."""
+    """Raise TooFar for a target that needs --force-factor, InvalidRope if the source has the target already."""
     request, decoded, target = search.request, search.decoded, search.target
     search.extent.check(request.force_factor)
     length = target.max_position_embeddings
     same_length = length == decoded.max_position_embeddings and not search.form.absent_context(length)
     if search.goal.factor == 1 and same_length and not target.differences(decoded):
-        asked = "--factor" if request.factor is not None else "--target-length"
+        option = "--factor" if request.factor is not None else "--target-length"
         value = f"{request.factor:g}" if request.factor is not None else str(request.target_length)
         longer = "2" if request.factor is not None else str(2 * length)
         raise InvalidRope(
-            f"{request.method} with {asked} {value} changes nothing: the source has this table and a context of {length} tokens",
-            where=asked, try_=f"{asked} {longer}",
+            f"{request.method} with {option} {value} changes nothing: the source has this table and a context of {length} tokens",
+            where=option, try_=f"{option} {longer}",
         )  # fmt: skip
 
 
 class _Search:
-    """What was asked of a source, worked out: where it starts, what it derives, and the candidates to write that.
+    """The search of an encoding for a request.
 
-    Raises, when made: AmbiguousRope, InvalidRope.
+    decoded: what the first runtime computes from the source.
+    readers: the names of the runtimes that must read the output.
+    start, goal, derived, target: the start of the extension, its length, and the table that the method derives.
+    values, typed: the parameters of the method as passed, and checked.
+
+    Raises, on creation: AmbiguousRope, InvalidRope.
     """
 
     def __init__(self, form: Format, decoded: RopeSet, readers: Sequence[str], request: Request) -> None:
@@ -131,7 +136,7 @@ class _Search:
         self._work_out(methods.get(request.method))
 
     def _work_out(self, method: Method) -> None:
-        """Find where the request starts and what it leads to."""
+        """Find the start and derive the target."""
         form, decoded, request, entry = self.form, self.decoded, self.request, self.entry
         self.start = start = find_start(form, decoded, request)
         self.goal = goal = Goal.make(
@@ -148,9 +153,9 @@ class _Search:
         self.notes = (*start.notes, *notes.of_shorter_context(decoded, self.target), *self.derived.notes)
 
     def _own_values(self, method: Method) -> dict[str, Any]:
-        """Return the parameters that the source states for this method, which are to hold on: it was trained with them.
+        """Return the parameters that the source contains for this method. They stay, because the model was trained with them.
 
-        Not those of an extension by ropetool, which is replaced whole.
+        An extension by ropetool is replaced completely, so its parameters do not stay.
         """
         if (
             self.start.reading == CURRENT
@@ -158,28 +163,28 @@ class _Search:
             or self.form.checkpoint.record is not None
         ):
             return {}
-        stated = {field.name: self.entry.params.get(field.name) for field in fields(method.params_type)}
-        # Runtimes take 0 and null for a number that is not given.
-        return {name: value for name, value in stated.items() if isinstance(value, bool) or value}
+        values = {field.name: self.entry.params.get(field.name) for field in fields(method.params_type)}
+        # Runtimes treat 0 and null like a missing number.
+        return {name: value for name, value in values.items() if isinstance(value, bool) or value}
 
     def candidates(self, form: Format | None = None) -> list[EncodedTarget]:
-        """Return the candidates to write the target into the source, or into another view of it."""
+        """Return the encodings of the target, for the source or for the source in a different config style."""
         length = self.start.trained_length
         return (form or self.form).candidates(self.entry, self.derived, self.target, length, self.goal.factor)
 
-    def stated(self, attention_factor: str | float) -> dict[str, Any]:
-        """Return the parameters that were given, as plain data of the method's own types."""
-        given = {name: getattr(self.typed, name) for name in self.values}
-        stated = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
-        return stated if attention_factor == "auto" else {**stated, names.ATTENTION_FACTOR: attention_factor}
+    def params_with(self, attention_factor: str | float) -> dict[str, Any]:
+        """Return the passed parameters as plain data, and the attention factor if it is not `auto`."""
+        checked = {name: getattr(self.typed, name) for name in self.values}
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in checked.items()}
+        return plain if attention_factor == "auto" else {**plain, names.ATTENTION_FACTOR: attention_factor}
 
     def changed(self) -> dict[str, Any]:
-        """Return the parameters that were given and differ from the method's own."""
-        own = {field.name: field.default for field in fields(self.typed)}
-        return {name: value for name, value in self.stated("auto").items() if value != own[name]}
+        """Return the passed parameters that differ from the method's defaults."""
+        defaults = {field.name: field.default for field in fields(self.typed)}
+        return {name: value for name, value in self.params_with("auto").items() if value != defaults[name]}
 
     def refusal(self, candidates: Sequence[EncodedTarget], tried: Sequence[Tried]) -> LossyExport:
-        """Return the error that says why no candidate serves, and a command that does."""
+        """Return the error with the reason why no encoding works, and a command that works."""
         form, readers = self.form, self.readers
         outset = Outset(self.goal, self.reading, self._new_base(), self._ignored(candidates))
         if form.checkpoint.format == "gguf":
@@ -188,11 +193,11 @@ class _Search:
         if conflict:
             tried = [Tried(each.name, _attempt(form, each, self.target, conflict)[1]) for each in candidates]
         rest = _agreeing(form, candidates, self.target, readers) if conflict else ()
-        asked = replace(_writable(self.request), params=self.changed(), for_runtimes=tuple(readers))
-        return lossy(form, asked, outset, self.entry.rope_type, tried, conflict, rest, self.would_serve)
+        request = replace(_writable(self.request), params=self.changed(), for_runtimes=tuple(readers))
+        return lossy(form, request, outset, self.entry.rope_type, tried, conflict, rest, self.would_serve)
 
     def _ignored(self, candidates: Sequence[EncodedTarget]) -> str:
-        """Return why the first encoding has no effect in a runtime, which computes the table of the source; empty if it has one."""
+        """Return a sentence if the first encoding has no effect in a runtime, else an empty string."""
         first: list[FileEdit] = next((list(candidate.edits) for candidate in candidates if candidate.edits), [])
         for runtime in self.readers if first else ():
             before, after = (_full_table(self.form.read(runtime, edits).rope) for edits in ([], first))
@@ -201,7 +206,7 @@ class _Search:
                 parts = [part for edit in written for part in edit.path]
                 key = next((part for part in parts if part in ROPE_OBJECTS), written[0].path[-1])
                 table = _full_table(self.target)
-                if table is not None and table.rule is not None:  # the runtime may read the keys all the same
+                if table is not None and table.rule is not None:  # the runtime may still read the keys
                     return (
                         f"{runtime} uses one table for all lengths, so {self.request.method} scaling does not change it"
                     )
@@ -213,11 +218,11 @@ class _Search:
         source = self.start.source
         if source.rope_theta is None or self.reading == CURRENT or source.inv_freq.size < 2:
             return None
-        found = reach_of_new_base(source.inv_freq, source.rope_theta, source.length, self.goal.target_length)
-        return found if found[1] > self.decoded.max_position_embeddings else None
+        base, reached = reach_of_new_base(source.inv_freq, source.rope_theta, source.length, self.goal.target_length)
+        return (base, reached) if reached > self.decoded.max_position_embeddings else None
 
     def would_serve(self, other: Request) -> bool:
-        """Return whether another request could be written, for its runtimes or the same ones."""
+        """Return whether an encoding works for another request. Without runtimes, it is for the same runtimes."""
         readers = other.for_runtimes or self.readers
         try:
             form = format_of(self.form.checkpoint, other.config_style) if other.config_style else self.form
@@ -228,30 +233,30 @@ class _Search:
 
 
 class _LengthSearch(_Search):
-    """The search of another stated context alone: what every kind of layer computes is to stay as it is.
+    """The search of an encoding that changes only the configured context length, and no table.
 
-    Raises, when made: InvalidRope for an option that would change more.
+    Raises, on creation: InvalidRope for an option that would change a table.
     """
 
     def _work_out(self, method: Method) -> None:
         form, decoded, request, entry = self.form, self.decoded, self.request, self.entry
         self.values = dict(request.params or {})
         self.typed = method.params(self.values)
-        given = {
+        passed = {
             "--attention-factor": request.attention_factor != "auto",
             "--temperature-scope": request.temperature_scope is not None,
             "--from": request.reading == ORIGINAL, "--original-length": request.original_length is not None,
         }  # fmt: skip
-        for option in (option for option, stated in given.items() if stated):
+        for option in (option for option, is_passed in passed.items() if is_passed):
             raise InvalidRope(
                 f"{request.method} changes only the context length", where=option, try_=f"leave out {option}"
             )
         context = decoded.max_position_embeddings
         self.goal = Goal.make(context, request.factor, request.target_length)
         self.target = replace(decoded, max_position_embeddings=self.goal.target_length)
-        made = form.checkpoint.record
-        self.reading = UNSCALED if entry.unscaled and made is None else CURRENT
-        self.trained_length = (made.trained_length if made else decoded.original_max_position_embeddings) or context
+        record = form.checkpoint.record
+        self.reading = UNSCALED if entry.unscaled and record is None else CURRENT
+        self.trained_length = (record.trained_length if record else decoded.original_max_position_embeddings) or context
         self.extent = Extent(method.name, 0.0)
         self.notes = notes.of_kept_tables(decoded, self.target)
         if form.absent_context(self.goal.target_length):
@@ -278,16 +283,16 @@ def _search_for(request: Request) -> type[_Search]:
 
 
 def _scoped(derived: Derived, source: Source, entry: LayerRope, scope: str | None) -> Derived:
-    """Return what the method wants, its factor on the rotary part of the score or on all of it.
+    """Return the method's result with its factor on the rotary part of the score, or on the whole score.
 
-    Raises: InvalidRope for another scope, or a factor that depends on the length.
+    Raises: InvalidRope for an unknown scope, or a factor that depends on the length.
     """
     if scope is None:
         return derived
     if scope not in SCOPES:
         raise InvalidRope(f"{scope!r} is neither {' nor '.join(SCOPES)}", where="--temperature-scope")
     if entry.rotary_dim == entry.head_dim and source.mscale is None:
-        return derived  # all channels rotate: both scopes are the same
+        return derived  # all channels rotate, so both scopes are equal
     factors = {regime.attention_factor for regime in derived.table.regimes}
     if derived.table.rule is not None or len(factors) > 1:
         raise InvalidRope(
@@ -303,7 +308,7 @@ def _scoped(derived: Derived, source: Source, entry: LayerRope, scope: str | Non
 
 
 def listed(for_runtimes: str | Sequence[str]) -> Sequence[str]:
-    """Return the names of runtimes as a sequence, one or several."""
+    """Return the names of runtimes as a sequence, also for a single name."""
     return (for_runtimes,) if isinstance(for_runtimes, str) else for_runtimes
 
 
@@ -327,7 +332,7 @@ def runtime_names(asked: str, checkpoint: Checkpoint) -> list[str]:
 def _decoded_source(form: Format, readers: Sequence[str], request: Request) -> RopeSet:
     """Return what the first runtime computes from the source.
 
-    Raises: as _decode; with a command that works, where that runtime does not read the source and transformers does.
+    Raises: as _decode. If only transformers reads the source, the error has a command that works.
     """
     try:
         return _decode(form, readers[0], request)
@@ -335,9 +340,9 @@ def _decoded_source(form: Format, readers: Sequence[str], request: Request) -> R
         reader = form.checkpoint.runtime
         if error.try_ or reader in readers or form.checkpoint.format == "gguf":
             raise
-        asked = replace(_writable(request), for_runtimes=(reader, *readers))
+        writable = replace(_writable(request), for_runtimes=(reader, *readers))
         for reading in (None, ORIGINAL) if request.reading is None else (request.reading,):
-            again = replace(asked, reading=reading)
+            again = replace(writable, reading=reading)
             for other in (
                 again,
                 replace(again, config_style=names.BOTH),
@@ -357,7 +362,7 @@ def _writable(request: Request) -> Request:
 
 
 def _would_serve_from(form: Format, reader: str, request: Request) -> bool:
-    """Return whether a request could be written from what another runtime reads of the source."""
+    """Return whether an encoding works for a request, if the start is what another runtime reads from the source."""
     try:
         decoded = _decode(form, reader, request)
         search = _search_for(request)(form, decoded, request.for_runtimes, request)
@@ -369,35 +374,40 @@ def _would_serve_from(form: Format, reader: str, request: Request) -> bool:
 def _decode(form: Format, runtime: str, request: Request) -> RopeSet:
     """Return what the runtime computes from the source.
 
-    Raises: InvalidRope if it stops with an error, or the model does not rotate and a table is to change.
+    Raises: InvalidRope if the runtime stops with an error, or if the model does not rotate and the method changes tables.
     """
-    given = form.absent_context(request.target_length or 2)
-    found = form.read(runtime, given).understood(form.checkpoint.where, form.checkpoint.stated_in)
-    if given and not (methods.get(request.method).keeps_tables and request.target_length):
+    missing = form.absent_context(request.target_length or 2)
+    decoded = form.read(runtime, missing).understood(form.checkpoint.where, form.checkpoint.stated_in)
+    if missing and not (methods.get(request.method).keeps_tables and request.target_length):
         raise InvalidRope(
-            f"does not contain {given[0].path[-1]}, which runtimes require", where=form.checkpoint.where,
+            f"does not contain {missing[0].path[-1]}, which runtimes require", where=form.checkpoint.where,
             try_=f"{command('ropetool', 'extend', form.checkpoint.path, '--method', 'length', '--target-length', 'N')}, "
             "with the length that it was trained on",
         )  # fmt: skip
-    entry = found.entries.get(names.FULL_ATTENTION)
+    entry = decoded.entries.get(names.FULL_ATTENTION)
     if entry is None or (entry.table is None and not methods.get(request.method).keeps_tables):
-        several = any(each.table is not None for each in found.entries.values())
+        several = any(each.table is not None for each in decoded.entries.values())
         which = "its full-attention layers do not rotate" if several else "none of its layers rotates"
         raise InvalidRope(
             f"{which}, so there is no table to extend; only the configured context length limits it",
             where=form.checkpoint.where, try_=replace(request, method="length").command(form.checkpoint.path),
         )  # fmt: skip
-    if found.max_position_embeddings < 2:
+    if decoded.max_position_embeddings < 2:
         raise InvalidRope(
-            f"its context length is {found.max_position_embeddings} tokens; it must be at least 2",
+            f"its context length is {decoded.max_position_embeddings} tokens; it must be at least 2",
             where=form.checkpoint.where,
         )
-    return found
+    return decoded
 
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    """A candidate that serves: its edits, what every runtime reads from it, and what the weights add to that."""
+    """An encoding that works.
+
+    edits: its edits.
+    read: what every runtime reads from the edited source.
+    baking: the factors that the weights add.
+    """
 
     edits: Sequence[FileEdit]
     read: RopeSet
@@ -407,7 +417,7 @@ class _Kept:
 def _attempt(
     form: Format, candidate: EncodedTarget, target: RopeSet, readers: Sequence[str]
 ) -> tuple[_Kept | None, str]:
-    """Return what this encoding comes to, or None and why it does not serve."""
+    """Return the encoding with what the runtimes read, or None and the reason why it does not work."""
     if not candidate.in_weights:
         reason = _objection(form, candidate.edits, target, readers)
         return (None, reason) if reason else (_Kept(candidate.edits, target), "")
@@ -425,7 +435,7 @@ def _attempt(
 def _conflict(
     form: Format, candidates: Sequence[EncodedTarget], target: RopeSet, readers: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the one of several runtimes that no file serves, or the two that no one file does; nothing if all agree."""
+    """Return the runtime that no file works for, or the two that need different files, or nothing."""
     if len(readers) == 1:
         return ()
     for runtime in readers:
@@ -438,7 +448,7 @@ def _conflict(
 def _agreeing(
     form: Format, candidates: Sequence[EncodedTarget], target: RopeSet, readers: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return as many of the runtimes, the first ones before the later, as one file serves."""
+    """Return runtimes that can share a file. An earlier runtime has priority over a later one."""
     kept: tuple[str, ...] = ()
     for runtime in readers:
         if _serves(form, candidates, target, [*kept, runtime]):
@@ -451,15 +461,15 @@ def _serves(form: Format, candidates: Sequence[EncodedTarget], target: RopeSet, 
 
 
 def _objection(form: Format, edits: Sequence[FileEdit], target: RopeSet, readers: Sequence[str]) -> str:
-    """Return why this encoding does not serve, or an empty string: read it back as every runtime would."""
+    """Return why a runtime does not read the target from this encoding, or an empty string if all runtimes read it."""
     reasons = ((runtime, form.read(runtime, edits).objection(target)) for runtime in readers)
     return next((f"{runtime}: {reason}" for runtime, reason in reasons if reason), "")
 
 
-def _target(decoded: RopeSet, kinds: Sequence[str], derived: Derived, trained_length: int) -> RopeSet:
+def _target(decoded: RopeSet, layer_types: Sequence[str], derived: Derived, trained_length: int) -> RopeSet:
     changed = {
-        kind: replace(decoded.entries[kind], table=derived.table, softmax_multiplier=derived.softmax_multiplier)
-        for kind in kinds
+        name: replace(decoded.entries[name], table=derived.table, softmax_multiplier=derived.softmax_multiplier)
+        for name in layer_types
     }
     return replace(
         decoded, entries={**decoded.entries, **changed},
