@@ -16,6 +16,7 @@ from ropetool.errors import UnknownRuntime
 from ropetool.plans.flags import flag_lines
 from ropetool.plans.serving import commands, serving_lines
 
+DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 NAME = "made-up"
 MODULE = '''
 """A program that does not exist: it reads the config as transformers does, but ignores every attention factor."""
@@ -69,7 +70,7 @@ def source(tmp_path: Path) -> Path:
 def test_it_is_listed() -> None:
     assert NAME in runtimes.names()
     assert runtimes.get(NAME, "hf").versions == "1.0"
-    assert "made-up: ignores attention_factor" in run("runtimes").stdout
+    assert "made-up: ignores attention_factor" in run("runtimes").out
     with pytest.raises(UnknownRuntime, match="did you mean made-up"):
         runtimes.get("made-pu")
 
@@ -85,9 +86,9 @@ def test_a_table_is_written_for_it(source: Path, tmp_path: Path) -> None:
     plan = ropetool.plan(source, "linear", factor=4, for_runtimes=[NAME])
     assert plan.runtimes == (NAME,)
     assert not plan.bakes
-    both = ropetool.plan(source, "yarn", factor=4, for_runtimes=["transformers", NAME])
-    assert both.bakes  # the weights take the factor that it ignores
-    output = ropetool.apply(both, source, tmp_path / "out").output
+    both = ropetool.plan(DEMO, "yarn", factor=4, for_runtimes=["transformers", NAME])
+    assert both.bakes  # the weights get the factor that it ignores
+    output = ropetool.apply(both, DEMO, tmp_path / "out").output
     readings = ropetool.inspect(output).readings
     ours, theirs = readings.named("transformers"), readings.named(NAME)
     assert ours is not None

@@ -1,6 +1,7 @@
 """vLLM's server.
 
-Source: `protocol.py` and `serving.py` in `entrypoints/openai/completion` of vllm 0.32.0, and real answers.
+Source: `entrypoints/openai/completion/protocol.py` and `entrypoints/openai/completion/serving.py` of vllm 0.32.0, and
+real answers.
 """
 
 from __future__ import annotations
