@@ -12,14 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
-from ropetool.checkpoint.edits import FileEdit
-from ropetool.checkpoint.opening import Checkpoint
 from ropetool.escaping import word
 from ropetool.files.hf.jsontext import shown
 from ropetool.rope.tables import RopeSet, is_number
+
+if TYPE_CHECKING:
+    from ropetool.checkpoint.edits import FileEdit
+    from ropetool.checkpoint.opening import Checkpoint
 
 NO_FLAG = "not possible with flags"
 

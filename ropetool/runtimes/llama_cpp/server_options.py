@@ -1,4 +1,4 @@
-"""The options of llama-server that have the same effect as a patch of a GGUF file.
+"""The command lines with options of llama-server that have the same effect as a patch of a GGUF file.
 
 Source: common/arg.cpp, src/llama-context.cpp, src/llama-model-loader.cpp and tools/server/server-context.cpp of the
 llama.cpp within llama-cpp-python 0.3.36. Options take precedence over the file's keys. --override-kv replaces the keys
@@ -7,21 +7,27 @@ at load.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ropetool import names
 from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.gguf_edits import patch_of
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import InvalidRope, sentence_of
+from ropetool.escaping import command, word
 from ropetool.files.gguf import Patch, Value, ValueType
 from ropetool.rope.arithmetic import base_inv_freq
 from ropetool.rope.formulas import Source, blend, kept_share_by_dims, yarn_factor
 from ropetool.rope.tables import TABLE_TOLERANCE, RopeSet, in_words
-from ropetool.runtimes.base import NoFlags, PlannedChange, Refuses
+from ropetool.runtimes.base import NO_FLAG, NoFlags, NotKnown, PlannedChange, Refuses
 from ropetool.runtimes.llama_cpp import architectures as keys
 from ropetool.runtimes.llama_cpp import decoding
+from ropetool.runtimes.llama_cpp.exported import exported
 from ropetool.runtimes.llama_cpp.layers import value_of
 
 OPTIONS = {
@@ -36,6 +42,62 @@ NEUTRAL = {
 TYPE_NAMES = {ValueType.STR: "str", ValueType.F32: "float", ValueType.U32: "int"}
 
 BETAS = dict(zip((names.BETA_FAST, names.BETA_SLOW), keys.BETAS, strict=True))
+# The same with two numbers, if these set everything: what KoboldCpp and LM Studio pass to llama.cpp's rope_freq_base
+# and rope_freq_scale (gpttype_adapter.cpp; lmstudio.ai/docs/typescript/api-reference/llm-load-model-config).
+BY_TWO_NUMBERS = {
+    "KoboldCpp": "koboldcpp --model {} --contextsize {} --ropeconfig {} {}",
+    "LM Studio": "Context Length {1}, RoPE Frequency Scale {2}, RoPE Frequency Base {3} in its window",
+}
+EXPORTED = Path("EXPORTED.gguf")
+
+
+def lines(change: PlannedChange) -> Sequence[str]:
+    """Return the lines of llama-server and the programs that run llama.cpp, for the source of a change as its target.
+
+    A directory is served by its export, which contains the source unchanged. There are no lines if ropetool does not
+    know the export. Raises: NoFlags if no options reach the target.
+    """
+    if isinstance(change.source, HfCheckpoint):
+        return _exported_lines(change.source, change)
+    source, patch = change.source, patch_of(change.edits)
+    return _lines(source, patch, decoding.decode(source.after(patch)), change, source.path)
+
+
+def _exported_lines(source: HfCheckpoint, change: PlannedChange) -> Sequence[str]:
+    assert isinstance(change.output, HfCheckpoint)
+    try:
+        _, before = exported(source)
+        _, after = exported(change.output)
+    except NotKnown:
+        return []
+    except Refuses as refusal:
+        raise NoFlags(str(refusal)) from None
+    changed = {key: value for key, value in after.values.items() if before.values.get(key) != value}
+    # A vector that the file has stays in force, and llama.cpp requires it: it would have to become ones.
+    vectors = {name: np.ones(info.shape[0], np.float32) for name, info in before.tensors.items()}
+    vectors |= {name: after.vector(name) for name in after.tensors}
+    same = {name for name in vectors if name in before.tensors and np.array_equal(vectors[name], before.vector(name))}
+    vectors = {name: vector for name, vector in vectors.items() if name not in same}
+    patch = Patch(changed, frozenset(before.values.keys() - after.values.keys()), vectors)
+    return _lines(before, patch, decoding.decode(after), change, EXPORTED)
+
+
+def _lines(view: GgufCheckpoint, patch: Patch, target: RopeSet, change: PlannedChange, path: Path) -> Sequence[str]:
+    """Return the lines for a file at a path as if a patch had made it compute the target."""
+    options = options_of(view, patch, target, change)
+    own = command("llama-server", "-m", path, *options)
+    return [own, *_by_two_numbers(path, options[1], base_and_scale(view, options))]
+
+
+def _by_two_numbers(path: Path, context: str, numbers: tuple[str, str] | None) -> Sequence[str]:
+    """Return how the programs that run llama.cpp serve a file with a new base and scale of positions.
+
+    numbers: base and scale; None if these two do not set everything.
+    """
+    if numbers is None:
+        return [f"{', '.join(BY_TWO_NUMBERS)}: {NO_FLAG}: they accept only a base and a scale"]
+    base, scale = numbers
+    return [f"{program}: {line.format(word(path), context, scale, base)}" for program, line in BY_TWO_NUMBERS.items()]
 
 
 def options_of(view: GgufCheckpoint, patch: Patch, target: RopeSet, change: PlannedChange) -> tuple[str, ...]:
