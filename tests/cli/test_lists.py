@@ -35,9 +35,9 @@ yarn: NTK-by-parts and an attention factor of 0.1 ln s + 1; the training-free de
   attention factor  yarn, unless you pass --attention-factor
   source            arXiv:2309.00071; MLA: arXiv:2405.04434
 
-YaRN: NTK-by-parts plus an attention factor of 0.1 ln s + 1 that makes up for the longer softmax.
+YaRN: NTK-by-parts, and an attention factor of 0.1 ln s + 1 that compensates for the longer softmax.
 
-On DeepSeek-style MLA models the temperature belongs to the whole score, so it is written as mscale keys.
+On DeepSeek-style MLA models, the temperature applies to the whole score, so it is written as mscale keys.
 
 parameters, as -p NAME VALUE
   beta_fast  a pair with more turns within the trained length keeps its frequency (default 32.0)
