@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,11 +39,6 @@ if TYPE_CHECKING:
 MAX_PAIRS = 65536  # of a list; a head has at most a few hundred
 
 
-def read_gains(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[float, ...]:
-    """Return the gains of a JSON list or file, none without the option. Raises: ConfigError."""
-    return () if value is None else tuple(list_value("gain", value, "--gain"))
-
-
 def read_pairs(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
     """Return the pairs of a list like 0,60-63. Raises: ConfigError."""
     pairs: list[int] = []
@@ -73,7 +69,7 @@ def read_pairs(context: click.Context, parameter: click.Parameter, value: str) -
     "if the model has it, else q.",
 )
 @click.option(
-    "--gain", "gains", metavar="LIST|FILE", callback=read_gains,
+    "--gain", metavar="LIST|FILE",
     help="For pair-gain: one number per rotary pair, as a JSON list or file.",
 )  # fmt: skip
 @click.option("--multiplier", type=NUMBER, help="For score: the multiplier of the whole score.")
@@ -120,8 +116,9 @@ def read_pairs(context: click.Context, parameter: click.Parameter, value: str) -
 @JSON
 @gathered(baking="ropetool.plans.bakes.BakeOptions", options=PlanOptions)
 def bake_command(
-    source: str, what: str, baking: BakeOptions, options: PlanOptions, bake_dtype: str, check: bool, as_json: bool
-) -> None:
+    source: str, what: str, baking: BakeOptions, options: PlanOptions, gain: str | None, bake_dtype: str, check: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Fold scaling factors into the weights.
 
     For runtimes that ignore the config keys that set a factor. Writes a copy of the checkpoint. With --dry-run a config without
@@ -154,6 +151,8 @@ def bake_command(
 
     excluded = {"--output": options.output, "--copy": options.copy, "--force": options.force, "--check": check}
     check_in_place(options.in_place, options.copy_if_needed, excluded)
+    if gain is not None:
+        baking = replace(baking, gains=tuple(list_value("gain", gain, "--gain")))
     presume = options.dry_run and options.plan_out is None and not check
     path = (config_alone(source) if presume else None) or local_source(source)
     opened = cache(open_checkpoint)

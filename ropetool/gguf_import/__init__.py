@@ -35,7 +35,7 @@ from ropetool.verification import floors
 from ropetool.verification.results import Check
 from ropetool.verification.short_divergence import COMPARING_LOGITS, ModelLengths
 
-__all__ = ["COMPARING_LOGITS", "DTYPES", "ImportResult", "import_gguf"]
+__all__ = ["COMPARING_LOGITS", "DTYPES", "Imported", "import_gguf"]
 
 AUTO = "auto"
 DTYPES = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
@@ -44,7 +44,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class ImportResult(Shown):
+class Imported(Shown):
     """The result of an import.
 
     output: the directory.
@@ -82,7 +82,7 @@ def import_gguf(
     check: bool = True,
     force: bool = False,
     progress: Progress | None = None,
-) -> ImportResult:
+) -> Imported:
     """Write a GGUF file as a Hugging Face checkpoint, completely or not at all, and return the result.
 
     output: the directory; by default next to the source, with the source's name without .gguf.
@@ -134,7 +134,7 @@ def import_gguf(
         *_type_notes(model, checkpoint, stored, written.rounded),
         *transacted.notes,
     )
-    return ImportResult(
+    return Imported(
         target, description.family.model_type, model.name, stored, written.tensors, written.nbytes,
         description.encoding, context, checks, notes,
     )  # fmt: skip

@@ -25,7 +25,7 @@ from ropetool import families
 from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.errors import CorruptFile, LossyExport, VerificationFailed
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
-from ropetool.gguf_import import ImportResult, tensors
+from ropetool.gguf_import import Imported, tensors
 from ropetool.gguf_import import import_gguf as imported
 from ropetool.gguf_model.shapes.orders import ORDERS
 
@@ -39,7 +39,7 @@ RUN = ("llama", "mixtral", "qwen2", "qwen3_moe", "gemma3_text", "phi3", "deepsee
 Files = Callable[..., tuple[Path, Path]]
 
 
-def import_gguf(source: Path, output: Path, **options: Any) -> ImportResult:
+def import_gguf(source: Path, output: Path, **options: Any) -> Imported:
     """Import without the comparison that ends it: tests look for themselves."""
     return imported(source, output, check=False, **options)
 
