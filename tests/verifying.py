@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ropetool.verification import run, texts
+from ropetool.verification import run, suites, texts
 from ropetool.verification.options import VerifyOptions
 from ropetool.verification.results import VerifyResult
 from ropetool.verification.runners.llama_runner import LlamaRunner
@@ -41,6 +41,12 @@ def write_cut(folder: Path, characters: int) -> None:
     folder.mkdir()
     for document in texts.embedded_documents():
         (folder / document.name).write_text(document.text[:characters], encoding="utf-8")
+
+
+def shrink_suites(patch: pytest.MonkeyPatch) -> None:
+    """Let the longer suites have few rows, for a test that asks what is said of them: their texts take half a minute."""
+    for name in ("standard", "full"):
+        patch.setitem(suites.SUITES, name, replace(suites.SUITES[name], passages=2, trials=2))
 
 
 def remember(patch: pytest.MonkeyPatch, unchanged: Collection[Path]) -> None:

@@ -180,7 +180,7 @@ def test_what_nobody_measured_is_exported_and_says_so(case: str, extended: Path,
     assert not Path("b.gguf").exists()
 
 
-def test_what_takes_no_two_minutes_is_measured(extended: Path) -> None:
+def test_what_takes_no_two_minutes_is_measured(extended: Path, short_texts: None) -> None:
     done = run("export", "model-yarn-4x")
     found = certificate.read(extended)
     assert found is not None

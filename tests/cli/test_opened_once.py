@@ -14,6 +14,7 @@ import configs
 import gguf_making
 import pytest
 from making import run, write_model
+from verifying import shrink_suites
 
 import ropetool
 from ropetool.checkpoint.opening import open_checkpoint
@@ -94,7 +95,8 @@ def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[s
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_a_command_reads_each_source_once(line: str, reads: Counter[str]) -> None:
+def test_a_command_reads_each_source_once(line: str, reads: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    shrink_suites(monkeypatch)
     done = run(*line.split())
     assert done.code in (0, 1, 2, 3)
     assert reads

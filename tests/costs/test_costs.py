@@ -18,6 +18,7 @@ from exporting import family_models, maker
 from making import run
 from safetensors.torch import load_file
 from torch.utils.flop_counter import FlopCounterMode
+from verifying import shrink_suites
 
 import ropetool
 from ropetool.costs import weights
@@ -276,11 +277,16 @@ def test_the_page_shows_what_is_printed(tmp_path: Path) -> None:
 # --- verify
 
 
+@pytest.fixture
+def small_suites(monkeypatch: pytest.MonkeyPatch) -> None:
+    shrink_suites(monkeypatch)
+
+
 class Stop(Exception):
     """Ends a verification that has told how much it will compute."""
 
 
-def test_the_tokens_of_verify_are_those_that_it_computes(tmp_path: Path) -> None:
+def test_the_tokens_of_verify_are_those_that_it_computes(tmp_path: Path, small_suites: None) -> None:
     ropetool.apply(ropetool.plan(DEMO, "yarn", factor=2), DEMO, tmp_path / "X")
     totals = []
 
@@ -296,7 +302,7 @@ def test_the_tokens_of_verify_are_those_that_it_computes(tmp_path: Path) -> None
     assert set(suites.SUITES) >= {"quick", "full"}
 
 
-def test_the_lines_are_what_they_say(tmp_path: Path) -> None:
+def test_the_lines_are_what_they_say(small_suites: None) -> None:
     cost = by_name(costs_at(DEMO, 1024))
     assert cost["parameters", "numbers"].value == sum(
         one.numel() for one in load_file(DEMO / "model.safetensors").values()
@@ -317,7 +323,7 @@ def test_the_lines_are_what_they_say(tmp_path: Path) -> None:
 # --- the command
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command(small_suites: None) -> None:
     done = run("inspect", DEMO, "--target-length", "512", "--cost")
     assert (done.code, done.err) == (0, "")
     text = done.out.partition("\ncost of one sequence of 512 tokens\n")[2]
