@@ -1,6 +1,6 @@
-"""The command group: commands are loaded when they are called, errors become two lines, exit codes are fixed.
+"""The command group. It imports a command when the command runs, prints errors, and sets exit codes.
 
-click and the error tree are all that --help needs.
+`--help` imports only click, the errors and the escaping of text.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ropetool.errors import RopetoolError, did_you_mean
 from ropetool.escaping import command, escaped, visible
 
 BUG = 70  # sysexits.h: EX_SOFTWARE
-WORDS = 300  # characters of an exception that are shown
+WORDS = 300  # the characters of an exception that an error shows
 
-# name -> (module, first line of its help, page of docs/); the line is here so that --help loads no command. Without a module,
-# the laboratory has registered the command.
+# By name: module, first line of the help, page of docs/. The line is here so that --help does not import the commands.
+# Commands without a module are registered by the package `lab`.
 COMMANDS = {
     "inspect": ("inspect", "Show the RoPE settings and how each runtime reads them.", "runtimes.md"),
     "doctor": ("doctor", "Find and fix RoPE settings that runtimes misread.", "inspecting.md"),
@@ -53,7 +53,7 @@ COMMANDS = {
     "demo": ("demo", "Extend, verify and export the embedded checkpoint.", "install.md"),
 }
 
-# What commands are for, in the order of the help.
+# The groups of commands, in the order of the help.
 GROUPS = {
     "Inspect": ("inspect", "doctor", "diff", "identify"),
     "Choose": ("advise", "compare", "tune", "methods", "families", "runtimes"),
@@ -115,26 +115,27 @@ def group() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code.
 
-    0 done, 1 refused, 2 usage, 3 verification failed, 70 a bug, 130, 143 and 129 ended by SIGINT, SIGTERM and SIGHUP.
+    The codes: 0 done, 1 refused, 2 wrong usage, 3 failed verification, 70 a bug; 130, 143 and 129 for SIGINT, SIGTERM
+    and SIGHUP.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     _accept_any_name()
     try:
         with signals.raised():
             code = _outcome(arguments)
-    except signals.Ended as ended:  # it came before the command began, or while its outcome was being said
+    except signals.Ended as ended:  # the signal came before the command began, or while its result was printed
         _say(str(ended))
         code = ended.exit_code
     sys.exit(code)
 
 
 def _outcome(arguments: list[str]) -> int:
-    """Return the exit code of the command line, once everything about it has been said."""
+    """Run the command line, print its errors, and return the exit code."""
     traceback = bool(os.environ.get("ROPETOOL_TRACEBACK"))
     try:
         try:
             code = group.main(arguments, prog_name="ropetool", standalone_mode=False, obj=arguments)
-        except click.exceptions.Abort as error:  # click's word for an interrupt, or for an EOFError
+        except click.exceptions.Abort as error:  # click raises it for an interrupt and for an EOFError
             raise (error.__cause__ or signals.Ended(signal.SIGINT)) from None
     except KeyboardInterrupt as error:
         ended = error if isinstance(error, signals.Ended) else signals.Ended(signal.SIGINT)
@@ -143,22 +144,22 @@ def _outcome(arguments: list[str]) -> int:
     except click.ClickException as error:
         if "--json" in arguments:
             _say_json(type(error).__name__, "", error.format_message(), "")
-        said = io.StringIO()
-        error.show(file=said)
-        with _or_nobody_listens("stderr"):
-            click.echo(visible(said.getvalue()), nl=False, err=True)
+        shown = io.StringIO()
+        error.show(file=shown)
+        with _even_if_closed("stderr"):
+            click.echo(visible(shown.getvalue()), nl=False, err=True)
         return error.exit_code
     except RopetoolError as error:
         if traceback:
             raise
         return _refuse(error, arguments)
-    except OSError as error:  # the system's word on a file: nothing that a traceback would explain
+    except OSError as error:  # the message of the system names the file, so a traceback would not help
         if traceback:
             raise
         return _refuse(RopetoolError(error.strerror or str(error), where=str(error.filename or "")), arguments)
     except MemoryError:
         return _refuse(RopetoolError("the machine ran out of memory"), arguments)
-    except Exception as error:  # noqa: BLE001  it is not one of ours: a bug, and to be told as one
+    except Exception as error:  # noqa: BLE001  every other exception is a bug
         if traceback:
             sys.excepthook(type(error), error, error.__traceback__)
         return _confess(error, arguments)
@@ -166,27 +167,27 @@ def _outcome(arguments: list[str]) -> int:
 
 
 def local_source(source: str) -> Path:
-    """Return where the source lies on this disk; one on the hub is downloaded, with bars where stderr is a terminal."""
+    """Return the path of a source. A source on the hub is downloaded, with progress bars if stderr is a terminal."""
     from ropetool.files.hub import local
 
     return local(source, bars=is_terminal(sys.stderr))
 
 
 def config_alone(source: str) -> Path | None:
-    """Return where the config of a checkpoint on the hub lies, without its weights; None for any other source."""
+    """Download the config of a checkpoint on the hub, without weights, and return its folder. None for other sources."""
     from ropetool.files.hub import config_folder, hub_id
 
-    asked = hub_id(source)
-    return None if asked is None else config_folder(asked)
+    named = hub_id(source)
+    return None if named is None else config_folder(named)
 
 
 def command_line() -> str:
-    """Return the command line that is being carried out, for a shell."""
+    """Return the running command line, quoted for a shell."""
     return command("ropetool", *click.get_current_context().find_root().obj)
 
 
 def _accept_any_name() -> None:
-    """Let file names that are no UTF-8 be printed, escaped."""
+    """Escape printed file names that are not UTF-8."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -204,7 +205,7 @@ def _refuse(error: RopetoolError, arguments: list[str]) -> int:
 
 
 def _confess(error: Exception, arguments: list[str]) -> int:
-    """Say that ropetool has a bug, and how to report it."""
+    """Print that ropetool has a bug, and how to report it."""
     words = escaped(f"{type(error).__name__}: {error}")[:WORDS]
     message = f"a bug in ropetool, not in your files ({words}); please report it with this line and the command line"
     where, try_ = (
@@ -219,49 +220,50 @@ def _confess(error: Exception, arguments: list[str]) -> int:
 
 
 def _say(line: str, where: str = "") -> None:
-    """Print a line on stderr, on a terminal in lines of its width.
+    """Print a line on stderr, wrapped to the width of a terminal.
 
-    A place stays whole, to be copied, and so does a next step, which is often a command.
+    where: a part that stays on one line, so that users can copy it. A next step is not wrapped either, because it is
+    often a command.
     """
-    with _or_nobody_listens("stderr"):
+    with _even_if_closed("stderr"):
         width = None if line.startswith("Try: ") else _width(sys.stderr)
         click.echo(_in_lines(escaped(line), width, escaped(where)), nl=False, err=True)
 
 
-def _say_json(kind: str, where: str, message: str, try_: str) -> None:
-    with _or_nobody_listens("stdout"):
-        click.echo(json.dumps({"error": {"type": kind, "where": where, "message": message, "try": try_}}))
+def _say_json(name: str, where: str, message: str, try_: str) -> None:
+    with _even_if_closed("stdout"):
+        click.echo(json.dumps({"error": {"type": name, "where": where, "message": message, "try": try_}}))
 
 
 @contextmanager
-def _or_nobody_listens(name: str) -> Iterator[None]:
-    """Go on where what is said reaches nobody: the exit code still does."""
+def _even_if_closed(name: str) -> Iterator[None]:
+    """Continue if a stream is closed, because the exit code still has a reader."""
     try:
         yield
     except OSError:
-        setattr(sys, name, None)  # and nothing is left to be written when the interpreter ends
+        setattr(sys, name, None)  # so that the interpreter does not flush it when it ends
 
 
 def print_json(data: Any) -> None:
-    """Print a result as JSON on stdout, in ASCII: no locale or pipe can garble it."""
+    """Print a result as JSON on stdout, in ASCII, which every locale and pipe transmits unchanged."""
     click.echo(json.dumps(data, indent=2, allow_nan=False))
 
 
 def show(text: str, *, colour: bool = False) -> None:
-    """Print lines that are ready for a terminal on stdout; what a terminal would obey in them is shown as an escape.
+    """Print lines on stdout, with control characters escaped.
 
-    colour: the lines have colours of ours, and all else in them is escaped already.
+    colour: the lines contain our colours, and everything else in them is escaped already.
     """
     click.echo(text if colour else visible(text), nl=False)
 
 
 def in_colour() -> bool:
-    """Return whether stdout takes colours: a terminal that knows them, whose user has not set NO_COLOR."""
+    """Return whether stdout is a terminal with colours, and NO_COLOR is not set."""
     return is_terminal(sys.stdout) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def terminal_width() -> int | None:
-    """Return how many characters a line of stdout has; None where it is not a terminal: lines are then of any length."""
+    """Return the characters in a line of stdout. None if stdout is not a terminal: lines may then have any length."""
     return _width(sys.stdout)
 
 
@@ -288,7 +290,7 @@ def _in_lines(line: str, width: int | None, whole: str = "") -> str:
 
 
 def notes(lines: tuple[str, ...] | list[str]) -> None:
-    """Print notes on stderr, above the progress that may be shown there; on a terminal in lines of its width."""
+    """Print notes on stderr, above a progress bar, wrapped to the width of a terminal."""
     for line in lines:
         note = _in_lines(f"Note: {escaped(line)}", _width(sys.stderr))
-        click.echo(note, nl=False, file=sys.stderr)  # by this name: with err=True click looks behind rich's display
+        click.echo(note, nl=False, file=sys.stderr)  # by this name, because err=True would bypass the display of rich

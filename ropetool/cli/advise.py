@@ -34,10 +34,10 @@ def advise_command(
     from ropetool.report.terminal import terminal_text
     from ropetool.runtimes.inspection import inspect
 
-    found = inspect(source, as_type)
-    advice = with_bounds(advise(found, target_length, for_runtimes))
+    inspection = inspect(source, as_type)
+    advice = with_bounds(advise(inspection, target_length, for_runtimes))
     if as_json:
         print_json(advice_json(advice))
     else:
         show(terminal_text(advice_parts(advice, explain=explain), terminal_width()))
-        notes(found.notes)
+        notes(inspection.notes)

@@ -37,10 +37,10 @@ def check_command(target: str, baseline: str | None, trained_length: int | None,
     from ropetool.verification.readback.terms import Terms
     from ropetool.verification.verdict.checking import check
 
-    found = check(local_source(target), baseline, Terms(trained_length=trained_length))
+    result = check(local_source(target), baseline, Terms(trained_length=trained_length))
     if as_json:
-        print_json(found.to_json())
+        print_json(result.to_json())
     else:
-        show(terminal_text(checked_parts(found), terminal_width()))
-        notes(list(found.notes))
-    return found.exit_code
+        show(terminal_text(checked_parts(result), terminal_width()))
+        notes(list(result.notes))
+    return result.exit_code

@@ -115,10 +115,10 @@ def _parity(target: Path, exported: Path) -> str:
     from ropetool.verification.texts import embedded_documents
 
     try:
-        found = logit_parity(target, exported, embedded_documents()[0], PASSAGE_TOKENS)
+        parity = logit_parity(target, exported, embedded_documents()[0], PASSAGE_TOKENS)
     except MissingDependency as missing:
         return f"not measured: llama-cpp-python is not installed; {missing.try_}"
-    return f"largest difference {found.difference:.1e} of the largest logit over {found.tokens} tokens"
+    return f"largest difference {parity.difference:.1e} of the largest logit over {parity.tokens} tokens"
 
 
 def _without(folder: Path, text: str) -> str:

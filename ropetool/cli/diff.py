@@ -34,11 +34,11 @@ def diff_command(a: str, b: str, as_json: bool) -> int:
     from ropetool.report.terminal import terminal_text
 
     first, second = local_source(a), local_source(b)
-    with bar(BYTES) as shown:
-        found = compare(first, second, progress=shown)
+    with bar(BYTES) as progress:
+        diff = compare(first, second, progress=progress)
     if as_json:
-        print_json(found.to_json())
+        print_json(diff.to_json())
     else:
-        show(terminal_text(diff_parts(found)))
-        notes(found.notes)
-    return 0 if found.same else DIFFERENT
+        show(terminal_text(diff_parts(diff)))
+        notes(diff.notes)
+    return 0 if diff.same else DIFFERENT

@@ -181,9 +181,9 @@ def _imported(file: str) -> Iterator[HfCheckpoint]:
     from ropetool.gguf_import import import_gguf
 
     with TemporaryDirectory(prefix="ropetool-") as folder:
-        made = import_gguf(local_source(file), Path(folder) / "imported", dtype="f32", check=False)
-        notes(made.notes)
-        yield HfCheckpoint.open(made.output)
+        imported = import_gguf(local_source(file), Path(folder) / "imported", dtype="f32", check=False)
+        notes(imported.notes)
+        yield HfCheckpoint.open(imported.output)
 
 
 def _options_of(file: str) -> tuple[Hypothesis, ...]:

@@ -53,18 +53,17 @@ def inspect_command(
         from ropetool.report.page import check_file
 
         check_file(Path(html))
-    found, checkpoint = inspection.inspect_opened(source, as_type)
+    inspected, checkpoint = inspection.inspect_opened(source, as_type)
     costing = None
     if cost:  # costs plans the rows of `verify`, which loads half of the package
         from ropetool.costs.lines import cost_of
 
-        costing = cost_of(found, checkpoint, target_length)
-    asked = found.rope is not None and (target_length is not None or html is not None)
+        costing = cost_of(inspected, checkpoint, target_length)
     advice = None
-    if found.rope is not None and asked:
+    if inspected.rope is not None and (target_length is not None or html is not None):
         from ropetool.plans.advice import advise
 
-        advice = advise(found, extension_target(found.rope, target_length))
+        advice = advise(inspected, extension_target(inspected.rope, target_length))
     if html is not None:
         from ropetool.plans.advice import with_bounds
         from ropetool.report.inspected_page import inspection_page
@@ -76,11 +75,13 @@ def inspect_command(
                 where=source,
                 try_="leave out --html",
             )
-        write_file(inspection_page(found, with_bounds(advice), command_line()), Path(html))
-    if target_length is None or (found.rope is not None and target_length <= found.rope.max_position_embeddings):
-        advice = None  # within what it states there are ways, but nothing to advise
+        write_file(inspection_page(inspected, with_bounds(advice), command_line()), Path(html))
+    if target_length is None or (
+        inspected.rope is not None and target_length <= inspected.rope.max_position_embeddings
+    ):
+        advice = None  # no method is recommended within the configured context length
     if as_json:
-        data = inspection_json(found, target_length, advice)
+        data = inspection_json(inspected, target_length, advice)
         if costing is not None:
             from ropetool.report.costing import cost_json
 
@@ -89,11 +90,15 @@ def inspect_command(
     else:
         from ropetool.report.terminal import terminal_text
 
-        ways = proposals(found, extension_target(found.rope, target_length)) if found.rope and advice is None else []
-        parts = [*inspection_parts(found, target_length, ways, advice)]
+        ways = (
+            proposals(inspected, extension_target(inspected.rope, target_length))
+            if inspected.rope and advice is None
+            else []
+        )
+        parts = [*inspection_parts(inspected, target_length, ways, advice)]
         if costing is not None:
             from ropetool.report.costing import cost_parts
 
             parts += cost_parts(costing)
         show(terminal_text(parts, terminal_width()))
-        notes([*found.notes, *([f"drawn: {html}"] if html is not None else [])])
+        notes([*inspected.notes, *([f"drawn: {html}"] if html is not None else [])])

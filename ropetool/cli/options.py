@@ -1,6 +1,7 @@
-"""What the options of several commands take: lengths in tokens, factors, and names that a shell completes; their help.
+"""Options of several commands: their types, their help, and the objects that commands get.
 
-Names are completed without the modules that they stand for: those load numpy, and a shell waits for each key.
+A shell completes names of methods and runtimes. Completion does not import their modules, because numpy would delay
+each key.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from ropetool.errors import ConfigError, InvalidRope, OutputError
 from ropetool.escaping import command, read_length, read_number, read_whole
 
 ALL = "--help-all"
-ALL_SHOWN = "ropetool.help_all"  # in the context: every option is shown
+ALL_SHOWN = "ropetool.help_all"  # key in the context's meta: the help shows every option
 LONGEST = 2**31  # tokens
 LIST_FILE_BYTES = 4 << 20
 _PACKAGE = Path(__file__).parents[1]
-_NO_SOURCE = Path(os.devnull)  # nothing is rewritten
+_NO_SOURCE = Path(os.devnull)  # the file does not replace a source
 T = TypeVar("T")
 if TYPE_CHECKING:
     from ropetool.plans.plan import Plan
@@ -60,7 +61,7 @@ def target_length(help: str, **more: Any) -> Callable[..., Any]:
 
 
 class _InAscii(_Type):
-    """A number in ASCII digits: Python's own readers take 1_024, and the digits of any script."""
+    """A number in ASCII digits. int and float also accept 1_024 and the digits of any script."""
 
     read: Callable[[str], float]
 
@@ -96,7 +97,7 @@ WHOLE, NUMBER = Whole(), Number()
 
 
 class Length(_Type):
-    """A length in tokens; `lowest` of None leaves its range to the library."""
+    """A length in tokens. With a `lowest` of None, the library checks its range."""
 
     name = "length"
 
@@ -128,12 +129,12 @@ class LengthList(_Type):
 
 
 class Minutes(_Type):
-    """Minutes that a run may take, or none for any number."""
+    """The time limit of a run in minutes, or `none`."""
 
     name = "minutes"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number, inf for none."""
+        """Return the number; infinity for `none`."""
         try:
             return math.inf if value == "none" else read_number(value)
         except ValueError:
@@ -180,12 +181,12 @@ def with_flag(words: Sequence[str], flag: str) -> list[str]:
 
 
 def _end_of_options(words: Sequence[str]) -> int:
-    """Return the place of `--`, behind which no word is an option, or the number of words."""
+    """Return the index of `--`, after which no word is an option, or the number of words."""
     return words.index("--") if "--" in words else len(words)
 
 
 class Factor(_Type):
-    """How many times: 4 or 4x."""
+    """A factor: 4 or 4x."""
 
     name = "factor"
 
@@ -206,14 +207,14 @@ class Name(_Type):
         self.known = known
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return the known names that begin so."""
+        """Return the known names with this beginning."""
         return [CompletionItem(name) for name in self.known() if name.startswith(incomplete)]
 
 
 def stated_names(folder: str) -> list[str]:
-    """Return the names that the modules of a folder of the package and its folders state, as its discovery finds them."""
+    """Return the value of NAME in each module of a folder of the package, as discovery does."""
     texts = (path.read_text(encoding="utf-8") for path in (_PACKAGE / folder).rglob("*.py"))
-    return sorted(found for text in texts for found in re.findall(r'^NAME = "(.+)"$', text, re.MULTILINE))
+    return sorted(name for text in texts for name in re.findall(r'^NAME = "(.+)"$', text, re.MULTILINE))
 
 
 METHOD = Name(lambda: stated_names("rope/methods"))
@@ -285,12 +286,12 @@ def explain(**more: Any) -> Callable[..., Any]:
 
 
 def for_runtimes(help: str) -> Callable[..., Any]:
-    """Return --for, whose help says what it is for."""
+    """Return --for with this help."""
     return click.option("--for", "for_runtimes", type=RUNTIME, multiple=True, metavar="RUNTIME", help=help)
 
 
 def check_new(option: str, path: Path) -> None:
-    """Raise ConfigError for a file that is there already, or whose folder is not; to be asked before long work."""
+    """Raise ConfigError for a file that exists, or whose folder does not exist. Call this before long work."""
     from ropetool.files.output import check_place
 
     if os.path.lexists(path):
@@ -300,7 +301,7 @@ def check_new(option: str, path: Path) -> None:
 
 
 def write_new(option: str, path: Path, text: str) -> None:
-    """Write a file that an option names, whole or not at all. Raises: ConfigError where it is there already, or cannot be written."""
+    """Write the file of an option, completely or not at all. Raises: ConfigError if it exists or cannot be written."""
     from ropetool.files.transaction import staged
 
     check_new(option, path)
@@ -310,7 +311,7 @@ def write_new(option: str, path: Path, text: str) -> None:
 
 @contextmanager
 def written_beside(path: str | None, plan: Plan) -> Iterator[None]:
-    """Write the plan file, and remove it again if what follows fails."""
+    """Write the plan file, and remove it again if the body fails."""
     if path is None:
         yield
         return
@@ -323,7 +324,7 @@ def written_beside(path: str | None, plan: Plan) -> Iterator[None]:
 
 
 def list_value(name: str, value: str, option: str = "") -> Any:
-    """Return a list from JSON text or from a JSON file, which may hold the list or an object with it under its name."""
+    """Return a list from JSON text or a JSON file. The file has the list, or an object with the list under its name."""
     from ropetool.files.hf import parse_object
 
     where = f"{option or f'-p {name}'} {value if len(value) <= 200 else value[:60] + '...'}"
@@ -337,7 +338,7 @@ def list_value(name: str, value: str, option: str = "") -> Any:
 def _small_text(where: str, value: str) -> str:
     path = Path(value)
     try:
-        # A device has no end, and a list of one number per rotary pair is short.
+        # A device does not end, and a list with one number per rotary pair is short.
         if not path.is_file() or path.stat().st_size > LIST_FILE_BYTES:
             raise ConfigError(f"is neither a JSON list nor a file of at most {LIST_FILE_BYTES:,} bytes", where=where)
         return path.read_text(encoding="utf-8")
@@ -348,7 +349,7 @@ def _small_text(where: str, value: str) -> str:
 
 @contextmanager
 def _named(option: str, path: Path) -> Iterator[None]:
-    """Name the option where a file cannot be written."""
+    """Name the option in the error if a file cannot be written."""
     try:
         yield
     except OutputError as error:
@@ -372,12 +373,15 @@ def in_place(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_in_place(in_place: bool, copy_if_needed: bool, others: Mapping[str, Any]) -> None:
-    """Refuse options that do not go together. others: by name, with what was given for those that ask for an output."""
+    """Raise click.UsageError for options that exclude each other.
+
+    others: the values of options for a separate output, by option.
+    """
     if copy_if_needed and not in_place:
         raise click.UsageError("--copy-if-needed requires --in-place")
-    given = [name for name, value in others.items() if value]
-    if in_place and given:
-        raise click.UsageError(f"--in-place edits the source itself and does not accept {given[0]}")
+    passed = [name for name, value in others.items() if value]
+    if in_place and passed:
+        raise click.UsageError(f"--in-place edits the source itself and does not accept {passed[0]}")
 
 
 # --- options as objects
@@ -503,7 +507,7 @@ class Grouped(click.Command):
         return [*params, shown, last]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the groups; behind them all other options, or how many there are."""
+        """Write the groups, then all other options, or their number."""
         *params, show_rest, show_help = self.get_params(ctx)
         records = {param.name: param.get_help_record(ctx) for param in params}
         about_help = [record for param in (show_rest, show_help) if (record := param.get_help_record(ctx))]

@@ -23,9 +23,11 @@ def recover_command(file: str, as_json: bool) -> None:
     from ropetool.escaping import escaped
     from ropetool.files.gguf.in_place import recover
 
-    found = recover(file)
+    recovered = recover(file)
     if as_json:
-        print_json({"schema": 1, "file": str(found.path), "rolled": found.direction, "way": found.way or None})
+        print_json(
+            {"schema": 1, "file": str(recovered.path), "rolled": recovered.direction, "way": recovered.way or None}
+        )
     else:
-        show(f"{escaped(found.path)}\n  {found.sentence}\n")
-    notes(found.notes)
+        show(f"{escaped(recovered.path)}\n  {recovered.sentence}\n")
+    notes(recovered.notes)

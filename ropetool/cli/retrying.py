@@ -1,4 +1,4 @@
-"""`Try:` lines of `ropetool extend`: they keep the options of the user, and are planned before they are printed."""
+"""Complete the `Try:` lines of `ropetool extend` with the options of the user, and plan them before they are printed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ropetool.errors import RopetoolError
 from ropetool.escaping import command, number, words
 
 EXTEND = ["ropetool", "extend"]
-OPENED = "ropetool.opened"  # in the meta of a context: what opens a source once
+OPENED = "ropetool.opened"  # key in the context's meta: a function that opens each source once
 # Options of a method: another method may not have them.
 OF_METHODS = ("params", "attention_factor", "temperature_scope", "beta_fast", "beta_slow", "rope_theta")
-# What a try decides itself, and an option that only explains.
+# The options that a try sets, and an option that only explains.
 DECIDED = ("source", "method", "factor", "target_length", "reading", "original_length", "tune_minutes", "explain")
 
 
@@ -46,14 +46,14 @@ def completed(line: str, context: click.Context) -> str:
     from ropetool.plans.scope import FORCE, TooFar
 
     try:
-        asked = words(line)
-        given = _parsed(asked, context)
+        proposed = words(line)
+        values = _parsed(proposed, context)
     except (ValueError, click.ClickException, click.exceptions.Exit):
         return line
-    if given is None or given["method"] in (None, AUTO):  # the user's own line, with one option more
+    if values is None or values["method"] in (None, AUTO):  # the user's own line, with one option more
         return line
     for left_out in ((), OF_METHODS, (*OF_METHODS, "for_runtimes"), (*OF_METHODS, "for_runtimes", "config_style")):
-        tried = [*asked, *_missing(context, given, left_out)]
+        tried = [*proposed, *_missing(context, values, left_out)]
         problem = _problem(tried, context)
         if isinstance(problem, TooFar):  # the original table is not as far, and only without it a line has to be forced
             original = with_options(tried, {"--from": "original"})
@@ -71,19 +71,19 @@ def _parsed(line: Sequence[str], context: click.Context) -> dict[str, Any] | Non
     return context.command.make_context(EXTEND[1], list(line[2:])).params
 
 
-def _missing(context: click.Context, given: dict[str, Any], left_out: Sequence[str]) -> list[str]:
+def _missing(context: click.Context, values: dict[str, Any], left_out: Sequence[str]) -> list[str]:
     """Return the options of this call that a try does not have, in words."""
-    found = []
+    missing = []
     for option in context.command.params:
         name = option.name or ""
         typed = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        absent = given.get(name) in (None, ()) or given.get(name) == option.get_default(context)
+        absent = values.get(name) in (None, ()) or values.get(name) == option.get_default(context)
         if not typed or not absent or name in DECIDED or name in left_out:
             continue
         value = context.params[name]
         for each in value if option.multiple else [value]:
-            found += [option.opts[0], *_as_words(option, each)]
-    return found
+            missing += [option.opts[0], *_as_words(option, each)]
+    return missing
 
 
 def _as_words(option: click.Parameter, value: Any) -> list[str]:
@@ -97,11 +97,11 @@ def _problem(line: Sequence[str], context: click.Context) -> RopetoolError | Non
     from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
     from ropetool.plans.search import plan_for
 
-    given = _parsed(line, context)
-    assert given is not None  # the words in front are those of `extend`
+    values = _parsed(line, context)
+    assert values is not None  # the words in front are those of `extend`
     opened: Callable[[Path], Checkpoint] = context.meta.get(OPENED, open_checkpoint)
     try:
-        plan_for(opened(Path(given["source"])), instance(ExtensionOptions, given).request())
+        plan_for(opened(Path(values["source"])), instance(ExtensionOptions, values).request())
     except RopetoolError as error:
         return error
     return None

@@ -312,21 +312,21 @@ def listed(for_runtimes: str | Sequence[str]) -> Sequence[str]:
     return (for_runtimes,) if isinstance(for_runtimes, str) else for_runtimes
 
 
-def runtime_names(asked: str, checkpoint: Checkpoint) -> list[str]:
+def runtime_names(name: str, checkpoint: Checkpoint) -> list[str]:
     """Return the runtimes that an option selects. llama.cpp reads a Hugging Face checkpoint through ropetool's export.
 
     Raises: UnknownRuntime. For a GGUF file, the error contains the import command that makes it readable.
     """
-    known = runtimes.all_of(asked)
+    known = runtimes.all_of(name)
     if known[0].name == GgufCheckpoint.runtime:
         return [GgufCheckpoint.runtime]
     if checkpoint.format == "gguf" and "gguf" not in known[0].formats:
         folder = checkpoint.path.with_name(model_name(checkpoint.path))
         raise UnknownRuntime(
             f"{known[0].program} does not read GGUF files; it reads the Hugging Face checkpoint that `ropetool import` writes",
-            where=f"--for {asked}", try_=f"{command('ropetool', 'import', checkpoint.path, '-o', folder)}, and extend {word(folder)}",
+            where=f"--for {name}", try_=f"{command('ropetool', 'import', checkpoint.path, '-o', folder)}, and extend {word(folder)}",
         )  # fmt: skip
-    return [runtime.name for runtime in runtimes.all_of(asked, checkpoint.format)]
+    return [runtime.name for runtime in runtimes.all_of(name, checkpoint.format)]
 
 
 def _decoded_source(form: Format, readers: Sequence[str], request: Request) -> RopeSet:
