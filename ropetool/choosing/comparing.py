@@ -257,7 +257,7 @@ class _Loaded:
         name = hub.name_of(chosen.source.checkpoint.path)
         results = [_result(trial, field, raw[trial.name], own[trial.reach], name) for trial in self.trials]
         results += [CandidateResult(each.name, None, None, each.reason) for each in self.refused]
-        notes = [*chosen.notes, *(note for each in results if each.found for note in each.found.notes)]
+        notes = [*chosen.notes, *(note for each in results if each.measured for note in each.measured.notes)]
         return Comparison(
             source=name,
             trained_length=chosen.source.trained,

@@ -28,14 +28,14 @@ class CandidateResult:
 
     name: its name.
     plan: its plan. None for a reference attention variant.
-    found: the measurements, as in `verify`. None if the candidate was refused.
+    measured: the measurements, as in `verify`. None if the candidate was refused.
     refusal: why it was refused, else empty.
     note: how its tables differ from the tables in its file. Empty if they do not.
     """
 
     name: str
     plan: Plan | None
-    found: VerifyResult | None
+    measured: VerifyResult | None
     refusal: str = ""
     note: str = ""
 
@@ -47,22 +47,24 @@ class CandidateResult:
     @property
     def regression(self) -> LengthResult | None:
         """Return the result at the length within the trained length that has the worst ratio, or None."""
-        if self.found is None:
+        if self.measured is None:
             return None
-        within = [entry for entry in self.found.lengths if entry.length <= self.found.trained_length]
+        within = [entry for entry in self.measured.lengths if entry.length <= self.measured.trained_length]
         return max(within, key=lambda entry: entry.ratio, default=None)
 
     @property
     def reached(self) -> LengthResult | None:
         """Return the result at the longest scored length within its own context, or None."""
-        if self.found is None:
+        if self.measured is None:
             return None
-        within = [entry for entry in self.found.lengths if entry.length <= self.found.context_length]
+        within = [entry for entry in self.measured.lengths if entry.length <= self.measured.context_length]
         return max(within, key=lambda entry: entry.length, default=None)
 
     def at(self, length: int) -> LengthResult | None:
         """Return the result at a length, or None if it was not scored there."""
-        return next((entry for entry in self.found.lengths if entry.length == length), None) if self.found else None
+        return (
+            next((entry for entry in self.measured.lengths if entry.length == length), None) if self.measured else None
+        )
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class Comparison(Tabular):
         for length, loss in self.baseline.items():
             yield _row(self.source, "", None, None, length, loss, within=length <= self.trained_length)
         for each in self.candidates:
-            for entry in each.found.lengths if each.found is not None else ():
+            for entry in each.measured.lengths if each.measured is not None else ():
                 method, factor = (each.plan.method, each.plan.factor) if each.plan is not None else ("", None)
                 yield _row(
                     each.name, method, factor, each.target_length, entry.length, entry.target,
@@ -163,8 +165,8 @@ def _row(
 
 
 def _candidate_json(result: CandidateResult) -> dict[str, Any]:
-    plan, measured = result.plan, {} if result.found is None else result.found.to_json()
-    keys = dict.fromkeys([*MEASURED, *(result.found.measures if result.found is not None else ()), "checks"])
+    plan, measured = result.plan, {} if result.measured is None else result.measured.to_json()
+    keys = dict.fromkeys([*MEASURED, *(result.measured.measures if result.measured is not None else ()), "checks"])
     return {
         "name": result.name, "method": plan.method if plan else None, "factor": plan.factor if plan else None,
         "params": dict(plan.params) if plan else None, "target_length": result.target_length,

@@ -61,7 +61,7 @@ class Way:
 class Advice(Shown):
     """The advised way from a checkpoint to a context length.
 
-    found: the inspected checkpoint.
+    inspection: the inspected checkpoint.
     target_length: the requested context, in tokens.
     ways: every method that was tried.
     chosen: the advised way; None if the file needs no extension, or if no method works.
@@ -76,7 +76,7 @@ class Advice(Shown):
     shorter: if there is no choice, the plan with the longest context that a method reaches, or None.
     """
 
-    found: Inspection
+    inspection: Inspection
     target_length: int
     ways: tuple[Way, ...]
     chosen: Way | None
@@ -104,7 +104,7 @@ class Advice(Shown):
     @property
     def extent(self) -> Extent | None:
         """Return the ratio of the target to the trained length, with its notes. None without a choice."""
-        return extent_of(self.found, self.chosen.method, self.target_length) if self.chosen else None
+        return extent_of(self.inspection, self.chosen.method, self.target_length) if self.chosen else None
 
 
 def advise(
@@ -166,7 +166,7 @@ def _in_scope(advice: Advice, forced: bool) -> Advice:
 
 def with_bounds(advice: Advice) -> Advice:
     """Return the advice with its readers and the theoretical bounds on the base. Takes seconds; keeps the choice."""
-    inspected, trained = advice.found, None if not advice.ways else _trained_table(advice.found)
+    inspected, trained = advice.inspection, None if not advice.ways else _trained_table(advice.inspection)
     if trained is None or inspected.rope is None or inspected.trained_length is None:
         return advice
     entry = inspected.rope.entries[names.FULL_ATTENTION]
@@ -256,7 +256,7 @@ def _has_seen_all(entry: LayerRope, trained: Array | None, trained_length: int |
 
 def _shorter(advice: Advice, trained: Array | None, for_runtimes: Sequence[str]) -> Proposal | None:
     """Return a plan with a new base, up to its reach, for a file without a table that reaches the target."""
-    inspected = advice.found
+    inspected = advice.inspection
     way = next((way for way in advice.ways if way.proposal.step.reading != CURRENT), None)
     if way is None or trained is None or inspected.rope is None or inspected.trained_length is None:
         return None

@@ -17,7 +17,7 @@ SCHEMA = 1
 
 def advice_parts(advice: Advice, *, explain: bool = False) -> Iterator[Part]:
     """Yield what `ropetool advise` prints. explain: all reasons of a refusal, not only the first."""
-    inspected = advice.found
+    inspected = advice.inspection
     trained = f"{inspected.trained_length} tokens" if inspected.trained_length else "not stored in the file"
     rows = [("trained length", trained), ("target", f"{advice.target_length} tokens")]
     if advice.critical is not None:
@@ -66,7 +66,7 @@ def way_row(way: Way, explain: bool = False) -> tuple[str, str]:
 def advice_json(advice: Advice) -> dict[str, Any]:
     """Return the advice as `advise --json` prints it."""
     return {
-        "schema": SCHEMA, "source": str(advice.found.source), "trained_length": advice.found.trained_length,
+        "schema": SCHEMA, "source": str(advice.inspection.source), "trained_length": advice.inspection.trained_length,
         "target_length": advice.target_length, "command": advice.command or None,
         "method": advice.chosen.method if advice.chosen else None, "why": advice.why,
         "longest": {"target_length": advice.shorter.step.reach, "command": advice.shorter.line} if advice.shorter else None,
@@ -80,5 +80,5 @@ def advice_json(advice: Advice) -> dict[str, Any]:
         ],
         "readers": list(advice.readers), "not_for": list(advice.others), "base": advice.base, "least_base": advice.least_base,
         "attention_holds": advice.holds, "critical_dimension": advice.critical[0] if advice.critical else None,
-        "kv_cache_bytes": advice.found.cache_bytes(advice.target_length) if advice.found.kv_bytes else None,
+        "kv_cache_bytes": advice.inspection.cache_bytes(advice.target_length) if advice.inspection.kv_bytes else None,
     }  # fmt: skip

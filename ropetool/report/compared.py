@@ -62,12 +62,12 @@ def conditions(comparison: Comparison) -> str:
 
 def sections(comparison: Comparison) -> Iterator[Section]:
     """Yield the tables of a comparison, in the order of a report."""
-    measured = [each for each in comparison.candidates if each.found is not None]
+    measured = [each for each in comparison.candidates if each.measured is not None]
     yield _overview(comparison, measured)
     if comparison.rankings:
         yield _ratios(comparison, measured)
         yield _pairs(comparison)
-    refused = [each for each in comparison.candidates if each.found is None]
+    refused = [each for each in comparison.candidates if each.measured is None]
     if refused:
         rows = tuple(row(each.name, each.refusal) for each in refused)
         yield Section("refused", "Not measured", Table(("candidate", ""), rows, words=(0, 1)))
@@ -152,10 +152,10 @@ def _pair(pair: PairResult) -> tuple[Cell, ...]:
 
 
 def _verdict(each: CandidateResult) -> Cell:
-    assert each.found is not None
+    assert each.measured is not None
     if each.plan is None:
         return Cell(NONE)
-    return Cell(each.found.verdict, TONES.get(each.found.verdict, ""))
+    return Cell(each.measured.verdict, TONES.get(each.measured.verdict, ""))
 
 
 def _judged(entry: LengthResult | None) -> Cell:
@@ -176,9 +176,9 @@ def _ratio(entry: LengthResult | None) -> str:
 
 def _answers(each: CandidateResult) -> str:
     """Return for each task the right answers at the longest length, and in the same trials within the trained length."""
-    assert each.found is not None
+    assert each.measured is not None
     answers = []
-    for grid in each.found.measures["retrieval"]:
+    for grid in each.measured.measures["retrieval"]:
         pairs: list[RetrievalPair] = [pair for pair in grid.pairs if pair.depth is None and not pair.generated]
         if pairs:
             last = max(pairs, key=lambda pair: pair.length)
@@ -187,8 +187,8 @@ def _answers(each: CandidateResult) -> str:
 
 
 def _gain(each: CandidateResult, name: str) -> str:
-    assert each.found is not None
-    tokens = each.found.measures.get(name)
+    assert each.measured is not None
+    tokens = each.measured.measures.get(name)
     gain: Estimate | None = tokens.gain if tokens is not None and not tokens.note else None
     return change(gain)
 
@@ -199,7 +199,7 @@ def _plot(comparison: Comparison) -> Plot:
     names = dict(zip(ascii_lowercase, drawn, strict=False))
     series = {BASELINE: [(length, loss.mean) for length, loss in comparison.baseline.items()]}
     for sign, name in names.items():
-        measured = comparison.candidate(name).found
+        measured = comparison.candidate(name).measured
         series[sign] = [(entry.length, entry.target.mean) for entry in (measured.lengths if measured else ())]
     return Plot(series, {**names, BASELINE: "the source"}, "several", comparison.trained_length)
 

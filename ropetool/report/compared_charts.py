@@ -52,7 +52,7 @@ def losses_chart(comparison: Comparison, length: int, names: Sequence[str], name
         loss, label = own[max(own)].mean, f"the source, text cut to {max(own)} tokens"
         axes.plot(beyond, [loss] * len(beyond), color=drawing.BASELINE["color"], linestyle=":", label=label)
     for index, each in enumerate(names):
-        measured = comparison.candidate(each).found
+        measured = comparison.candidate(each).measured
         entries = [entry for entry in (measured.lengths if measured else ()) if entry.length <= length]
         axes.plot([e.length for e in entries], [e.target.mean for e in entries], **look(index), label=each)
     drawing.loss_axes(figure, axes, lengths, comparison.trained_length)

@@ -51,7 +51,7 @@ def _inspection(result: Any) -> str:
 
 def _advice(result: Any) -> str:
     advised = result.reason if result.chosen is None else f"{result.command}\n  {result.why}"
-    return f"{result.found.source}: {advised}"
+    return f"{result.inspection.source}: {advised}"
 
 
 def _plan(result: Any) -> str:

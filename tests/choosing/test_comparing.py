@@ -73,7 +73,7 @@ def verified(target: Path) -> VerifyResult:
 
 def differing(found: Comparison, name: str, expected: VerifyResult) -> float:
     """Return by how much the losses of a candidate and those of a verification differ, which have the same segments."""
-    measured = found.candidate(name).found
+    measured = found.candidate(name).measured
     assert measured is not None
     assert (measured.documents, measured.scored) == (expected.documents, expected.scored)
     assert [(e.length, e.segments) for e in measured.lengths] == [(e.length, e.segments) for e in expected.lengths]
@@ -87,7 +87,7 @@ def test_its_figures_are_those_of_the_written_outputs(found: Comparison, folder:
     for method in METHODS:
         expected = verified(folder / f"model-{method}")
         assert differing(found, f"{method} x2", expected) < 1e-5
-        measured = found.candidate(f"{method} x2").found
+        measured = found.candidate(f"{method} x2").measured
         assert measured is not None
         for ours, theirs in zip(measured.lengths, expected.lengths, strict=True):
             assert ours.ratio == pytest.approx(theirs.ratio, abs=1e-4)
@@ -125,13 +125,13 @@ def test_candidates_are_ranked_where_each_leads(folder: Path) -> None:
     assert [(ranking.length, sorted(ranking.order)) for ranking in two.rankings] == [
         (512, sorted(names)), (768, ["ntk x3", "yarn x3"]),
     ]  # fmt: skip
-    reach = {each.name: [entry.length for entry in each.found.lengths] for each in two.candidates if each.found}
+    reach = {each.name: [entry.length for entry in each.measured.lengths] for each in two.candidates if each.measured}
     assert (reach["yarn x2"][-1], reach["yarn x3"][-1]) == (512, 768)
     # Segments are chosen for all: a candidate of a shorter context has those of the longer ones.
-    counts = {e.segments for each in two.candidates if each.found for e in each.found.lengths if e.length == 512}
+    counts = {e.segments for each in two.candidates if each.measured for e in each.measured.lengths if e.length == 512}
     assert len(counts) == 1
     asked = compared(folder, methods=["yarn"], factors=[2], lengths=[128, 256, 768], plans=())
-    assert [entry.length for entry in asked.candidates[0].found.lengths] == [128, 256, 768]  # type: ignore[union-attr]
+    assert [entry.length for entry in asked.candidates[0].measured.lengths] == [128, 256, 768]  # type: ignore[union-attr]
     assert asked.rankings[0].length == 768
 
 
@@ -166,9 +166,9 @@ def test_no_row_is_computed_twice_and_an_interrupted_run_goes_on(
     assert again.to_json() == {**whole.to_json(), "notes": list(again.notes)}
     assert again.notes[0].endswith("saved rows will be used again")
     for ours, theirs in zip(again.candidates, whole.candidates, strict=True):
-        assert ours.found is not None
-        assert theirs.found is not None
-        assert [e.target.mean for e in ours.found.lengths] == [e.target.mean for e in theirs.found.lengths]
+        assert ours.measured is not None
+        assert theirs.measured is not None
+        assert [e.target.mean for e in ours.measured.lengths] == [e.target.mean for e in theirs.measured.lengths]
     assert not list((folder / "cache" / "verify").glob("*.sqlite"))
 
 
@@ -189,12 +189,12 @@ def test_a_factor_that_goes_into_the_weights_is_measured_in_the_model(folder: Pa
         (folder / f"{name}.json").write_text(json.dumps(plan.to_json()))
     found = compared(folder, plans=[folder / "plain.json", folder / "baked.json"])
     yarn, plain, baked = (found.candidate(name) for name in ("yarn x2", "plain.json", "baked.json"))
-    assert yarn.found is not None
-    assert plain.found is not None
-    assert baked.found is not None
+    assert yarn.measured is not None
+    assert plain.measured is not None
+    assert baked.measured is not None
     assert "weights" in baked.note
-    assert baked.found.lengths == plain.found.lengths
-    assert abs(baked.found.lengths[-1].target.mean - yarn.found.lengths[-1].target.mean) > 1e-3
+    assert baked.measured.lengths == plain.measured.lengths
+    assert abs(baked.measured.lengths[-1].target.mean - yarn.measured.lengths[-1].target.mean) > 1e-3
     gains = ropetool.bake(folder / "model", "pair-gain", gains=[0.8] * 32)
     (folder / "gains.json").write_text(json.dumps(gains.to_json()))
     with pytest.raises(ConfigError, match="cannot change the weights of a loaded model"):
@@ -220,7 +220,7 @@ def test_a_plan_whose_table_follows_the_length_is_measured_at_each(folder: Path)
     plan = ropetool.plan(folder / "model", "dynamic", factor=2)
     (folder / "dynamic.json").write_text(json.dumps(plan.to_json()))
     found = compared(folder, methods=["dynamic"], plans=[folder / "dynamic.json"], lengths=LENGTHS)
-    method, saved = (found.candidate(name).found for name in ("dynamic x2", "dynamic.json"))
+    method, saved = (found.candidate(name).measured for name in ("dynamic x2", "dynamic.json"))
     assert method is not None
     assert saved is not None
     assert saved.lengths == method.lengths
@@ -241,7 +241,7 @@ def test_json_and_rows(found: Comparison) -> None:
     assert all(tuple(row) == COLUMNS for row in rows)
     assert len(rows) == 3 + 3 * 4
     by = {(row["candidate"], row["length"]): row for row in rows}
-    assert by["yarn x2", 512]["loss"] == found.candidate("yarn x2").found.lengths[3].target.mean  # type: ignore[union-attr]
+    assert by["yarn x2", 512]["loss"] == found.candidate("yarn x2").measured.lengths[3].target.mean  # type: ignore[union-attr]
     assert [by["yarn x2", n]["within_trained"] for n in LENGTHS] == [True, True, True, False]
 
 

@@ -161,4 +161,4 @@ def test_compare_measures_changed_weights_again(model: Path) -> None:
     assert resumed.notes[0] == f"{ANEW}the content of the source"
     fresh = compared()
     assert json.dumps(resumed.to_json()["candidates"]) == json.dumps(fresh.to_json()["candidates"])
-    assert fresh.candidates[0].found != whole.candidates[0].found
+    assert fresh.candidates[0].measured != whole.candidates[0].measured
