@@ -175,7 +175,7 @@ def test_no_row_is_computed_twice_and_an_interrupted_run_goes_on(
 def test_what_is_refused_stays_with_its_reason(folder: Path) -> None:
     found = compared(folder, methods=["yarn", "longrope"], plans=())
     refused = found.candidate("longrope x2")
-    assert refused.found is None
+    assert refused.measured is None
     assert "divisors" in refused.refusal
     assert [name for ranking in found.rankings for name in ranking.order] == ["yarn x2"]
     with pytest.raises(RopetoolError, match="divisors"):
@@ -314,7 +314,7 @@ def test_yardsticks_stand_beside_the_rankings(folder: Path) -> None:
     assert [name for ranking in found.rankings for name in ranking.order if "rerope" in name] == []
     assert found.beside is not None
     assert (found.beside.length, len(found.beside.order)) == (512, 4)
-    yardstick = found.candidate("rerope(256)").found
+    yardstick = found.candidate("rerope(256)").measured
     assert yardstick is not None
     for entry in yardstick.lengths[:3]:  # no distance is beyond the window: it is the source
         assert entry.target.mean == pytest.approx(found.baseline[entry.length].mean, abs=1e-5)
