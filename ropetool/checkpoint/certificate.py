@@ -54,10 +54,10 @@ class Certificate:
     baseline: the name of the model that the target was compared with; None if `verify` compared the target with itself.
     texts: origin, number, manifest and names of the documents; None in certificates of earlier versions.
     unbound: the number of bytes of the weights that the fingerprint does not cover; None in certificates of earlier
-        versions.
+      versions.
     grade: the requested grade. Certificates of earlier versions have no grade, and count as `research`.
     cache_type: the type of llama.cpp's cache of keys and values, if the user set it; then the result is only for this
-        cache.
+      cache.
     """
 
     verdict: str
@@ -156,7 +156,7 @@ def write(path: Path, certificate: Certificate, place: Path | None = None) -> Pa
     Returns the written file. Without `place`, returns None for a checkpoint that ropetool did not write, and does not
     write a file.
     Raises: the errors of `check_place`; OutputError if the file cannot be written, or if another command rewrote the
-        checkpoint during the verification.
+    checkpoint during the verification.
     """
     file = place or provenance.place(first_file(path))
     # The provenance file is inside the directory, so the path that the output must not touch is the config.
@@ -263,7 +263,7 @@ def check_place(path: Path, place: Path) -> None:
     """Return if the certificate of this checkpoint may be written to this separate file.
 
     Raises: OutputError if the path is not writable; CorruptFile if it is a different file; CheckpointError if it is the
-        certificate of a different model.
+    certificate of a different model.
     """
     try:
         check_output(place, path, force=True)

@@ -35,7 +35,7 @@ class LoggedEdit:
     keys: the old and the new value of each changed key; None if the key was or is missing.
     tensors: the old and the new bytes of each changed vector; None if the vector was missing.
     record: the text of the record that the edit replaced, empty if there was no record; None if the edit did not change
-        it.
+      it.
     """
 
     command: str
@@ -91,7 +91,7 @@ class EditLog:
 
     edits: the oldest edit first.
     complete: whether the log has every edit since its start. Versions before 0.1.0 dropped the first edits of a long
-        log without a note.
+      log without a note.
     """
 
     edits: tuple[LoggedEdit, ...] = ()

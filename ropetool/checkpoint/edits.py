@@ -22,7 +22,7 @@ class FileEdit:
     file: the name of the JSON file, METADATA or TENSORS.
     path: the keys that lead to the value; for a GGUF model, the name of the key or tensor.
     old, new: the values before and after, or ABSENT. A metadata value is {"type", "value"}, a tensor is a list of
-        numbers.
+      numbers.
     """
 
     file: str

@@ -86,7 +86,7 @@ class GgufCheckpoint:
         """Return the architecture in the file's metadata.
 
         Raises: InvalidRope if the key is missing or has a wrong type; NotACheckpoint if the file is not a language
-            model.
+        model.
         """
         general_type = self.values.get(parts.GENERAL_TYPE)
         architecture = self.values.get(ARCHITECTURE)

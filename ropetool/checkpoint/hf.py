@@ -131,7 +131,7 @@ class HfCheckpoint:
 
         Edits of other files are ignored, because they do not affect any decoder.
         Raises: PlanMismatch if an old value is missing; UnknownFamily or InvalidRope if a wrapper needs a key that an
-            edit removes.
+        edit removes.
         """
         changes = edits_of_file(edits, names.CONFIG_JSON)
         key = repr(changes)  # 1 and 1.0 are not the same

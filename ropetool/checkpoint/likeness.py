@@ -66,7 +66,7 @@ def edits_as(config: Mapping[str, Any], model_type: str, tensors: Collection[str
     """Return the edits that turn a config into the config of a built-in class, without remote code.
 
     Raises: UnknownFamily if the model type is unknown; InvalidRope if ropetool already supports the config's own type,
-        or if the class would not find its keys; LossyExport if the tensors do not match the class.
+    or if the class would not find its keys; LossyExport if the tensors do not match the class.
     """
     place = f"{where}: {names.MODEL_TYPE}"
     own = config.get(names.MODEL_TYPE, ABSENT)

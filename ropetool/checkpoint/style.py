@@ -90,7 +90,7 @@ def read(config: Mapping[str, Any], family: Family, where: str) -> FileRope:
     """Return the rope keys of a config.json.
 
     Raises: InvalidRope for a value that breaks a rule, or a nesting that the family does not read; AmbiguousRope if
-        `type` and `rope_type`, or the two styles, disagree.
+    `type` and `rope_type`, or the two styles, disagree.
     """
     part = section(config, family, where)
     config_numbers.check_sizes(part, family, context_key(part, family), where)

@@ -1,7 +1,7 @@
 """The tensors of a family under their Hugging Face and GGUF names, and the other facts that its export needs.
 
-A family's JSON lists them row by row, or by the groups defined here. Sizes are names. gguf_model/shapes replaces them by
-the numbers of a model.
+A family's JSON lists them row by row, or by the groups defined here. Sizes are names. gguf_model/shapes replaces them
+by the numbers of a model.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ class Row:
     A tensor without `gguf` is optional, and transformers ignores it.
 
     shape: names of the sizes in the checkpoint, such as "queries hidden".
-    when: switches that must be on, separated by commas; `not` before one means off. A size defined by the family is on above 0.
-    order: the permutation of its elements (gguf_model/shapes/orders.py). interleave_pairs is the one for queries and keys if
-      llama.cpp pairs other channels.
+    when: switches that must be on, separated by commas; `not` before one means off. A size defined by the family is on
+      above 0.
+    order: the permutation of its elements (gguf_model/shapes/orders.py). interleave_pairs is the one for queries and
+      keys if llama.cpp pairs other channels.
     offset: a number that llama.cpp expects added to each element.
     many: the size that counts sources named by {x}, which follow each other in the file.
     written: names of the sizes in the file, if they differ.
@@ -304,8 +305,8 @@ class Export:
     equal: other pairs of sizes that llama.cpp treats as equal.
     sections: the default of mrope_section: the number of rotary pairs for time, height and width of an image token.
       Empty if all pairs rotate by the same position.
-    assumed: sizes by key that the config inside a wrapper may leave out, because transformers saves only differences from
-      the class.
+    assumed: sizes by key that the config inside a wrapper may leave out, because transformers saves only differences
+      from the class.
 
     Computation:
     norms: rms, or layer if norms subtract the mean.

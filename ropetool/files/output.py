@@ -31,7 +31,7 @@ def check_output(
     """Return if `output` may be written, as a file or as a directory.
 
     force: allow the replacement of an existing file or directory of the same type if `may_replace` has no objection.
-        The source is never replaced.
+      The source is never replaced.
     Raises: OutputError.
     """
     check_place(output, source)

@@ -32,7 +32,7 @@ def open_regular(path: Path, *, buffering: int = -1) -> BinaryIO:
     """Return the file, open for reading. Follows links.
 
     Raises: MissingFile if it does not exist; CorruptFile if it is not a regular file; CheckpointError if the system
-        does not open it.
+    does not open it.
     """
     where = str(path)
     try:

@@ -47,7 +47,7 @@ class Order:
         """Return the journal of a hidden folder, or None if no rename had begun, or all were done.
 
         Raises: CheckpointError if it cannot be read; CorruptFile if it is invalid, but there are earlier files to
-            restore.
+        restore.
         """
         try:
             raw = read_regular(hidden / JOURNAL, _MAX_JOURNAL)

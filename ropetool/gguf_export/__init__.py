@@ -1,7 +1,8 @@
 """Export to GGUF: a file for llama.cpp with the same positions as the Hugging Face checkpoint.
 
-gguf_model gives the contents. This package streams the tensors into the file and compares it with the checkpoint. It refuses a
-checkpoint that the file or llama.cpp cannot represent, and one that ropetool made and that is broken. It notes other differences.
+gguf_model gives the contents. This package streams the tensors into the file and compares it with the checkpoint. It
+refuses a checkpoint that the file or llama.cpp cannot represent, and one that ropetool made and that is broken. It
+notes other differences.
 """
 
 from __future__ import annotations

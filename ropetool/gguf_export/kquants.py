@@ -40,8 +40,8 @@ sys.exit(run(json.loads(sys.argv[1])) or 0)
 def check(outtype: str, imatrix: Path | None) -> Weights:
     """Return the importance matrix, or an empty mapping, if this type can be written here.
 
-    Raises: MissingDependency without llama-cpp-python; ConfigError if the type needs an importance matrix, or if it ignores
-    a given one; the errors of `read_imatrix`.
+    Raises: MissingDependency without llama-cpp-python; ConfigError if the type needs an importance matrix, or if it
+    ignores a given one; the errors of `read_imatrix`.
     """
     out_type = OUTTYPES.get(outtype)
     if out_type is None or not out_type.by_libllama:

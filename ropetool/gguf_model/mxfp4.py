@@ -46,8 +46,8 @@ def paired(held: Mapping[str, SourceTensor], quantization: Any) -> dict[str, Sou
     `scales`.
 
     Without an mxfp4 quantization_config, returns the tensors unchanged.
-    Raises: CorruptFile for codes without scales, scales without codes, or scales of a different shape; UnsupportedDtype for
-    codes or scales that are not bytes.
+    Raises: CorruptFile for codes without scales, scales without codes, or scales of a different shape; UnsupportedDtype
+    for codes or scales that are not bytes.
     """
     sources = dict(held)
     if not is_mxfp4(quantization):

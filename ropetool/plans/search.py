@@ -374,7 +374,8 @@ def _would_serve_from(form: Format, reader: str, request: Request) -> bool:
 def _decode(form: Format, runtime: str, request: Request) -> RopeSet:
     """Return what the runtime computes from the source.
 
-    Raises: InvalidRope if the runtime stops with an error, or if the model does not rotate and the method changes tables.
+    Raises: InvalidRope if the runtime stops with an error, or if the model does not rotate and the method changes
+    tables.
     """
     missing = form.absent_context(request.target_length or 2)
     decoded = form.read(runtime, missing).understood(form.checkpoint.where, form.checkpoint.stated_in)

@@ -23,7 +23,8 @@ def described(documents: Sequence[Document], *, bundled: bool) -> dict[str, Any]
     """Return the description of the texts for a result and a certificate. bundled: they are the package's texts.
 
     The keys of the description:
-    - origin: `package` for the bundled texts, `catalogue` if the manifest has all, `mixed` if it has some, `own` if none.
+    - origin: `package` for the bundled texts, `catalogue` if the manifest has all, `mixed` if it has some, `own` if
+      none.
     - documents: the number of documents.
     - manifest: the hash of the manifest; None if it does not have any of the documents.
     - names: the documents that the manifest has, in the order of reading; empty for the whole catalogue.

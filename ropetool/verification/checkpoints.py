@@ -32,8 +32,8 @@ def verify_checkpoint(
     """Verify an extension within a time limit: read the file back, and measure short texts and the full length.
 
     The result has the three answers in `answers`. These options select a whole suite instead, by default the standard
-    one: suite, measures, lengths, segments, trials, limits, against, judge, lm_eval, engine, compare_with. The result is
-    certified in the target's record. Without a baseline and a record, the verdict is partial at best.
+    one: suite, measures, lengths, segments, trials, limits, against, judge, lm_eval, engine, compare_with. The result
+      is certified in the target's record. Without a baseline and a record, the verdict is partial at best.
 
     options: the fields of `VerifyOptions`, by name.
     progress: called with a stage, and the finished and total tokens.

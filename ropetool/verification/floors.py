@@ -67,7 +67,8 @@ class Floor:
 def limit(kinds: Iterable[str], layers: int) -> Floor | None:
     """Return the allowed KL between two files with these causes of rounding; None if a cause is unknown.
 
-    kinds: the export types of the files, and the rounding of the runners (`bfloat16`, GPU, INPUTS_BY_256). Each adds noise.
+    kinds: the export types of the files, and the rounding of the runners (`bfloat16`, GPU, INPUTS_BY_256). Each adds
+      noise.
     layers: the number of layers. With more layers than in the measured models, noise grows with the square root, as in
       Llama 3 8B.
     """
@@ -84,7 +85,8 @@ def limit(kinds: Iterable[str], layers: int) -> Floor | None:
 def with_noise(floor: Floor, own: Iterable[Floor]) -> Floor:
     """Return a floor that allows `TIMES` the largest noise of the checkpoint itself.
 
-    The noise raises the mean to at most `MOST_OF_NOISE`, and each other figure by at most the factor allowed for the mean.
+    The noise raises the mean to at most `MOST_OF_NOISE`, and each other figure by at most the factor allowed for the
+    mean.
     """
     largest = _each(max, list(own))
     times = min(TIMES, MOST_OF_NOISE / max(largest.text.mean, MOST_OF_NOISE / TIMES))

@@ -107,7 +107,8 @@ def _against(result: DivergenceResult, allowed: Floor | None, mean: float) -> li
 def _against_own(result: DivergenceResult, own: DivergenceResult) -> list[Check]:
     """Return the checks if the unextended pair was compared too.
 
-    Within the trained length, the limit is twice the KL of the unextended pair. Beyond it, the limit is twice the KL within.
+    Within the trained length, the limit is twice the KL of the unextended pair. Beyond it, the limit is twice the KL
+    within.
     """
     before, within = own.within, result.within.mean.mean
     limit = EXTENDING_TIMES * before.mean.mean

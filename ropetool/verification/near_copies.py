@@ -74,7 +74,8 @@ def _runs(documents: Sequence[Document]) -> Iterator[list[Document]]:
 def _joined_or_not(run: list[Document]) -> Iterator[list[Document]]:
     """Yield documents whose names count as one run if they are pieces of a text, else one by one.
 
-    Numbered files may be independent. They are pieces if the names have no suffix, or if one ends in the middle of a line.
+    Numbered files may be independent. They are pieces if the names have no suffix, or if one ends in the middle of a
+    line.
     """
     named = PIECE.fullmatch(run[0].name) if run else None
     cut = any(not document.text.endswith("\n") for document in run[:-1])

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Open:
     """Opens a directory in transformers and a GGUF file in llama.cpp.
 
-    renamed: the new model_type of each old one, if a plan renamed the model_type of the target to a built-in class. A source
-      with the old model_type then runs with the same class.
+    renamed: the new model_type of each old one, if a plan renamed the model_type of the target to a built-in class. A
+      source with the old model_type then runs with the same class.
     as_served: llama.cpp computes as its own programs do; see `LlamaRunner`.
     """
 

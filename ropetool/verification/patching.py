@@ -19,7 +19,8 @@ LOAD = "ropetool extend, then load the output"
 def patch(model: Module, plan: Plan) -> None:
     """Put the plan's tables into a loaded transformers 5 model, in place.
 
-    The plan must have one fixed table for each layer type. Positions that are already in a cache keep their old rotation.
+    The plan must have one fixed table for each layer type. Positions that are already in a cache keep their old
+    rotation.
     Raises: ConfigError for a different model family, a table that depends on the length, a plan that bakes, or a family
     whose softmax scale the plan may change too (MLA).
     """

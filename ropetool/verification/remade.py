@@ -1,7 +1,7 @@
 """Comparison of the logits of a target without a record with its implied extension, rebuilt from the baseline.
 
-It runs after readback if the types or the formats differ. Otherwise equal bytes and tables give equal logits, so a run is not
-necessary.
+It runs after readback if the types or the formats differ. Otherwise equal bytes and tables give equal logits, so a run
+is not necessary.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ def kl_to_claim(
 ) -> list[Check]:  # fmt: skip
     """Return the checks of KL between a target and its implied extension of `source`.
 
-    The list is empty if a check of readback failed, the weights were trained, both have the same bytes, or the target is a
-    directory and the source a GGUF file. If the extension cannot run, a check has the reason and does not affect the verdict.
+    The list is empty if a check of readback failed, the weights were trained, both have the same bytes, or the target
+    is a directory and the source a GGUF file. If the extension cannot run, a check has the reason and does not affect
+    the verdict.
 
     readback: the checks of readback.
     kinds: the types whose rounding makes the two differ, by their names in `floors`.
@@ -92,7 +93,8 @@ def _same_types(target: Checkpoint, source: Checkpoint) -> bool:
 def _extended(claim: Claim, source: Checkpoint, folder: Path) -> Checkpoint | str:
     """Write the implied extension of the source to a folder and return it, or return the reason for not writing it.
 
-    Its weights are links if folder and source are on the same file system. Raises: RopetoolError if it cannot be written.
+    Its weights are links if folder and source are on the same file system. Raises: RopetoolError if it cannot be
+    written.
     """
     if not claim.edits:
         return source

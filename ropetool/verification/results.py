@@ -60,13 +60,13 @@ class LengthResult:
     length: tokens of model input.
     target, baseline: the loss in nats per token. A baseline that was not measured at this length is None.
     target_bits, baseline_bits: the loss in bits per byte of scored text.
-    difference_to_truncation: the target's loss minus the baseline's loss on the last min(length, trained length) tokens of
-      the same segments, in nats per token; None without a comparison.
+    difference_to_truncation: the target's loss minus the baseline's loss on the last min(length, trained length) tokens
+      of the same segments, in nats per token; None without a comparison.
     ratio: the target's perplexity divided by the baseline's perplexity in this comparison.
     lower, upper: bounds of the true ratio with 95 % confidence each; None without a comparison.
-    verdict: `worse` if the true ratio is significantly above the limit of the grade, `better` if it is significantly below 1,
-      both over all lengths together. Else `no worse` if the upper bound is within the limit, and `undecided` if not.
-      `not judged` without a comparison or with too little text.
+    verdict: `worse` if the true ratio is significantly above the limit of the grade, `better` if it is significantly
+      below 1, both over all lengths together. Else `no worse` if the upper bound is within the limit, and `undecided`
+      if not. `not judged` without a comparison or with too little text.
     holds: the verdict is better or no worse.
     useful: the verdict is better; None if it is not judged.
     tax: the short-context regression: the difference of the losses at this length, in nats per token; None beyond the
@@ -237,8 +237,8 @@ class VerifyResult(Tabular):
     measures: the results of all other measures by their keys, which --json has too; None or empty for a measure without
       a result.
     certificate: `file`, whether it was `written`, and why an earlier one was `kept`. None without a certificate.
-    extension: method, factor and params of the extension in the record. Without a record they follow from the keys, without
-      params. None without an extension.
+    extension: method, factor and params of the extension in the record. Without a record they follow from the keys,
+      without params. None without an extension.
     texts: the documents as `verification.catalogue` describes them. None for documents from the caller.
     grade: the requested grade.
     attainable: the smallest ratio that these texts can probably distinguish from 1, calculated before the run.

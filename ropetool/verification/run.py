@@ -438,8 +438,8 @@ def _measure_each(
 ) -> dict[str, dict[str, Any]]:
     """Return the raw figures of each model or variant, by measurement. A model is freed before the next one is loaded.
 
-    yardsticks: the runners of attention variants, by the role of the model that they are applied to. They are measured as
-      a target, while this model is loaded.
+    yardsticks: the runners of attention variants, by the role of the model that they are applied to. They are measured
+      as a target, while this model is loaded.
     """
     roles = [role for role in (TARGET, BASELINE) if role in runners]
     steps = [

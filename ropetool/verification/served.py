@@ -69,14 +69,14 @@ def verify_served(
 ) -> VerifyResult:
     """Run a suite on a served model and return the result. The default suite is `quick`.
 
-    A baseline runs on this machine. Without a baseline, the served model is compared with itself within its trained length.
-    Lengths beyond the server's context are left out, and the verdict is then partial.
+    A baseline runs on this machine. Without a baseline, the served model is compared with itself within its trained
+    length. Lengths beyond the server's context are left out, and the verdict is then partial.
 
     target: the checkpoint that is served; it has the tokenizer, the record and the lengths.
     progress, say: see `verify_checkpoint`.
 
-    Raises: ServerError if the server does not answer, or answers with an unexpected interface; ConfigError if it serves a
-    different model, and as `verify_target`; CheckpointError.
+    Raises: ServerError if the server does not answer, or answers with an unexpected interface; ConfigError if it serves
+    a different model, and as `verify_target`; CheckpointError.
     """
     _refuse_other_options(options)
     checkpoint = open_checkpoint(hub.local(target))

@@ -1,7 +1,7 @@
 """Bounds of the difference, and of the ratio, of two shares of correct answers on the same trials.
 
-If all pairs agree, an interval from their observed spread would be a single point, even for few pairs. These bounds use the
-spread that the tested difference would have. Twenty agreeing pairs then exclude a loss above 0.12.
+If all pairs agree, an interval from their observed spread would be a single point, even for few pairs. These bounds use
+the spread that the tested difference would have. Twenty agreeing pairs then exclude a loss above 0.12.
 Source: T. Tango, Statistics in Medicine 17 (1998) 891.
 """
 
@@ -107,8 +107,8 @@ def paired_ratio(pairs: PairedTrials, chance: float) -> float:
 def ratio_bounds(pairs: PairedTrials, chance: float) -> tuple[float, float]:
     """Return the lower and the upper bound of the true ratio, with 95 % confidence each, between 0 and MOST_RATIO.
 
-    Fieller's rule: at a bound, (first - chance) - ratio (other - chance) is 1.645 of its standard errors from 0. Half a trial
-    is added to each of the four counts, so that the interval has a width even if all pairs agree.
+    Fieller's rule: at a bound, (first - chance) - ratio (other - chance) is 1.645 of its standard errors from 0. Half a
+    trial is added to each of the four counts, so that the interval has a width even if all pairs agree.
     chance: the share of correct answers of a guesser.
     Source: E. C. Fieller, J. R. Stat. Soc. B 16 (1954) 175; Agresti and Min, Statistics in Medicine 24 (2005) 729.
     """

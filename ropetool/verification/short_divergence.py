@@ -66,7 +66,8 @@ def short_divergence(
 ) -> tuple[DivergenceResult, Noise | None] | str:
     """Return the divergence of the target and the noise of the reference, or the reason for skipping the comparison.
 
-    The noise takes two more passes. Without it, the figures are `enough`, or the pair is not a directory and a GGUF file.
+    The noise takes two more passes. Without it, the figures are `enough`, or the pair is not a directory and a GGUF
+    file.
     enough: whether the divergence is small enough without the noise.
     Raises: CheckpointError if the target does not load, or has a logit that is not finite.
     """
@@ -116,8 +117,8 @@ def with_own_noise(
 ) -> tuple[DivergenceResult, Noise | None]:
     """Return the divergence, and the noise of the reference; None unless llama.cpp is compared with torch.
 
-    measure: returns the divergence of its second runner from its first. routed: the model has experts. The divergence then
-    leaves out the tokens that rounding sends to other experts.
+    measure: returns the divergence of its second runner from its first. routed: the model has experts. The divergence
+      then leaves out the tokens that rounding sends to other experts.
     """
     noisy = views(reference, target)
     if noisy is None or not isinstance(reference, TorchRunner):

@@ -1,6 +1,7 @@
 """Means with intervals that are clustered by document.
 
-All tokens of a document share its difficulty. Intervals that treat tokens as independent are about four times too narrow.
+All tokens of a document share its difficulty. Intervals that treat tokens as independent are about four times too
+narrow.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ def clustered(values: Array, documents: Sequence[int]) -> Estimate:
     degrees of freedom describe the variation of the sum of few shares. Documents of equal size give the usual error of
     their means, with one degree of freedom less than there are documents.
 
-    With n_d tokens and the sum of residuals r_d of document d, N tokens in all, p_d = n_d / N and b_d = p_d^2 / (1 - p_d):
-    error^2 = sum(r_d^2 / (1 - p_d)) / N^2, and degrees = 1 / (sum(p_d^2) + sum(b_d)^2 - sum(b_d^2)).
+    With n_d tokens and the sum of residuals r_d of document d, N tokens in all, p_d = n_d / N and b_d = p_d^2 / (1 -
+    p_d): error^2 = sum(r_d^2 / (1 - p_d)) / N^2, and degrees = 1 / (sum(p_d^2) + sum(b_d)^2 - sum(b_d^2)).
 
     Shapes: values (segments, tokens) or (segments,); documents (segments,), the document of each.
-    Source: Bell and McCaffrey, Survey Methodology 28 (2002) 169; Pustejovsky and Tipton, J. Bus. Econ. Stat. 36 (2018) 672,
-    with the identity as working model.
+    Source: Bell and McCaffrey, Survey Methodology 28 (2002) 169; Pustejovsky and Tipton, J. Bus. Econ. Stat. 36 (2018)
+    672, with the identity as working model.
     """
     rows = np.asarray(values, dtype=np.float64).reshape(len(documents), -1)
     mean = float(rows.mean())
@@ -138,7 +139,8 @@ def attainable(documents: Sequence[int], spread: float) -> float:
     """Return the smallest mean that a one-sided test at 5 % distinguishes from 0 with a power of 80 %.
 
     It is infinite for a single document.
-    documents: the document of each part. spread: the standard deviation of the documents' means, in the unit of the result.
+    documents: the document of each part. spread: the standard deviation of the documents' means, in the unit of the
+      result.
     """
     counts = np.unique(documents, return_counts=True)[1].astype(np.float64)
     if len(counts) < 2:

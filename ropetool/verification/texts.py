@@ -120,11 +120,11 @@ def fingerprint(documents: Sequence[Document]) -> str:
 def read_documents(paths: Sequence[Path]) -> list[Document]:
     """Return the documents of files and of folders, in order; the files of a folder in order of their names.
 
-    A file is one document. Each line of a `.jsonl` file is one document: an object with the string "text", and optionally
-    a "name" or "id", and a "kind". Files with the suffix `.gz` or `.xz` are unpacked.
+    A file is one document. Each line of a `.jsonl` file is one document: an object with the string "text", and
+    optionally a "name" or "id", and a "kind". Files with the suffix `.gz` or `.xz` are unpacked.
 
-    Raises: ConfigError if a path is missing, a folder is empty, a text occurs twice, or a file or line is empty, binary,
-    not UTF-8, broken or larger than its limit.
+    Raises: ConfigError if a path is missing, a folder is empty, a text occurs twice, or a file or line is empty,
+    binary, not UTF-8, broken or larger than its limit.
     """
     documents = [document for path in paths for file in _files(Path(path)) for document in _documents(file)]
     first_with: dict[str, str] = {}

@@ -21,7 +21,7 @@ class Bakeable(Protocol):
     targets: the rows of its queries and keys, and the tables of its runtime.
     own_factors: the layer types with a separate key for the attention factor. Other layer types use the keys of these.
     score_follows: whether MLA's multiplier of the whole score may change with this key. The weights then get the
-        difference.
+      difference.
     """
 
     @property

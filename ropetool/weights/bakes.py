@@ -121,7 +121,7 @@ def score_gain(source: Bakeable, multipliers: Mapping[str, float], side: str = "
     """Return the bake of a multiplier of the whole score, by layer type, without edits of keys.
 
     side: k, q or both, or norm for MLA's query latent. The default is k, or the default of `softmax_scale` if keys
-        cannot store it.
+      cannot store it.
     """
     tensors: list[TensorEdit] = []
     chosen = side or ops.score_side(source.targets)
@@ -136,7 +136,7 @@ def layout(source: Bakeable, to: str) -> Bake:
     """Return the bake that changes the order of the rotary channels, if a key sets this order.
 
     Raises: LossyExport if there is no such key, because runtimes would rotate the wrong channels; ConfigError for an
-        invalid order.
+    invalid order.
     """
     edit = source.layout_edit(to)
     return Bake(source.placed(reordered(source.targets, to)), (edit,))

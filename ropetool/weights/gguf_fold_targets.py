@@ -30,7 +30,7 @@ def gguf_targets(model: GgufCheckpoint) -> FoldTargets:
     """Return the fold targets of a GGUF model.
 
     Raises: LossyExport if llama.cpp refuses the model, if its steps are unknown, or if a norm after the rotation or its
-        graph makes bakes impossible.
+    graph makes bakes impossible.
     """
     rope = computed(model)
     try:

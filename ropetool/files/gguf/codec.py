@@ -47,7 +47,7 @@ class Value:
         """Return an array. All its elements have one type.
 
         Raises: ConfigError if an element does not match the type or is outside its range, or if the elements are
-            arrays.
+        arrays.
         """
         if element is ValueType.ARR:
             raise ConfigError("the elements of an array cannot be arrays: llama.cpp refuses nested arrays")

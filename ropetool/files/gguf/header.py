@@ -50,7 +50,7 @@ class GgufHeader:
     infos: the bytes of the tensor table, which ends at `header_end`.
     header_end: the end of keys and table, in bytes.
     data_start: the next multiple of the alignment. In a file without tensors, `header_end`, because it needs no
-        padding.
+      padding.
     file_size: in bytes.
     mtime_ns: the modification time, in nanoseconds.
     filler: the number of filler bytes directly before the table; 0 without a filler.
@@ -129,7 +129,7 @@ def parse_header(start: memoryview, path: Path, file_size: int, mtime_ns: int = 
     """Return the header of a file of this size from its first bytes.
 
     Raises: HeaderGoesOn if the header is longer than these bytes; CorruptFile if llama.cpp would not load the
-        container.
+    container.
     """
     header = _parse(Cursor(start, file_size, path), path, file_size, mtime_ns)
     _check_data(header)

@@ -76,16 +76,15 @@ class EditJournal:
     """An edit of one file, with everything that is needed to finish or revert it.
 
     The edit first makes room: `insertion`, `copies`, and a longer file. Until this is on the disk and the journal is
-        marked, no byte of the old file is overwritten, and recovery reverts the edit. Then it does the `writes`, sets
-        the length to `final_size`, and writes the texts in `beside`. Recovery repeats these steps until all are on the
-        disk.
+    marked, no byte of the old file is overwritten, and recovery reverts the edit. Then it does the `writes`, sets the
+    length to `final_size`, and writes the texts in `beside`. Recovery repeats these steps until all are on the disk.
 
     way: the way of the edit, a constant of `in_place.planning`.
     size, final_size: the size of the file before and after the edit, in bytes.
     insertion: the inserted range, or None.
     samples: digests of blocks, to recognise the file.
     holes: the ranges without data before the edit, if a range is inserted. They show the progress of an interrupted
-        insertion.
+      insertion.
     beside: the texts of files next to the file, by name; an empty text removes the file.
     marked: whether room was made, so that recovery finishes the edit.
     """

@@ -43,7 +43,7 @@ def patched_values(header: GgufHeader, patch: Patch) -> dict[str, Value]:
     """Return all keys and values after the patch, in the order of the file.
 
     Raises: ConfigError for an invalid key or a different alignment; PlanMismatch if the file does not have a key to
-        remove.
+    remove.
     """
     for key in patch.set:
         if not 0 < len(utf8(key)) <= MAX_KEY_BYTES:
@@ -65,7 +65,7 @@ def overwritten(header: GgufHeader, patch: Patch) -> list[tuple[TensorInfo, byte
     """Return the existing tensors with new data in the patch, each with its data.
 
     Raises: UnsupportedDtype if a tensor is not F32; PlanMismatch if its shape differs; ConfigError if the new data is
-        not a float32 vector.
+    not a float32 vector.
     """
     changed = []
     for name, vector in patch.tensors.items():

@@ -47,7 +47,7 @@ def read_shards(path: str | Path, read: Callable[[Path], GgufHeader] | None = No
     read: returns the header of a file that is not on this disk.
     Raises: MissingFile if a shard is missing.
     Raises: CorruptFile if the name of a shard does not match its keys, if it has metadata, or if the number of tensors
-        differs from the number in the first file.
+    differs from the number in the first file.
     """
     given = read_header(path) if read is None else read(Path(path))
     count = given.get(SPLIT_COUNT, ValueType.U16) or 1

@@ -115,7 +115,7 @@ def write_file(destination: Path, values: Mapping[str, Value], tensors: Sequence
     """Write a new file with these keys and tensors. The data is copied in the kernel if possible.
 
     Raises: OutputError if the file exists or cannot be written; PlanMismatch if a source has changed since its header
-        was read.
+    was read.
     """
     alignment_value = values.get(ALIGNMENT_KEY)
     alignment = int(alignment_value.number) if alignment_value is not None else DEFAULT_ALIGNMENT

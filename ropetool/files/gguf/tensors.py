@@ -49,7 +49,7 @@ def read_tensors(cursor: Cursor, count: int, alignment: int) -> tuple[TensorInfo
     """Return the next `count` tensors of the table.
 
     Raises: CorruptFile if llama.cpp would not load a name, shape or type, or if an offset is not the sum of the padded
-        sizes before it.
+    sizes before it.
     """
     tensors: dict[str, TensorInfo] = {}
     expected = 0

@@ -37,7 +37,7 @@ class FileLayout:
 
     size: in bytes.
     pieces: positions and contents, in the order of the file, with zeros between them. A text is the name of a tensor
-        with new data.
+      with new data.
     """
 
     size: int
@@ -65,7 +65,7 @@ def write_patched(
 
     rewritten: tensors with new data, by name.
     Raises: ConfigError, PlanMismatch or UnsupportedDtype if the patch does not fit the file; PlanMismatch if the file
-        has changed since its header was read; OutputError if the path exists or cannot be written.
+    has changed since its header was read; OutputError if the path exists or cannot be written.
     """
     new = rewritten or {}
     layout = lay_out(header, patch, {name: tensor.ggml_type for name, tensor in new.items()})

@@ -70,7 +70,7 @@ def guarded(most: int, thread: int | None = None, over: threading.Event | None =
     most: the size limit of a file, in bytes.
     thread: the thread that requests small files. They come by HTTP, because transfers by hf_xet skip the hook.
     over: set when the time limit of all answers together is over. Without it, answers are downloads with a minimum
-        speed.
+      speed.
     """
     from huggingface_hub import constants
 

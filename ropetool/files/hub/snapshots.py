@@ -95,7 +95,7 @@ def listing(model_id: HubId) -> Listing:
     """Return the files of a repository.
 
     Raises: HubUnreachable if the hub does not answer; HubError if it refuses; MissingFile if the requested file does
-        not exist.
+    not exist.
     """
     with asking(model_id):
         from huggingface_hub import HfApi

@@ -73,7 +73,8 @@ def _ollama_name(shown: str) -> str:
 def flags(change: PlannedChange, _: Decode) -> Sequence[str]:
     """Return the lines of llama-server and the programs that run llama.cpp, for the source of a change as its target.
 
-    There are no lines if ropetool does not know the export of a directory. Raises: NoFlags if no options reach the target.
+    There are no lines if ropetool does not know the export of a directory. Raises: NoFlags if no options reach the
+    target.
     """
     from ropetool.runtimes.llama_cpp import server_options  # only a dry run needs it
 

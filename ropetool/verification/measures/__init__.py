@@ -1,7 +1,7 @@
 """The measures, found by discovery.
 
-A file in this folder or in `ropetool/lab/measures/` that defines `MEASURES` adds measures. The other files are shared by
-measures.
+A file in this folder or in `ropetool/lab/measures/` that defines `MEASURES` adds measures. The other files are shared
+by measures.
 """
 
 from __future__ import annotations

@@ -73,7 +73,8 @@ def rare_rows(
 ) -> list[list[int]]:
     """Return rows of at most `length` tokens that do not occur in `rows`, in random order; empty if all tokens occur.
 
-    They find a wrong row of the embedding, which affects only its own token. All tokens occur once before any is repeated.
+    They find a wrong row of the embedding, which affects only its own token. All tokens occur once before any is
+    repeated.
     """
     unseen = np.setdiff1d(np.arange(vocabulary), np.concatenate([np.asarray(row) for row in rows]))
     size = min(length, RARE_TOKENS) - len(prefix)
@@ -146,8 +147,8 @@ def _differences(
 def span_edges(length: int, border: int) -> list[int]:
     """Return the starts of the spans by position, and the end of the last one. Each span is half an octave wide.
 
-    So all spans have the same width on a logarithmic axis. None crosses the border, the trained length. Spans shorter than
-    `MIN_SPAN` or beyond `MAX_SPANS` are part of the first span, and a short rest is part of the last span.
+    So all spans have the same width on a logarithmic axis. None crosses the border, the trained length. Spans shorter
+    than `MIN_SPAN` or beyond `MAX_SPANS` are part of the first span, and a short rest is part of the last span.
     """
     edges = {round(border * 2 ** (step / 2)) for step in range(-40, 41)}
     inner = sorted(edge for edge in edges if MIN_SPAN <= edge < length / 2**0.25)
@@ -221,8 +222,8 @@ def _blocks(logits: Logits) -> Iterator[Array]:
 def _kl(p: Array, q: Array) -> Array:
     """Return KL(p || q) of each row of logits: the mean over p of log p - log q, in nats.
 
-    Equal logits give exactly 0. Rounding errors are near 1e-15, so a KL of 1e-9 has six correct digits. A negative result is
-    such an error, and becomes 0.
+    Equal logits give exactly 0. Rounding errors are near 1e-15, so a KL of 1e-9 has six correct digits. A negative
+    result is such an error, and becomes 0.
 
     Shapes: (tokens, vocabulary) twice -> (tokens,).
     """

@@ -85,8 +85,8 @@ def filler_of_others(
 ) -> tuple[tuple[int, ...], int | None]:
     """Return `count` tokens of other documents, and the index of the document in which they begin.
 
-    The tokens are a part of this document, continued with the beginnings of the next documents. If all documents are too
-    short, the tokens are repeated.
+    The tokens are a part of this document, continued with the beginnings of the next documents. If all documents are
+    too short, the tokens are repeated.
 
     Documents of the same kind are preferred, because code after verses is predicted worse than code after code at any
     position.

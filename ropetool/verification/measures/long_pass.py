@@ -1,8 +1,8 @@
 """One long pass: the loss of every token beyond the trained length, by position, and the loss of key tokens.
 
-Each token is scored a second time in a window of the trained length, so that hard and easy places cancel out. Most tokens
-depend only on the last few hundred tokens. A judge, which is a model that reads the whole length, selects the others: the
-key tokens.
+Each token is scored a second time in a window of the trained length, so that hard and easy places cancel out. Most
+tokens depend only on the last few hundred tokens. A judge, which is a model that reads the whole length, selects the
+others: the key tokens.
 Source: Fang et al., What is wrong with perplexity for long-context language modeling?, arXiv 2410.23771, section 3.
 """
 
@@ -80,8 +80,8 @@ class KeyTokenResult:
     gain: truncated minus loss, paired.
     note: the reason why nothing is judged, or "".
 
-    The losses are None if the judge did not select any token. Without a judge, the tokens of the farthest copies are used,
-    and the gain is the gain from the copy.
+    The losses are None if the judge did not select any token. Without a judge, the tokens of the farthest copies are
+    used, and the gain is the gain from the copy.
     """
 
     length: int

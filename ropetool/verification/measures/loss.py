@@ -184,8 +184,8 @@ def judged(results: Sequence[LengthResult], margin: float) -> list[LengthResult]
 def verdicts(differences: Sequence[Estimate], margin: float, error: float = ERROR) -> list[str]:
     """Return the verdict of the difference at each length. margin: nats per token.
 
-    A length is better or worse if this is significant over all lengths together, by Holm's rule, because one of many lengths
-    is always the worst. `no worse` does not need such a rule, because each length has its own verdict.
+    A length is better or worse if this is significant over all lengths together, by Holm's rule, because one of many
+    lengths is always the worst. `no worse` does not need such a rule, because each length has its own verdict.
     """
     worse = rejected([chance_of_less(difference, margin) for difference in differences], error)
     better = rejected([chance_of_more(difference, 0.0) for difference in differences], error)

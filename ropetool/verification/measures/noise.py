@@ -32,7 +32,8 @@ def with_noise(
 
     compare: returns the divergence of a runner from the reference. divergence: the divergence of the target.
     noisy: the reference with noise. If two experts are nearly tied, one of these runners chooses the second one.
-    routed: the model has experts. Tokens that noise sends to other experts count as equal, up to a share of `MOST_TIED`.
+    routed: the model has experts. Tokens that noise sends to other experts count as equal, up to a share of
+      `MOST_TIED`.
     """
     ties = Ties(reference, noisy)
     if routed:

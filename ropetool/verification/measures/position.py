@@ -1,6 +1,7 @@
 """Position probe: the loss of fixed passages with more and more other text in front of them. It should not change.
 
-Shifted position_ids would not change the loss, because RoPE is relative. So the passages get other text in front of them.
+Shifted position_ids would not change the loss, because RoPE is relative. So the passages get other text in front of
+them.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class OffsetResult:
     """The loss of the passages after `filler` tokens of other documents, in nats per token.
 
     change: the loss minus the loss without filler, paired; None without filler.
-    difference: the loss minus the baseline's loss with as much filler as fits its trained length, paired. Without a baseline,
-      the target within its trained length is the baseline, and the value is None there.
+    difference: the loss minus the baseline's loss with as much filler as fits its trained length, paired. Without a
+      baseline, the target within its trained length is the baseline, and the value is None there.
     """
 
     filler: int

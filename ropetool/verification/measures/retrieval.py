@@ -1,7 +1,7 @@
 """Retrieval: the context contains several keys with values, and its end is a question about one value.
 
-With several keys, the model cannot find the answer only by its form, as it could find a single number in prose. The answer
-is one token, so the probabilities of all values can be compared.
+With several keys, the model cannot find the answer only by its form, as it could find a single number in prose. The
+answer is one token, so the probabilities of all values can be compared.
 """
 
 from __future__ import annotations
@@ -360,8 +360,8 @@ class _Maker:
     def make(self, keys: int, depth: float, rng: random.Random) -> Context:
         """Return a context with this number of keys. The key in the question is at this depth, the others anywhere.
 
-        Sentences with further names of a key are behind its first sentence. No word of the sentences occurs in the filler,
-        because each occurrence would be a wrong place to find it.
+        Sentences with further names of a key are behind its first sentence. No word of the sentences occurs in the
+        filler, because each occurrence would be a wrong place to find it.
         """
         task, tokenize = self._task, self._tokenize
         words = rng.sample(list(self._words), keys * task.words)
@@ -416,8 +416,8 @@ def _answers(grid: RetrievalResult, grade: Grade, trained_length: int, copies: b
     """Return the check that answers at the longest length are as often correct as within the trained length.
 
     The check fails if a length or a depth is significantly worse, by Holm's rule over all of them, so that other depths
-    cannot hide a lost depth. It passes if all depths together exclude a loss, and each depth is better than guessing. It
-    does not run if the answers within the trained length are hardly better than guessing.
+    cannot hide a lost depth. It passes if all depths together exclude a loss, and each depth is better than guessing.
+    It does not run if the answers within the trained length are hardly better than guessing.
     """
     name = f"retrieval, {grid.task}{', written' if generated else ''}"
     pairs = [pair for pair in grid.pairs if pair.generated == generated]

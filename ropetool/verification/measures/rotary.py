@@ -96,9 +96,9 @@ def skeleton(torch: Any, transformers: Any, target: Path) -> Any:
 def largest_difference(torch: Any, model: Any, rope: RopeSet) -> tuple[float, str]:
     """Return the largest difference of the model's rotary modules and softmax scales from a decoded rotation, and its place.
 
-    Each module is rebuilt on the CPU for every length, as in a freshly loaded model. The module's cos and sin, which include
-    the attention factor, are compared at positions 0, 1, 2 and the last one. The error of a float32 angle grows with the
-    angle, so the difference is divided by 1 + angle in radians.
+    Each module is rebuilt on the CPU for every length, as in a freshly loaded model. The module's cos and sin, which
+    include the attention factor, are compared at positions 0, 1, 2 and the last one. The error of a float32 angle grows
+    with the angle, so the difference is divided by 1 + angle in radians.
     """
     modules = {type(m): m.config for m in model.modules() if hasattr(m, "rope_type") and hasattr(m, "config")}
     if not modules:
@@ -117,7 +117,8 @@ def largest_difference(torch: Any, model: Any, rope: RopeSet) -> tuple[float, st
 def _cases(entry: LayerRope, context: int) -> list[tuple[int, Regime]]:
     """Return the lengths near which a table may change, and the decoded table there.
 
-    These are the trained length, twice the trained length, the context length, and every switch of a table with regimes.
+    These are the trained length, twice the trained length, the context length, and every switch of a table with
+    regimes.
     """
     if entry.table is None:
         return []

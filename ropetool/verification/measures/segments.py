@@ -27,8 +27,8 @@ class Segment:
 def scored_tokens(trained_length: int, lengths: Iterable[int]) -> int:
     """Return the number of scored tokens at the end of a segment, which is the same at every length.
 
-    It is at most a quarter of the trained length, so that most of that length is context for each token. It is at most half
-    of the shortest length, so that each token there has at least this much context.
+    It is at most a quarter of the trained length, so that most of that length is context for each token. It is at most
+    half of the shortest length, so that each token there has at least this much context.
     """
     return min(MAX_SCORED, trained_length // 4, min(lengths) // 2)
 
@@ -57,9 +57,10 @@ def choose_segments(
 ) -> dict[int, tuple[Segment, ...]]:
     """Return the segments for each length. Each shorter length begins with the segments of the longer one.
 
-    Scored parts do not overlap, and documents take turns. No document has more than a quarter of `count`. A document gets
-    fewer segments if that keeps the number of effective documents at 4 or more. If the documents that fit the longest
-    length have `enough` segments, all lengths have the same segments. Otherwise shorter lengths get more segments.
+    Scored parts do not overlap, and documents take turns. No document has more than a quarter of `count`. A document
+    gets fewer segments if that keeps the number of effective documents at 4 or more. If the documents that fit the
+    longest length have `enough` segments, all lengths have the same segments. Otherwise shorter lengths get more
+    segments.
 
     document_tokens: the number of tokens in each document.
     lengths: tokens of model input, including `prefix` tokens (BOS) that are not from the document.
@@ -84,8 +85,8 @@ def choose_segments(
 def _grid(tokens: int, needs: Sequence[int], scored: int, rng: random.Random) -> range:
     """Return the possible ends of segments in a document, the last one first. Their distance is one scored part.
 
-    The last end is random, near the end of the document, so that places depend on the seed. Its distance from the end of the
-    document is limited, so that the longest fitting length still fits.
+    The last end is random, near the end of the document, so that places depend on the seed. Its distance from the end
+    of the document is limited, so that the longest fitting length still fits.
     """
     spare = tokens - max((need for need in needs if need <= tokens), default=tokens)
     return range(tokens - rng.randrange(min(scored, spare + 1)), 0, -scored)

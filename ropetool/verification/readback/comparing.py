@@ -64,9 +64,9 @@ def read_back(
 ) -> list[Check]:
     """Return the checks of tables, weights and files.
 
-    The expected checkpoint comes from the target's provenance. Without provenance it is the baseline, extended as the target's
-    settings imply. With neither, it is unknown. An export is compared with a new export of its source, or with a
-    baseline of its format. A checkpoint that cannot be read fails, with the reason.
+    The expected checkpoint comes from the target's provenance. Without provenance it is the baseline, extended as the
+    target's settings imply. With neither, it is unknown. An export is compared with a new export of its source, or with
+    a baseline of its format. A checkpoint that cannot be read fails, with the reason.
 
     Raises: CorruptFile or ConfigError for a provenance file that is not ropetool's, ConfigError for terms that the
     target does not have.

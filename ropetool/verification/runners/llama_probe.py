@@ -1,7 +1,7 @@
 """A test whether llama.cpp uses the decoded table of a GGUF file.
 
-A tiny model gets the rope keys of the file. llama.cpp runs it, and its logits are compared with a forward pass in float64.
-The file's own weights are never loaded.
+A tiny model gets the rope keys of the file. llama.cpp runs it, and its logits are compared with a forward pass in
+float64. The file's own weights are never loaded.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def probe(target: Path) -> Probed:
     """Return the difference between llama.cpp's rotation and the decoded table of a GGUF file.
 
     There are several probes. Each has twice the span of the previous one, up to the context length. Short probes are
-    precise, and long ones test the pairs that rotate slowly. Beyond 1024 tokens, the difference is divided by span / 1024.
+    precise, and long ones test the pairs that rotate slowly. Beyond 1024 tokens, the difference is divided by span /
+    1024.
     Raises: MissingDependency without llama-cpp-python; CheckpointError or InvalidRope for a file that it would refuse.
     """
     lib = library()

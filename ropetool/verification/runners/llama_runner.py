@@ -53,8 +53,8 @@ class LlamaRunner:
     context_length: the size of every context in tokens. None makes a context as long as the rows. If the file has two
       factor lists, llama.cpp chooses one by the size of the context.
     flash_attention: use flash attention.
-    cache_type: the type of the cache by llama.cpp's names; overrides `dtype`. A block type turns on flash attention, which
-      it needs.
+    cache_type: the type of the cache by llama.cpp's names; overrides `dtype`. A block type turns on flash attention,
+      which it needs.
     as_served: compute as llama.cpp's own programs do: auto is a float16 cache, and llama.cpp chooses flash attention.
 
     Raises: MissingDependency without llama-cpp-python; ConfigError for an unknown device, dtype or cache type;

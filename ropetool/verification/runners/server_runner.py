@@ -66,7 +66,8 @@ class ServerRunner:
     vocabulary: the number of tokens in the vocabulary, or None if it is unknown.
     score_prompts: use the server's scores of whole prompts, one request at a time.
     where: the command line option that names the server, for error messages.
-    Raises: ConfigError if the server has a different tokenizer; ServerError if its probabilities are not the model's own.
+    Raises: ConfigError if the server has a different tokenizer; ServerError if its probabilities are not the model's
+    own.
     """
 
     def __init__(
@@ -128,7 +129,8 @@ class ServerRunner:
     def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
         """Return the losses of the last `scored` tokens of every row. A token that is not shown gets its smallest possible loss.
 
-        Shapes: rows of one length -> (rows, scored). Units: nats. Raises: ServerError; ConfigError beyond the server's context.
+        Shapes: rows of one length -> (rows, scored). Units: nats. Raises: ServerError; ConfigError beyond the server's
+        context.
         """
         self._check_length(len(rows[0]) - 1)  # the last token is scored, but is not part of a prompt
         losses, hits = np.empty((len(rows), scored)), np.zeros((len(rows), scored), dtype=np.bool_)
@@ -209,8 +211,8 @@ class ServerRunner:
     def _prompt_scores(self, row: Sequence[int], scored: int) -> tuple[Array, Array]:
         """Return the losses of the last tokens of a row. True marks the likeliest token.
 
-        The last token has a separate request, because a server needs room for an answer. The first prompt is scored twice,
-        to test that the scores are stable.
+        The last token has a separate request, because a server needs room for an answer. The first prompt is scored
+        twice, to test that the scores are stable.
         """
         scores = self._scored(row[:-1], scored - 1)
         if not self._was_stable and scores:
@@ -262,8 +264,8 @@ def _chunks(length: int, count: int, most: int | None) -> Iterator[tuple[int, in
 class Counting:
     """Replaces the runner of a server, and counts the requests of a run.
 
-    It does not count the first prompts, which test the server and its speed, or repeated requests. It counts a request for
-    each candidate, even if an earlier answer may show it. All returned figures are 0.
+    It does not count the first prompts, which test the server and its speed, or repeated requests. It counts a request
+    for each candidate, even if an earlier answer may show it. All returned figures are 0.
 
     requests: the number of requests. tokens: the tokens of all prompts. longest: the tokens of the longest prompt.
     """

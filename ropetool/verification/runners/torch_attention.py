@@ -1,8 +1,8 @@
 """Replacement of the attention in a loaded transformers model by a function that gets unrotated queries and keys.
 
 The function calls the model's own rotation with any positions. It replaces an entry of `ALL_ATTENTION_FUNCTIONS`, so it
-works for all layouts and families. The caller must try whether a model allows this: the same attention, computed in this
-way, must give the same hidden states.
+works for all layouts and families. The caller must try whether a model allows this: the same attention, computed in
+this way, must give the same hidden states.
 """
 
 from __future__ import annotations

@@ -187,7 +187,8 @@ class TorchModel:
     def logits(self, hidden: Hidden, start: int, end: int) -> Any:
         """Return the logits of some of the hidden states.
 
-        This runs the model's own forward on the given states, so that the scale, the cap and the head of each family apply.
+        This runs the model's own forward on the given states, so that the scale, the cap and the head of each family
+        apply.
         Shapes: (rows, end - start, vocabulary).
         """
         states = hidden.states[:, start:end]

@@ -73,7 +73,8 @@ class Answers:
     looks: the number of texts at the last look.
     own: the target was compared with itself.
     minutes: the duration of the whole command.
-    more_texts, more_minutes: the additional work for a decision, or None if nothing is open or 64 texts would not decide.
+    more_texts, more_minutes: the additional work for a decision, or None if nothing is open or 64 texts would not
+      decide.
     ended: the reason for the end: decided, time, texts or file.
     lost: significant losses in the use of long-range context, in words. They change the verdict keep to works.
     """

@@ -1,8 +1,8 @@
 """Bounds that are valid at every look together, and the verdict that follows from them.
 
-Each text has one gap for each question: the loss of the target minus the loss of the source on the same tokens, in nats per
-token. A look calculates the bounds of the mean gap, and a run may stop there. The schedule of looks depends only on the
-number of texts, so a run that is resumed, interrupted or ended by the clock keeps its probability of error.
+Each text has one gap for each question: the loss of the target minus the loss of the source on the same tokens, in nats
+per token. A look calculates the bounds of the mean gap, and a run may stop there. The schedule of looks depends only on
+the number of texts, so a run that is resumed, interrupted or ended by the clock keeps its probability of error.
 docs/judging.md has the reasons and the simulations.
 """
 

@@ -1,6 +1,7 @@
 """The default verification of a checkpoint: three questions, answered within a time limit.
 
-It reads the file back, opens both models, lets `deciding` read the texts, and turns the answers into checks and a certificate.
+It reads the file back, opens both models, lets `deciding` read the texts, and turns the answers into checks and a
+certificate.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The use of long-range context: copies and questions, measured in the remaining time after the verdict `keep`.
 
-A significant loss lowers `keep` to `works`. It does not lower it to `broken`, because a correct extension of a small model
-may use distant text less than near text.
+A significant loss lowers `keep` to `works`. It does not lower it to `broken`, because a correct extension of a small
+model may use distant text less than near text.
 """
 
 from __future__ import annotations

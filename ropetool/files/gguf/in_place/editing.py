@@ -66,12 +66,12 @@ def edit_in_place(
 
     After an interruption, `recover` restores the old or the new file.
     headers: the headers of all files of the model, from `read_unmapped`, because a mapping is a reader and prevents the
-        edit. Only one of the files may change.
+      edit. Only one of the files may change.
     copy_if_needed: rewrite the whole file if the edit does not fit.
     beside: returns texts to write next to the file.
     Raises: ConfigError, PlanMismatch or UnsupportedDtype if the patch does not fit the model.
     Raises: OutputError if the file has hard links, is read-only or in use, if the edit does not fit, or if a write
-        fails. Then the file is unchanged, or the error names `recover`.
+    fails. Then the file is unchanged, or the error names `recover`.
     """
     header, part = edited_part(headers, patch)
     real, notes = _real(header)

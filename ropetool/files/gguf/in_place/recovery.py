@@ -66,7 +66,7 @@ def recover(path: str | Path) -> Recovered:
     """Finish or revert an interrupted edit of a file. Do nothing if no edit is pending.
 
     Raises: MissingFile if the file does not exist; OutputError if it cannot be written or is in use; PlanMismatch if it
-        is not the file of the journal, or if its state is unclear. Then the file stays unchanged.
+    is not the file of the journal, or if its state is unclear. Then the file stays unchanged.
     """
     real = Path(path).resolve()
     with open_regular(real):
