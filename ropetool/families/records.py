@@ -132,7 +132,7 @@ def rest(model_type: str) -> dict[str, Any]:
 def _odd(record: Mapping[str, Any], ours: Mapping[str, str]) -> dict[str, Any]:
     """Return the class's treatment of nulls and older keys.
 
-    theirs: this package's names of the layer types, by the class's names.
+    ours: this package's names of the layer types, by the class's names.
     """
     keys: dict[str, Any] = {
         key: record[key]

@@ -182,8 +182,7 @@ def _reference(checkpoint: HfCheckpoint, intended: Hypothesis, options: Identify
 class _Control:
     """The divergence between a server's answers to single tokens and a hypothesis.
 
-    Most tables do not change these answers.
-    A factor on the scores changes them if the model has attention sinks.
+    Most tables do not change these answers. A factor on the scores changes them if the model has attention sinks.
     """
 
     def __init__(

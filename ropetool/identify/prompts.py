@@ -13,7 +13,8 @@ from ropetool.rope.tables import Array
 
 PLACES = 24  # candidate prompts per text, unless the user requests more prompts
 SHORTEST = 32  # tokens in a prompt
-ENOUGH = 12  # prompts that distinguish a pair: by chance, all favour the same one in 1 of 4096 cases
+# Prompts that distinguish a pair. By chance, one given hypothesis is worse for all of them in 1 of 4096 cases.
+ENOUGH = 12
 PLAIN = 0.01  # nats: a prompt with this divergence distinguishes a pair despite the server's rounding
 NEAR = 0.01  # the weight of the sum of all distances
 Tell = Callable[[str, int, int], None]

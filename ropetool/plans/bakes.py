@@ -46,7 +46,8 @@ class BakeOptions:
     pairs: the rotary pairs for drop-pairs.
     mode: the way in which drop-pairs drops them.
     layer_type: the layer type for gains and multiplier.
-    config_only: remove the factor from the config, but do not change the weights.
+    config_only: move the attention factor into the config key that multiplies the score, if the family has one
+      (granite). The weights stay unchanged.
     """
 
     side: str = ""

@@ -122,9 +122,10 @@ def steps(
 ) -> list[Step]:
     """Return the ways to the requested context: one for an unscaled source, up to two for a scaled one.
 
+    Ways that cannot reach the context or that this source does not support are left out.
+
     record: the record of the source, or None.
     trained: the length before any scaling, in tokens, or None.
-    Ways that cannot reach the context or that this source does not support are left out.
     """
     entry, context = decoded.entries[names.FULL_ATTENTION], decoded.max_position_embeddings
     assert entry.table is not None

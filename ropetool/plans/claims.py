@@ -222,7 +222,7 @@ def _share(form: Format, theirs: RopeSet, request: Request, entry: LayerRope) ->
 
 
 def _growing(source: Checkpoint, plan: Plan, factor: float) -> Plan:
-    """Return a plan of `dynamic` with the target's factor, which transformers reads.
+    """Return a plan of `dynamic` with the target's factor. transformers reads it, and stretches faster than the method.
 
     The method itself writes factor 1.
     """

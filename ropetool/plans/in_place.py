@@ -126,9 +126,9 @@ def _new_record(file: Path, record: Provenance, part: GgufHeader, size: int) -> 
 def kept_record(file: Path, part: GgufHeader, size: int) -> Mapping[str, bytes]:
     """Return the record next to the file, by its file name, with the new size of the changed part.
 
-    Empty without a record.
-    A record of a different file with this name stays unchanged. With the new size it would look like this file's
-    record.
+    Empty without a record. A record of a different file with this name stays unchanged. With the new size it would look
+    like this file's record.
+
     Raises: CorruptFile if ropetool did not write it.
     """
     record = provenance.record(file)

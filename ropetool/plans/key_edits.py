@@ -51,9 +51,8 @@ def set_key(files: tuple[GgufHeader, ...], key: str, text: str, label: str = "",
     files: the headers of all its files. For an edit in place, they must be unmapped.
     label: the type. Empty for the type that llama.cpp reads, or that the key has, or that converters write.
     force: allow a value that prevents llama.cpp from loading the file, and add a note.
-    Raises: ConfigError if the text is not a value of the type, the type is unknown, or llama.cpp would not load the
-      result.
-    CheckpointError.
+    Raises: CheckpointError; ConfigError if the text is not a value of the type, the type is unknown, or llama.cpp would
+    not load the result.
     """
     value = _typed(files[0], key, text, label)
     if value.type is ValueType.STR and not force:

@@ -24,7 +24,7 @@ class Deviation:
     covers all.
 
     pairs: the number of rotary pairs with a different speed.
-    of: the number of all rotary pairs.
+    of: the number of rotary pairs in the layer type that `pairs` is from.
     ratio: the largest factor between the two speeds of a pair; inf if a pair rotates in only one of the tables.
     factor: the attention factor divided by its target, at the length where it is furthest from 1.
     tenth, radian: the first distance in tokens at which an angle is off by 0.1 rad and by 1 rad; None if this happens

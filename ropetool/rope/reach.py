@@ -67,7 +67,7 @@ def least_base(rotary_dim: int, length: int) -> float:
     """Return the smallest base whose table supports attention up to a length, within 0.2 %.
 
     With 128 channels, it is 2.7e4 for 4,096 tokens and 6.3e5 for 32,768 tokens. Source: arXiv:2405.14591, table 2.
-    Raises: InvalidRope for a length beyond MAX_LENGTH, or if no base up to 1e15 is sufficient.
+    Raises: InvalidRope for a length below 1 or above MAX_LENGTH, or if no base up to 1e15 is sufficient.
     """
     if not 1 <= length <= MAX_LENGTH:
         raise InvalidRope(f"{length} must be a whole number of tokens from 1 to {MAX_LENGTH}")

@@ -193,7 +193,8 @@ class Difference:
 class LayerRope:
     """The computation of one layer type: its table, and everything else that scales or masks the score.
 
-    rope_type: Hugging Face's name of the table's type, or `table`.
+    rope_type: Hugging Face's name of the table's type; `table` if no single type gives this table; `none` if the layers
+      do not rotate.
     table: None if the layers do not rotate.
     head_dim, rotary_dim: channels of a head, and rotating ones.
     layout: half or interleaved.
@@ -240,7 +241,7 @@ class LayerRope:
 
     @property
     def unscaled(self) -> bool:
-        """Whether the table is the unscaled table of a base, as in training."""
+        """Whether the table is the unscaled table of a base, as in training. True for layers that do not rotate."""
         return (
             self.table is None
             or self.rope_type == "default"

@@ -90,7 +90,7 @@ def _as_proportional(entry: LayerRope, derived: Derived) -> RopeKeys | None:
 
 
 def _as_lists(entry: LayerRope, derived: Derived, trained_length: int, family: Family) -> RopeKeys | None:
-    """Return a fixed table as longrope divisors; None if it has more than two regimes, or a pair that never turns."""
+    """Return a table as longrope divisors; None if it has a rule, over two regimes, or a pair that never rotates."""
     regimes = derived.table.regimes
     if derived.table.rule is not None or len(regimes) > 2 or any((r.inv_freq == 0).any() for r in regimes):
         return None

@@ -77,7 +77,8 @@ def check_type(family: Family, rope_type: str) -> None:
 def rotary_dim(part: Mapping[str, Any], keys: Mapping[str, Any], family: Family, head: int, rope_type: str) -> int:
     """Return the number of rotating channels of a head.
 
-    Raises: Refuses if the table would have another width than the rotation of the family.
+    Raises: Refuses if the table would have another width than the rotation of the family, or if the share is invalid or
+    gives an odd number of channels or fewer than 2.
     """
     if rope_type == "proportional":
         if family.partial_rotary_key:

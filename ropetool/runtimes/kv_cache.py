@@ -74,7 +74,7 @@ class KvCache:
         return int(Fraction(nbytes, block) * self.heads * (self.keys + self.values)) * self.tokens_at(length)
 
     def pairs_at(self, length: int) -> int:
-        """Return the pairs of a query and a key in one layer, for a pass over this many tokens.
+        """Return the number of pairs of a query and a key in one layer, for a pass over this many tokens.
 
         A query sees its own key.
         """

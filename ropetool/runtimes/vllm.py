@@ -39,7 +39,8 @@ SERVING = ConfigOverrides(
     "vllm serve {} --max-model-len {}", "--hf-overrides", merges=(False,), nested_merges=(True,)
 ).serving
 
-HF_SEMANTICS = (0, 30)  # from here on, yarn reads attention_factor and mscale, before attn_factor (vllm#56446)
+# From here on, yarn reads attention_factor and mscale. Older releases read attn_factor (vllm#56446).
+HF_SEMANTICS = (0, 30)
 MLA_SEMANTICS = (0, 31)  # from here on, attention_factor 1.0 leaves the softmax scale of DeepSeek's file unchanged
 # The smallest of these is the configured context length. model_max_length takes precedence.
 LENGTH_KEYS = (

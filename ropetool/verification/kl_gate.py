@@ -15,10 +15,12 @@ from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check,
 
 KL, TAIL, WORST, RARE, BEYOND = "KL", "KL p99", "KL window", "KL rare tokens", "KL beyond"
 NAMES = (KL, TAIL, WORST, RARE, BEYOND)
-EXTENDING_TIMES = 2.0  # the factor by which an extension may raise the mean divergence, and the same again beyond
+# The limit of the mean divergence after an extension, as a multiple of the mean before it. Beyond the trained length,
+# the limit is this multiple of the mean within it.
+EXTENDING_TIMES = 2.0
 GELU = "ggml's GELU table, which rounds to float16,"
 SUMS = "rounding in sums"
-TAIL_TIMES = 4.0  # the same factor for the 99th percentile and the worst window
+TAIL_TIMES = 4.0  # the same for the 99th percentile and the worst window, whose limits are wider
 
 
 def kl_checks(

@@ -26,10 +26,10 @@ NORMAL = 1.959963984540054  # a normal variable is within plus and minus this va
 def clustered(values: Array, documents: Sequence[int]) -> Estimate:
     """Return the mean over all values, with the standard error CR2 clustered by document.
 
-    The mean is a regression on a constant. Its residuals are smaller than the errors, mostly in large documents. CR2
-    divides each document's share of the variance by the part that remains if tokens are independent. Satterthwaite's
-    degrees of freedom describe the variation of the sum of few shares. Documents of equal size give the usual error of
-    their means, with one degree of freedom less than there are documents.
+    The mean is a regression on a constant. Its residuals are smaller than the errors, most of all in the documents that
+    decide the mean. CR2 divides each document's share of the variance by the part that remains if tokens are
+    independent. Satterthwaite's degrees of freedom describe the variation of the sum of few shares. Documents of equal
+    size give the usual error of their means, with one degree of freedom less than there are documents.
 
     With n_d tokens and the sum of residuals r_d of document d, N tokens in all, p_d = n_d / N and b_d = p_d^2 / (1 -
     p_d): error^2 = sum(r_d^2 / (1 - p_d)) / N^2, and degrees = 1 / (sum(p_d^2) + sum(b_d)^2 - sum(b_d^2)).
@@ -154,7 +154,8 @@ def attainable(documents: Sequence[int], spread: float) -> float:
 def rejected(chances: Sequence[float], level: float = ERROR) -> list[bool]:
     """Return which hypotheses are rejected. The probability of rejecting any true one is at most `level`.
 
-    chances: the p value of each hypothesis. NaN counts as 1.
+    chances: the p value of each hypothesis. NaN counts as 1: this hypothesis is never rejected, but counts in the
+      number of hypotheses.
     Source: Holm, Scand. J. Statist. 6 (1979) 65.
     """
     rejections = [False] * len(chances)

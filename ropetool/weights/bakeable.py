@@ -20,8 +20,8 @@ class Bakeable(Protocol):
     checkpoint: the checkpoint.
     targets: the rows of its queries and keys, and the tables of its runtime.
     own_factors: the layer types with a separate key for the attention factor. Other layer types use the keys of these.
-    score_follows: whether MLA's multiplier of the whole score may change with this key. The weights then get the
-      difference.
+    score_follows: whether MLA's multiplier of the whole score may change with the key of the attention factor. The
+      weights then get the difference.
     """
 
     @property

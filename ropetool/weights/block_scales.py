@@ -25,6 +25,8 @@ def on_scales(edits: list[TensorEdit], targets: FoldTargets) -> tuple[TensorEdit
 
     Raises: UnsupportedDtype in these cases:
     - A factor would also scale other rows.
+    - The file has no scales for the weight, or their number does not match the blocks.
+    - A new order of rows would move rows between blocks, or each row has its own scale.
     - The scales are powers of two, but a factor is not.
     - The weight is packed.
     """

@@ -161,7 +161,8 @@ def fold_rows(
 ) -> list[FoldRows]:
     """Return the rows of the steps in a layer. last: only of the last step.
 
-    Raises: LossyExport if the file lacks a tensor that its config requires, or has it packed.
+    Raises: LossyExport if a tensor that the config requires is missing or has a different number of rows;
+    UnsupportedDtype if it is packed.
     """
     steps_with_rows = by_step(targets, entry, layer, steps, side, last=last)
     return [place for _, some in steps_with_rows for place in some]

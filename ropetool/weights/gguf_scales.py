@@ -20,7 +20,7 @@ from ropetool.weights.edits import SCALE, TensorEdit, by_tensor
 from ropetool.weights.fold_targets import FoldTargets
 from ropetool.weights.rounding import RoundingErrors
 
-# The offsets of the float16 scales in a block, in bytes. Every number of the block is proportional to them.
+# The offsets of the float16 scales in a block, in bytes. Every number of the block is linear in all of them together.
 F16_SCALES = {
     **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_S"), (0,)),
     **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S"), (0,)),

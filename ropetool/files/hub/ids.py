@@ -49,7 +49,8 @@ class HubId:
 def hub_id(source: str | Path) -> HubId | None:
     """Return the hub id in this text, or None for an existing path, a Path object, or any other text.
 
-    Raises: NotACheckpoint for a repository file that is not a GGUF file, for a file after a slash, or for a URL.
+    Raises: NotACheckpoint for a repository file that is not a GGUF file, for a file after a slash, for a URL, or for an
+    invalid revision.
     """
     if not isinstance(source, str) or os.path.lexists(source):
         return None

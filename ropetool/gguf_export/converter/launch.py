@@ -2,7 +2,7 @@
 
 The converter's Python runs this file. That Python may not have ropetool, so the file imports only the standard library.
 Its argument is JSON with these keys: script, arguments, folder (the only place to write), limits (by resource),
-  vocabulary (false skips the tokenizer), rotary (the rotating channels and all channels of a head).
+vocabulary (false skips the tokenizer), rotary (the rotating channels and all channels of a head).
 """
 
 import contextlib

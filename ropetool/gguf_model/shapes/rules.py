@@ -143,7 +143,8 @@ def _v2_keys(model: ModelShape) -> Mapping[str, Value]:
 def _v3_keys(model: ModelShape) -> Mapping[str, Value]:
     c, normed = model.counts, model.config.get("norm_topk_prob", True) is True
     numbers = {"expert_group_count": c["groups"], "expert_group_used_count": c["groups_used"]}
-    # To use all groups is to use none, and llama.cpp aborts if all are used (src/llama-model.cpp).
+    # A choice among all groups is the same as no groups, and llama.cpp aborts on it (src/llama-model.cpp), so the keys
+    # are left out.
     groups = numbers if c["groups_used"] < c["groups"] else {}
     return {
         **_latent_keys(model, SIGMOID, 2.5), "expert_weights_norm": Value.of(ValueType.BOOL, normed),

@@ -56,9 +56,10 @@ def special_tokens(
 ) -> SpecialTokens:
     """Return the special tokens. tokenizer_config.json names them, else special_tokens_map.json, else config.json.
 
-    ids: the ids of all tokens by text.
     The post-processor of tokenizer.json determines the tokens around a text. transformers reads nothing else for these
     tokenizers. Without tokenizer.json, tokenizer_config.json determines them.
+
+    ids: the ids of all tokens by text.
     Raises: LossyExport for a post-processor that llama.cpp cannot follow; CorruptFile.
     """
     tokenizer_config = _optional(path / names.TOKENIZER_CONFIG_JSON)

@@ -76,9 +76,10 @@ def laid_out(entries: Mapping[str, Entry], added: Iterable[Any], rows: int, wher
     """Return the tokens by id, including added tokens. Rows without a token get the name [PADn], which no text
     contains.
 
-    pieces: whether the texts are SentencePiece's, with SPACE instead of spaces.
     Added tokens without a row are left out, because the model cannot use them either. For example, Gemma 3's text
     models have the token <image_soft_token> of the larger models.
+
+    pieces: whether the texts are SentencePiece's, with SPACE instead of spaces.
     Raises: LossyExport if the ids of the model's own tokens exceed the rows; CorruptFile if two tokens share an id or a
     text.
     """

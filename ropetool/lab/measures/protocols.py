@@ -200,8 +200,8 @@ def _disjoint(document: int, size: int, length: int) -> Iterator[Window]:
 def _sliding(document: int, size: int, length: int, prefix: int) -> Iterator[Window]:
     """Yield windows that score the tokens beyond the previous window.
 
-    The last window has fewer tokens and less context.
-    A window below 257 tokens is shorter than the stride, so tokens between windows are left out, as in the original.
+    The last window has fewer tokens and less context. A window below 257 tokens is shorter than the stride, so tokens
+    between windows are left out, as in the original.
     """
     scored_to = prefix
     for begin in range(0, size, YARN_STRIDE):

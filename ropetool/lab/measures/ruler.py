@@ -301,9 +301,8 @@ def _longest(steps: Sequence[EffectiveLengthStep]) -> tuple[int | None, int | No
     """Return three effective lengths: by the ratio, by its lower bound, and before the first significant loss.
 
     Each is the longest length at which this and all shorter lengths pass. It is 0 if the first fails. The second stops
-    at the first length that fails, so its chance of being too long is the chance for one bound.
-    scripts/catalogue/intervals.py
-    counts this chance: it is often above 5 %.
+    at the first length that fails, so its chance of being too long is the chance for one bound. This chance is often
+    above 5 %, as counted by scripts/catalogue/intervals.py.
     """
     if not steps:
         return None, None, None
@@ -326,9 +325,9 @@ def prepare_effective_length(
     """Return the contexts of all tasks, with `trials` of each at the trained length and at all longer lengths.
 
     A trial has the same words, sentences and question at every length. Each sentence follows the same share of the
-    filler.
-    A task is left out if it needs more words of a single token than the vocabulary has, or over half the trained
-    length.
+    filler. A task is left out if it needs more words of a single token than the vocabulary has, or over half the
+    trained length.
+
     Raises: ConfigError if there is no text.
     """
     words = single_tokens(tokenize)

@@ -46,10 +46,11 @@ def attend(
 ) -> Any:
     """Return the attention output of each query over the values of the earlier keys and its own.
 
+    Computes in the type of `values`: float32 or float64.
+
     queries, keys: rotated for each band.
     softcap: bends the scores to stay within this number, as in Gemma 2.
     sinks: scores by head that take a part of the softmax without a key, as in gpt-oss.
-    Computes in the type of `values`: float32 or float64.
 
     Shapes: queries (rows, heads, tokens, channels), keys (rows, key heads, tokens, channels), values and the result
     likewise with their own channels, sinks (heads,).

@@ -1,7 +1,7 @@
 """The interface of a method: it gets a source table and a goal, and returns a target table.
 
-A method module has NAME, ALIASES, SUMMARY, SOURCE, AUTO_ATTENTION_FACTOR, and a function
-derive(source, goal, params) -> Derived. The annotation of `params` is a frozen dataclass with the method's parameters.
+A method module has NAME, ALIASES, SUMMARY, SOURCE, AUTO_ATTENTION_FACTOR, and a function derive(source, goal, params)
+-> Derived. The annotation of `params` is a frozen dataclass with the method's parameters.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Dynamic NTK: the stretch follows the current length, so nothing changes within the trained length.
 
-The curve is NTK with s = n / L. transformers' curve s n / L - (s - 1), with its key `factor` as s, is equal only at
-factor 1. A table that follows the length mixes keys of different bases in a cache; -p freeze avoids this.
+The curve is NTK with s = n / L. transformers stretches by f n / L - (f - 1), where f is its key `factor`. Both are
+equal only at factor 1. A table that follows the length mixes keys of different bases in a cache; -p freeze avoids this.
 """
 
 from __future__ import annotations

@@ -333,7 +333,7 @@ NORM_UNLESS_EXPERTS = {"llama4": 128}  # with this number of experts there is no
 WITHOUT_FACTOR = frozenset({"deepseek4"})  # deepseek4.cpp:11
 GRANITE = frozenset({"granite", "granitehybrid", "graniteswitch"})  # rope.scaling.finetuned = false: no rotation
 RECURRENT_WITHOUT_HEADS = frozenset({"lfm2", "lfm2moe", "plamo2", "granitehybrid", "bailingmoe3"})  # no key heads
-# The number of layers of which the last attends.
+# Every n-th layer attends, the last of each n. The other layers keep a state.
 RECURRENT_BY_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4, "minimax-01": 8}
 
 # --- frequency vectors

@@ -335,7 +335,7 @@ def _rope_type(r: _Resolved, table: RopeTable) -> str:
 def _trained(r: _Resolved, rope_type: str) -> int | None:
     """Return the length before any scaling, in tokens.
 
-    Without the key it is the context length, if the type requires one.
+    Without the key, it is the context length for the types default, yarn and longrope, and None for other types.
     """
     if r.trained:
         return r.trained

@@ -72,10 +72,11 @@ def gguf_encodings(target: RopeSet, arch: str, rope_theta: float, factor: float 
 def approximate_encodings(target: RopeSet, arch: str, rope_theta: float) -> list[GgufEncoding]:
     """Return keys for tables near the target, for a target that no encoding gives exactly.
 
-    The order is: YaRN's keys, YaRN with other original lengths, a larger base, all pairs divided by the factor, and the
-      unscaled table. Another original length moves the ends of the ramp. It is needed because llama.cpp rounds the ends
-      to whole pairs, and few architectures read betas. A table that depends on the text length counts at the trained
-      length.
+    They are YaRN's keys, YaRN with other original lengths, a larger base, all pairs divided by the factor, and the
+    unscaled table, in this order. Another original length moves the ends of the ramp. It is needed because llama.cpp
+    rounds the ends to whole pairs, and few architectures read betas. A table that depends on the text length counts at
+    the trained length.
+
     Raises: NotKnown for an unknown architecture.
     """
     entry = rotating_entry(target)

@@ -1,8 +1,8 @@
 """The tensors of queries and keys in llama.cpp's graphs, for architectures that no model family describes.
 
 Only data: the last tensors before each rotation. Source: src/models/*.cpp of llama.cpp within llama-cpp-python 0.3.36.
-tests/oracle/test_running_architectures.py walks back from each rotation of the running graph,
-and test_baked_architectures.py compares the logits of baked files.
+tests/oracle/test_running_architectures.py walks back from each rotation of the running graph, and
+test_baked_architectures.py compares the logits of baked files.
 """
 
 from __future__ import annotations

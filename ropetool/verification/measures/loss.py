@@ -71,7 +71,7 @@ class LastSegment:
         return {length: len(self.chosen[length]) for length in self._lengths(role)}
 
     def _lengths(self, role: str) -> list[int]:
-        """Return the lengths that a model reads, short ones first."""
+        """Return the lengths that a model reads, short ones first. The baseline reads none above `baseline_reach`."""
         limit = self.baseline_reach if role == BASELINE else None
         return [length for length in sorted(self.chosen) if limit is None or length <= limit]
 

@@ -102,7 +102,7 @@ class TorchRunner:
 
     @property
     def arithmetic(self) -> str:
-        """The type in which the model computes, empty for float32. bfloat16 if that is the unknown stored type."""
+        """The type in which the model computes, empty for float32. While it is not known (auto), it is bfloat16."""
         dtype = str(self._dtype).removeprefix("torch.").replace("auto", "bfloat16")
         return dtype if dtype in ("bfloat16", "float16") else ""
 

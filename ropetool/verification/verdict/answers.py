@@ -15,7 +15,7 @@ class TextAnswer:
     short: the gap on a short prompt, or None without a source.
     long: the gap at the end of the text, or None if it was not read to its end.
     short_error, long_error: the standard errors of the gaps, from blocks of tokens.
-    cut: the pass ended early, because the target had lost the text.
+    cut: the pass ended early, because the target had lost this text, or an earlier text at this position.
     broken: a gap is above the limit by two standard errors.
     """
 
@@ -50,7 +50,7 @@ class Question:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """The target's mean loss around a position, in nats per token.
+    """The target's mean loss over the last 64 tokens before a position, in nats per token.
 
     position: tokens from the start. texts: the number of texts.
     """
@@ -66,7 +66,8 @@ class Answers:
 
     verdict: keep, works, costs, broken, or right as far as measured.
     trained_length, target_length: the trained and the configured context length of the target in tokens.
-    length: the number of tokens that was read of each text.
+    length: the largest number of tokens that was read of a text. If texts were read to the target's length, only these
+      count.
     short, long: the two questions about short texts and the full length, or None if they could not be measured.
     texts: the gaps of each text.
     curve: the loss of the target by position.

@@ -107,7 +107,7 @@ def verdict(questions: Sequence[Bounds], broken: Sequence[bool]) -> str:
 
 
 def is_final(verdict: str) -> bool:
-    """Return whether more texts cannot change the verdict. `WORKS` may still become `KEEP` or `COSTS`."""
+    """Return whether a run may stop at this verdict. After WORKS it goes on: that may still become KEEP or COSTS."""
     return verdict in (KEEP, COSTS, BROKEN)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 RECENT = 8  # pieces that tell how busy the machine is now
-ENOUGH = 4  # pieces before which no line is trusted so far
+ENOUGH = 4  # pieces after which the durations are compared with the line, to measure how busy the machine is
 SPARE = 0.02  # of the budget, at most `MOST_SPARE` seconds, kept for what follows the last text
 MOST_SPARE = 10.0
 

@@ -23,8 +23,10 @@ FEW = 256
 STEP, WINDOW = 512, 64  # the curve: the last WINDOW of each STEP tokens
 FRESH = STEP - 1  # tokens that are scored after an alarm: the first of a piece was asked with the piece before it
 WINDOWS = 4  # within the trained length, before which nothing is said to be lost
-LOST = 1.0  # nats above the pass's own mean, in two windows in a row, that tell of a lost thread
-SPREADS = 2.5  # and as many deviations of its own windows
+# The target may have lost the text if two windows in a row are this many nats above the mean of the windows within the
+# trained length, and this many of their standard deviations.
+LOST = 1.0
+SPREADS = 2.5
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Timed:
 class Pass:
     """A pass of the target over one row: the scored tokens, and their losses so far.
 
-    goal: the end of the pass in tokens. The clock may move it forward.
+    goal: the end of the pass in tokens. The clock may move it to an earlier token.
     end: the tokens read so far.
     step: the tokens of a piece.
     losses: nats by token, NaN for a token that is not scored.

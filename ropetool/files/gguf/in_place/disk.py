@@ -64,7 +64,7 @@ class Disk:
             rest = rest[self._file.write(rest) :]
 
     def copy(self, start: int, at: int, nbytes: int) -> None:
-        """Copy bytes of the file to a position elsewhere in it. Both ranges must not overlap."""
+        """Copy bytes of the file to a position elsewhere in it. The two ranges must not overlap."""
         copy_range(self._file, self._file, start, at, nbytes)
 
     def truncate(self, size: int) -> None:
@@ -120,7 +120,10 @@ class Disk:
         return read_regular(self.path.with_name(name), _MOST_BESIDE)
 
     def size_beside(self, name: str) -> int | None:
-        """Return the size of a file next to this one, or None if it does not exist."""
+        """Return the size of the file with this name in the folder, or None if it does not exist.
+
+        With the name of this file, the size of the file that has the name now.
+        """
         try:
             return self.path.with_name(name).stat().st_size
         except FileNotFoundError:

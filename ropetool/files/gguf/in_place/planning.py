@@ -226,9 +226,9 @@ def _filler(gap: int, alignment: int) -> dict[str, Value]:
 
 
 def _unchanged_start(header: GgufHeader, values: Mapping[str, Value]) -> int:
-    """Return the number of bytes in which the keys stay unchanged.
+    """Return the number of bytes at the start of the file in which every key and value keeps its position.
 
-    A range is inserted after these keys, so that they are not written again.
+    A range is inserted after these keys, so that unchanged ones are not written again.
     """
     length = sum(len(part) for part in encode_head({}, 0))
     for (key, old), (new_key, new) in zip(header.values.items(), values.items(), strict=False):

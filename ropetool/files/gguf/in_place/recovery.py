@@ -77,7 +77,8 @@ def recover(path: str | Path) -> Recovered:
             return Recovered(real, NOTHING)
         with held(real) as holding:
             direction, way = settle(holding.disk) if pending else (NOTHING, "")
-            # It is from a process that was killed during the write. The file is held, so no other process writes it.
+            # The copy is from a process that was killed while it wrote it. The file is held, so no other process writes
+            # the copy.
             copy.unlink(missing_ok=True)
             return Recovered(real, direction, way, holding.notes)
     except OSError as error:
