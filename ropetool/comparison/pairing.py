@@ -21,9 +21,8 @@ from ropetool.weights.operations import layout_edits
 _BUFFERS = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")
 _TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _HEADS = ("lm_head.weight", "output.weight")
-_EXPERT = re.compile(
-    r"(([0-9]+)\.(?:\w+\.)+experts)\.[0-9]+\.(\w+)\.weight"
-)  # after _LAYERS, so it runs in linear time
+# Matched after _LAYERS, so it runs in linear time.
+_EXPERT = re.compile(r"(([0-9]+)\.(?:\w+\.)+experts)\.[0-9]+\.(\w+)\.weight")
 _LAYERS = "layers."
 _MAX_LAYERS = 512  # llama.cpp's limit, so no GGUF file has tensors of more layers
 

@@ -210,9 +210,8 @@ def _listed_in_table(checkpoint: HfCheckpoint, rope: RopeSet | None) -> Iterator
     entry = rope.entries[names.FULL_ATTENTION]
     model = read_model(family, config, family.gguf_architecture, entry.head_dim, entry.rotary_dim, checkpoint.where)
     dtype = dtype_of(checkpoint.config, checkpoint.section) or "two bytes each"
-    shapes = {
-        name: exported.shape for exported in tensors(model, False) for name in exported.sources
-    }  # some source tensors become two tensors of the file
+    # Some source tensors become two tensors of the file.
+    shapes = {name: exported.shape for exported in tensors(model, False) for name in exported.sources}
     for name, shape in shapes.items():
         numbers = prod(shape)
         nbytes = None if quantised else numbers * DTYPE_BYTES.get(dtype, 2)

@@ -140,9 +140,8 @@ class Order:
                 continue
             if os.path.lexists(stage):
                 _exchange(stage, place)  # it was put by an exchange
-            elif name not in self.earlier or os.path.lexists(
-                self.hidden / OLD / name
-            ):  # else it replaced a file, which is gone
+            # If an earlier file was not moved away, the new file replaced it. The earlier file is then gone.
+            elif name not in self.earlier or os.path.lexists(self.hidden / OLD / name):
                 os.rename(place, stage)
         returned = []
         for name in reversed(self.earlier):

@@ -51,9 +51,8 @@ _ASSUMED: Mapping[str, tuple[Any, ...]] = {
     "attn_logit_softcapping": (50,), "final_logit_softcapping": (30,),
 }  # fmt: skip
 _GATING = {"deepseek2": SOFTMAX, "mistral4": SOFTMAX, **dict.fromkeys(("afmoe", "glm4moe", "hy_v3"), SIGMOID)}
-_EXPERTS_BY_SHARE = frozenset(
-    {"qwen2moe", "qwen3moe", "qwen35moe", "qwen3next"}
-)  # which of their widths may be missing
+# Architectures whose files may lack the widths of the experts.
+_EXPERTS_BY_SHARE = frozenset({"qwen2moe", "qwen3moe", "qwen35moe", "qwen3next"})
 _BY_TENSORS = {"stablelm": ("use_parallel_residual",)}  # llama.cpp decides by the tensors and never reads the key
 # The decoder infers the layers with attention if one of these is missing.
 _OF_LAYERS = frozenset({archs.RECURRENT_LAYERS, archs.ATTENTION_INTERVAL})

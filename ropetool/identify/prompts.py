@@ -43,9 +43,8 @@ def choose(
         ends = _places(len(ids), max(PLACES, 2 * share))
         probs = []
         for one in hypotheses:
-            probs.append(
-                reference.log_probs(one, ids, ends).astype(np.float32)
-            )  # float32 saves memory for large vocabularies
+            # float32 saves memory for large vocabularies.
+            probs.append(reference.log_probs(one, ids, ends).astype(np.float32))
             finished += 1
             tell("reading the prompts with each table", finished, total)
         log_probs = np.stack(probs)  # (hypotheses, places, vocabulary)

@@ -34,9 +34,8 @@ _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]*/[A-Za-z0-9._-]+")  # because 
 _KEY = r"^[\"']?tags[\"']?[ \t]*:[ \t]*"
 _BLOCK_TAGS = re.compile(_KEY + r"(?:#.*)?\r?\n((?:([ \t]*)-[ \t]+.*\r?\n)+)", re.MULTILINE)
 _FLOW_TAGS = re.compile(_KEY + r"\[([^\]\n]*)\]", re.MULTILINE)
-_WORD = re.compile(
-    r"(--[A-Za-z][A-Za-z0-9-]*=|-[A-Za-z](?=/))?(.*)", re.DOTALL
-)  # an option with a value, or only one of them
+# An option with a value, or only one of them.
+_WORD = re.compile(r"(--[A-Za-z][A-Za-z0-9-]*=|-[A-Za-z](?=/))?(.*)", re.DOTALL)
 # A key without a value. Two adjacent repetitions of the same characters would take quadratic time.
 _EMPTY = r"^[\"']?{}[\"']?[ \t]*:[ \t]*(?:(?:null|~)[ \t]*)?\r?\n(?![ \t#-])"
 

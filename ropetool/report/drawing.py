@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 5.2, 3.5  # inches; letters of 11 points are then 11 pixels high on a phone, 17 at the full 560
 DPI = 160
-IN_A_LINE, BESIDE_LABEL = (
-    68,
-    6,
-)  # characters of a key in the width of a figure, and characters for the sign of a label
+# Characters of a key in the width of a figure, and characters for the sign of a label.
+IN_A_LINE, BESIDE_LABEL = 68, 6
 PAPER, INK, QUIET, GRID = "#ffffff", "#1a1a1a", "#666666", "#dddddd"
 # Okabe and Ito's colours, which people with the common types of colour blindness can distinguish. Marks and dashes also differ.
 BLUE, VERMILION = "#0072b2", "#d55e00"

@@ -79,9 +79,8 @@ def _far(result: VerifyResult, far: FarResult) -> Section:
 
 
 def _retrieval(result: VerifyResult, grid: RetrievalResult, index: int) -> Section:
-    from ropetool.verification.measures.retrieval import (
-        share,
-    )  # here, because a report without a suite loads no measure
+    # Imported here, because a report without a suite loads no measure.
+    from ropetool.verification.measures.retrieval import share
 
     lengths = sorted({cell.length for cell in grid.cells})
     grids = [("target", grid), *((variant.name, variant.measures["retrieval"][index]) for variant in result.yardsticks)]

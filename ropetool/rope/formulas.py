@@ -136,9 +136,8 @@ def dynamic_table(inv_freq: Array, length: int, factor: float, attention_factor:
     For n tokens, the slowest pair is divided by factor n / L - (factor - 1), and by 1 up to L tokens.
     """
     base = Regime(inv_freq, attention_factor)
-    ntk_stretch(
-        2 * base.inv_freq.size, 1.0
-    )  # raises the error for a single pair now, not at the first call of the rule
+    # Raises the error for a single pair now, not at the first call of the rule.
+    ntk_stretch(2 * base.inv_freq.size, 1.0)
 
     def rule(n: int) -> Regime:
         stretch = factor * max(n, length) / length - (factor - 1)

@@ -100,9 +100,8 @@ def decode(view: HfCheckpoint, program: str, table: Table) -> RopeSet:
         shaped = entry if facts.window else engine.without_window(entry, context)
         shaped = _narrowed(shaped, part, facts)
         base = engine.base_table(keys, shaped.rotary_dim)
-        layout = (
-            "half" if keys[names.ROPE_TYPE] == "longrope" else facts.layout
-        )  # the class of longrope has only this layout
+        # The class of longrope has only the layout half.
+        layout = "half" if keys[names.ROPE_TYPE] == "longrope" else facts.layout
         entries[layer_type] = engine.filled(
             shaped,
             keys,

@@ -12,10 +12,8 @@ from ropetool.files.dtypes import STORAGE
 from ropetool.weights.edits import SCALE, TensorEdit, by_tensor
 from ropetool.weights.fold_targets import FoldTargets, Stored, packed
 
-SCALES = (
-    "_scale_inv",
-    "_scale",
-)  # after the weight's name: for DeepSeek's blocks; for the whole tensor, or for each row
+# Suffixes of the weight's name: DeepSeek's block scales; a scale for the whole tensor, or for each row.
+SCALES = ("_scale_inv", "_scale")
 FP8 = ("F8_E4M3", "F8_E5M2")
 E8M0 = "F8_E8M0"
 

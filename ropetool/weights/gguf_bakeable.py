@@ -102,9 +102,8 @@ def _factor_patch(model: GgufCheckpoint, entry: LayerRope, factor: float, scale:
         return _patch_of_numbers(reader, {archs.ATTN_FACTOR: (old * factor / entry.attention_factor, 1.0)})
     stretch = 0.1 * math.log(entry.factor or 1.0)
     yarn = reader.get(archs.SCALING_TYPE, "linear") == "yarn"
-    whole = (
-        scale / factor if yarn else scale / (factor * (1 + stretch))
-    )  # llama.cpp also applies YaRN's factor to linear scaling
+    # llama.cpp also applies YaRN's factor to linear scaling.
+    whole = scale / factor if yarn else scale / (factor * (1 + stretch))
     log_multiplier = (whole - 1) / stretch if stretch else 0.0
     if math.isclose(whole, 1, rel_tol=TABLE_TOLERANCE):
         log_multiplier = 0.0

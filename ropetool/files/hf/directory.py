@@ -126,9 +126,8 @@ def _neighbour(path: Path) -> str:
         models = []
     similar = get_close_matches(_stem(path), map(_stem, models), n=1)
     similar_models = [place for place in models if [_stem(place)] == similar]
-    similar_models.sort(
-        key=lambda place: _is_gguf(place) != _is_gguf(path)
-    )  # prefer a file for a file, and a folder for a folder
+    # Prefer a file for a file, and a folder for a folder.
+    similar_models.sort(key=lambda place: _is_gguf(place) != _is_gguf(path))
     return f"pass {word(similar_models[0]) if similar_models else _A_GGUF if _is_gguf(path) else _A_DIRECTORY}"
 
 

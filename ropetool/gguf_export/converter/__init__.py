@@ -160,9 +160,8 @@ def _converted(
         written.unlink(missing_ok=True)
         reasons.append(escaped(_without_folder(reason, folder)))
     first, second = reasons
-    reason = (
-        second if first.startswith(child.LACKING) else first
-    )  # without a tokenizer, the converter may need fewer packages
+    # Without a tokenizer, the converter may need fewer packages.
+    reason = second if first.startswith(child.LACKING) else first
     if reason.startswith(child.LACKING):
         raise MissingDependency(
             f"llama.cpp's converter cannot run: {first}", where=f"{OPTION} {converter.script}",

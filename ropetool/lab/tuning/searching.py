@@ -15,10 +15,8 @@ from ropetool.rope.tables import Array
 DRAWS = 12  # points per generation
 KEPT = 3  # one of this many points goes on to the next stage
 STAGES = (1 / 6, 1 / 2, 1.0)  # the share of the text that each stage reads
-STEP, SHRINK = (
-    0.25,
-    0.75,
-)  # the standard deviation of a move in the first generation, and the ratio from one to the next
+# The standard deviation of a move in the first generation, and the ratio from one generation to the next.
+STEP, SHRINK = 0.25, 0.75
 TRIES = 20  # draws before giving up, if no file can store the points
 SOME = 0.4  # chance of a coordinate to move
 

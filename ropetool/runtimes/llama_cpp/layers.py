@@ -197,9 +197,8 @@ def _rotates(model: ModelKeys, layer: int, sliding: frozenset[int]) -> bool:
     if arch.rotating == "step":
         return (layer + 1) % 4 != 0
     if arch.rotating == "sliding step":
-        return (
-            not window or layer % 4 != 0 or layer_count(model) == 4
-        )  # llama.cpp then rotates all layers (smallthinker.cpp:106)
+        # With 4 layers, the step equals the number of layers, and llama.cpp rotates all layers (smallthinker.cpp:106).
+        return not window or layer % 4 != 0 or layer_count(model) == 4
     if arch.rotating == "sliding":
         return not window or layer in sliding
     if arch.rotating == "sliding or dense":

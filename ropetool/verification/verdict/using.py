@@ -119,9 +119,8 @@ def _result(run: Run, runners: Mapping[str, Runner], measure: Measure, setting: 
     measurement = measure.prepare(setting, ())
     if measurement is None:
         raise ConfigError("these texts do not allow it")
-    if (
-        not run.target.pace.is_known
-    ):  # all rows of the run came from the journal, so one row is read to measure the pace
+    # If all rows of the run came from the journal, one row is read to measure the pace.
+    if not run.target.pace.is_known:
         for _ in run.target.read(place.row(run.shape.short, run.shape.short), lambda tokens: tokens < 0):
             pass
     expected = seconds(run, measurement)
