@@ -22,6 +22,8 @@ BUFFER = 2**20  # bytes of either file in memory at a time; 8 MiB run at half th
 class StoredTensor:
     """The position of a tensor's bytes in a file: file[begin : begin + nbytes].
 
+    path: the file.
+    begin, nbytes: the range, in bytes.
     dtype: its type, as the file spells it.
     shape: numpy's shape, with the contiguous length last.
     unit: the size of one value, or of one block of quantised values, in bytes.

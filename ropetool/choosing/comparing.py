@@ -116,10 +116,13 @@ def compare_candidates(
 class _Chosen:
     """A comparison before the model is loaded.
 
+    options: suite, texts, lengths and the other options of a verification.
     baseline_beyond: also score the source beyond its trained length.
     refused: candidates that no file can contain.
     named: the reference attention variants.
     run: suite, lengths and grade, without the measures that the grade adds.
+    limits: the limits of the gate.
+    documents: the texts to read.
     notes: sentences for the result.
     """
 
@@ -203,6 +206,9 @@ class _Chosen:
 class _Loaded:
     """A comparison in the loaded model.
 
+    chosen: the comparison as it was planned.
+    runner: runs the model.
+    field: the measurements that all candidates share.
     able: the candidates that are ranked.
     beside: the reference attention variants that fit the model.
     refused: the candidates and variants that are not measured.

@@ -22,6 +22,8 @@ class ExtensionOptions:
     method: None for the recommended method, `auto` for the best measured method.
     params: names and values of -p.
     beta_fast, beta_slow, rope_theta: parameters of some methods.
+
+    The other fields are those of `plans.basis.Request`.
     """
 
     method: str | None

@@ -91,6 +91,8 @@ class FoldSteps:
 class Family:
     """A model family, with the defaults of its class in transformers.
 
+    example: a published model of the family, as a hub id; empty if there is none.
+
     Place and sizes:
 
     text_path: keys from the top of config.json to the object with the rope keys.
@@ -142,6 +144,7 @@ class Family:
     mrope: the class rotates image tokens by several axes, split by mrope_section.
     norm_after: norms follow the rotation, which cancels any factor on cos and sin.
     mla: multi-head latent attention. The table rotates the decoupled keys, and mscale_all_dim sets the softmax scale.
+    v4_softmax_scale: with `mla`, whether mscale_all_dim also sets the softmax scale in transformers 4.57.
     temperature_key: the rope key that makes the score grow with the position.
 
     Rope keys:
@@ -151,6 +154,7 @@ class Family:
     default_rope_type: the type that the class assumes without rope keys.
     default_rope_keys: rope keys by layer type that the class fills in if the config lacks them.
     rope_theta_key: the key of the base outside the rope keys; empty if the class does not read one.
+    v4_default_rope_theta: the base that transformers 4.57 assumes if the config sets none.
     base_of_stated_keys: the default base by layer type when there are rope keys, if it differs from default_rope_theta.
     local_theta_key: the key of the base of sliding layers that have a separate table; empty if the class reads none.
     layer_base_key: a list with one base per layer, which ropetool does not decode.

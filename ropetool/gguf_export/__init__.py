@@ -199,7 +199,10 @@ def _written(ready: PreparedExport, options: ExportOptions, entries: Weights, te
 class _Export:
     """A prepared export, and what is written with it.
 
+    ready: the export that passed all checks before the weights are read.
+    options: the requested settings.
     entries: the importance matrix by tensor, empty without one.
+    tell: receives the progress.
     certificate: the certificate of the source; None if there is none, or if it is for other bytes.
     trained_length: the trained length of the source in tokens; None if it is unknown.
     """

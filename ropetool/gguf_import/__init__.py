@@ -48,11 +48,15 @@ class Imported(Shown):
     """The result of an import.
 
     output: the directory.
+    model_type: the type of the checkpoint.
+    arch: the architecture of the GGUF file.
     dtype: the type of the tensors.
+    tensors: their number.
     nbytes: the bytes of all tensors.
     encoding: the name of the rope keys' form.
     context_length: in tokens.
     checks: the comparisons with the GGUF file.
+    notes: sentences for the user.
     """
 
     output: Path

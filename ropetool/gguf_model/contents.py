@@ -33,7 +33,9 @@ from ropetool.weights.opening import bakeable
 class Body:
     """The tensors of a checkpoint's GGUF file, with the model and the rotation that determine its keys.
 
+    layout: the tensors in the order of the file.
     bakes: a phrase for each setting that is in the weights and not in the keys.
+    notes: sentences on the checkpoint, the tensors and the rotation.
     """
 
     checkpoint: HfCheckpoint

@@ -219,7 +219,13 @@ def _on_base(form: Format, entry: LayerRope, length: int) -> Source:
 
 @dataclass(frozen=True)
 class _Scaled:
-    """A scaled source, and the request. original: its length before the scaling, in tokens, or None."""
+    """A scaled source, and the request.
+
+    form: the checkpoint, and how tables are written into it.
+    entry: the full-attention layers.
+    original: the length before the scaling, in tokens, or None.
+    context: the configured context length, in tokens.
+    """
 
     form: Format
     entry: LayerRope

@@ -161,7 +161,12 @@ def described(checkpoint: GgufCheckpoint) -> Architecture:
 
 @dataclass(frozen=True, eq=False)
 class HfFormat:
-    """A Hugging Face directory. style: the config style of the output."""
+    """A Hugging Face directory.
+
+    checkpoint: the directory.
+    style: the config style of the output.
+    builds_on_tables: always true, see `Format`.
+    """
 
     checkpoint: HfCheckpoint
     style: str

@@ -34,6 +34,7 @@ class NotProbed(RopetoolError):
 class ForwardPass:
     """The observations of one forward pass, most of them by layer.
 
+    logits: of all tokens.
     inputs, outputs: tensors, one for each call of the layer.
     scores: attention scores before the softmax.
     attends: the layers with attention.

@@ -16,9 +16,12 @@ from ropetool.rope.tables import MAX_LENGTH, TABLE_TOLERANCE, Array, Regime, Rop
 class Source:
     """The table that a method starts from.
 
+    inv_freq: in radians per token.
     length: the tokens that this table was trained on.
     rope_theta: the base if inv_freq is exactly its table, so that native keys exist; else None.
     stated_theta: the base in the file, for any table; None if the file does not set one.
+    attention_factor: the source's factor on cos and sin.
+    softmax_multiplier: the source's multiplier of the whole score.
     mscale: DeepSeek's multiplier if the family scales the whole score (MLA); else None.
     """
 

@@ -42,6 +42,9 @@ PER_LAYER = ("alternate", "always")  # values of sliding_window that are no key 
 class Resolved:
     """The values that a generation of transformers reads from a file, for the formulas.
 
+    rope_type: the type after any override by this generation.
+    rope_theta: the base.
+    rotary_dim: the number of rotating channels.
     params: the rope keys that the type reads.
     factor: after any override by this generation; None if there is no factor.
     length: original_max_position_embeddings as this generation reads it, in tokens.

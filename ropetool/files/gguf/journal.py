@@ -45,6 +45,7 @@ class Copy:
     """Bytes of the file that are copied to a position after its end.
 
     start, at: the old and the new position.
+    nbytes: the number of bytes.
     sha256: the digest of the bytes; empty before `sampled`.
     """
 

@@ -34,6 +34,7 @@ class FileRotation:
     target: the tables.
     encoding: the name of the form in which the file contains them.
     window: the sliding window in tokens that llama.cpp ignores; None without one.
+    notes: on image sections that are left out, the context length and an ignored window.
     """
 
     patch: Patch

@@ -61,10 +61,13 @@ def decode(view: GgufCheckpoint) -> RopeSet:
 class _Resolved:
     """The values of a context, before the changes for a layer type.
 
+    scaling_type: the value of rope.scaling.type, or linear without it.
+    rope_theta: the base.
     factor: 1 / freq_scale.
     mix: ext_factor, the share of YaRN's ramp; 0 for none.
     attn: the factor on cos and sin, before ggml's correction for YaRN.
     log_multiplier: DeepSeek's mscale_all_dim; 0 if the file does not set it.
+    beta_fast, beta_slow: the ends of YaRN's ramp, in turns within `length`.
     context: the configured context length, in tokens.
     trained: original_context_length in tokens; None if the file does not set it.
     vectors: the divisors that the graph uses, by the name of the tensor.

@@ -28,9 +28,11 @@ Stage = Callable[[str, int], None]
 class Run:
     """A verification that goes on text by text.
 
+    target: the model to verify.
     source: the model before the extension. None compares the target with itself within its trained length.
     shape: the lengths to read.
     stated: the target's context length in tokens. It is longer than the shape if texts or memory do not reach it.
+    clock: the time limit.
     stage: receives each stage.
     notes: sentences for the result.
     answers, places: each text that was read, and its place.

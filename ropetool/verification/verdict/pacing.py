@@ -96,6 +96,7 @@ class Pace:
 class Schedule:
     """The time that the rows of a run need, by the paces of its models.
 
+    clock: the time limit.
     target, source: the paces of the two models. Without a source, both are the target's.
     has_source: the source reads a short prompt of each text.
     trained, short: the tokens of the source's longest row, and of a short prompt.
