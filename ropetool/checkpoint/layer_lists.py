@@ -35,9 +35,7 @@ def check(part: Config, family: Family, where: str) -> None:
 
 
 def _layer_types(value: Any, part: Config, family: Family) -> str:
-    """Return the fault of a list with a layer type for each layer, or of a text with a letter for each, or an empty
-    text.
-    """
+    """Return the fault of a list with a layer type, or a text with a letter, for each layer; or an empty text."""
     letters = [name for name in family.kind_names if len(name) == 1 and not name.isdigit()]
     if letters:  # the length of such a list is the number of layers
         listed = value if isinstance(value, list) else list(value) if isinstance(value, str) else []

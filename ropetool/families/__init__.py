@@ -260,17 +260,16 @@ def by_gguf_architecture() -> dict[str, Family]:
 
 
 def of_gguf(architecture: str) -> tuple[Family, ...]:
-    """Return the families that export to this GGUF architecture. The family with the architecture's name is the
-    first.
-    """
+    """Return the families that export to this GGUF architecture, the one with the architecture's name first."""
     known = (_one(name) for name, exported_as in _gguf_architectures().items() if exported_as == architecture)
     return tuple(sorted(filter(None, known), key=lambda family: family.model_type != architecture))
 
 
 @cache
 def _gguf_architectures() -> dict[str, str]:
-    """Return the GGUF architecture of each family with a file, by model_type. Complete families would take 0.1 s to
-    read.
+    """Return the GGUF architecture of each family with a file, by model_type.
+
+    Reading complete families would take 0.1 s.
     """
     folder = resources.files(__name__)
     texts = {name: folder.joinpath(f"{name}.json").read_text(encoding="utf-8") for name in sorted(_files())}

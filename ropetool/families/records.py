@@ -285,8 +285,7 @@ def _one(attending: Sequence[Mapping[str, Any]], key: str) -> Any:
 
 
 def _groups(record: Mapping[str, Any], attending: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the names of the rope groups by layer type: full attention, and sliding attention if it has a separate
-    group.
+    """Return the names of the rope groups by layer type: full attention, and sliding attention if it is separate.
 
     Raises: Undescribed if the groups do not match the layer types.
     """
@@ -373,7 +372,8 @@ def _heads(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _whole(record: Mapping[str, Any]) -> bool:
-    """Return whether the table has the width of a whole head, because the other pairs of a partial rotation have
-    frequency 0.
+    """Return whether the table has the width of a whole head.
+
+    The other pairs of a partial rotation then have frequency 0.
     """
     return any(0.0 in table["inv_freq"].values() for table in record["tables"].values())

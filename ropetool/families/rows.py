@@ -93,9 +93,7 @@ def gated_heads(sizes: Sizes, side: str) -> HeadRows:
 
 
 def falcon(sizes: Sizes, side: str) -> HeadRows:
-    """Return the rows of falcon's three forms: groups of [queries, key, value], one key for all heads, or separate
-    heads.
-    """
+    """Return the rows of falcon's three forms: [queries, key, value] groups, one key for all heads, separate heads."""
     if sizes.config.get("new_decoder_architecture"):
         groups, d = sizes.need("num_kv_heads"), sizes.head_dim
         queries = sizes.heads // groups

@@ -167,8 +167,9 @@ def affine(hf: str, gguf: str, when: str = "", offset: float = 0.0) -> Rows:
 
 
 def linear(hf: str, gguf: str, shape: str, bias: str = "", when: str = "", order: Order = "") -> Rows:
-    """Return a projection of the shape "rows columns". bias: the switch of its bias, `always`, or empty without a
-    bias.
+    """Return a projection of the shape "rows columns".
+
+    bias: the switch of its bias, `always`, or empty without a bias.
     """
     weight = Row(f"{hf}.weight", f"{gguf}.weight", shape, when, order)
     if not bias:
@@ -178,8 +179,9 @@ def linear(hf: str, gguf: str, shape: str, bias: str = "", when: str = "", order
 
 
 def attention(bias: str = "", output_bias: str = "", when: str = "") -> Rows:
-    """Return q_proj, k_proj, v_proj and o_proj of self_attn. bias, output_bias: the switches of their biases, as in
-    `linear`.
+    """Return q_proj, k_proj, v_proj and o_proj of self_attn.
+
+    bias, output_bias: the switches of their biases, as in `linear`.
     """
     return (
         *linear("self_attn.q_proj", "attn_q", "queries hidden", bias, when, "interleave_pairs"),
@@ -245,8 +247,9 @@ def experts(
 
 
 def latent_attention() -> Rows:
-    """Return the self_attn of MLA. Queries may use a latent, keys and values share one. The sizes have DeepSeek's
-    names.
+    """Return the self_attn of MLA.
+
+    Queries may use a latent. Keys and values share one. The sizes have DeepSeek's names.
     """
     return (
         *linear("self_attn.q_proj", "attn_q", "whole_queries hidden", when="not query_latent"),
@@ -359,9 +362,7 @@ class Export:
     rules: Rules = ""
 
     def gguf_name(self, hf: str) -> str | None:
-        """Return the GGUF name of a tensor in a layer, below its layer and without .weight, or None if it has no
-        GGUF name.
-        """
+        """Return a tensor's GGUF name, below its layer and without .weight, or None if it has no GGUF name."""
         name = next((row.gguf for row in self.layer if row.hf == f"{hf}.weight"), None)
         return None if name is None else name.removesuffix(".weight")
 
@@ -409,9 +410,7 @@ def derived(formulas: Mapping[str, str], counts: Mapping[str, int]) -> dict[str,
 
 
 def faults(export: Export) -> Iterable[tuple[str, str]]:
-    """Yield each unknown size, unknown switch and contradiction in an export table: its place, and a sentence about
-    it.
-    """
+    """Yield the place and a sentence for each unknown size, unknown switch and contradiction in an export table."""
     names: dict[str, int] = dict.fromkeys((*COMMON, *export.counts), 1)
     for name, one in export.counts.items():
         try:

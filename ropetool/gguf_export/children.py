@@ -1,6 +1,4 @@
-"""Run Python code in a child process, with the packages of this process, but without modules from the working
-folder.
-"""
+"""Run Python code in a child process, with this process's packages but without modules from the working folder."""
 
 from __future__ import annotations
 

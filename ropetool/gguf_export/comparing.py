@@ -1,5 +1,4 @@
-"""Compare an exported file with the checkpoint: the RoPE tables, the hidden tensors, and the predictions of the next
-token.
+"""Compare an exported file with the checkpoint: the RoPE tables, the hidden tensors and next-token predictions.
 
 It runs both models and applies the limits of `verify`.
 """

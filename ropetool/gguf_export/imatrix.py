@@ -79,9 +79,7 @@ def _values(file: BinaryIO, header: GgufHeader, info: TensorInfo) -> Vector:
 
 
 def _of_legacy(path: Path) -> Weights:
-    """Return the weights of the older format: a count of entries, then the name, the calls and the values of each
-    entry.
-    """
+    """Return the weights of the older format: a count of entries, then each entry's name, calls and values."""
     raw = read_regular(path, MAX_FILE)
     weights: Weights = {}
     at = 4

@@ -120,9 +120,7 @@ def quantise(source: Path, target: Path, outtype: str, imatrix: Path | None, kep
 
 
 def _in_child(task: dict[str, Any]) -> tuple[int, bytes]:
-    """Return the exit code and the error output of a child that runs the task. The child ends when this process
-    ends.
-    """
+    """Return the exit code and the error output of a child that runs the task. The child ends with this process."""
     with subprocess.Popen(
         children.python(_CHILD, json.dumps(task)), env=children.environment(),
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
@@ -143,8 +141,9 @@ def _library(outtype: str) -> None:
 
 
 def end_with_parent() -> None:
-    """Start a thread that ends this process when the parent ends for any reason, because the parent's end of the
-    pipe closes.
+    """Start a thread that ends this process when the parent ends for any reason.
+
+    The parent's end of the pipe then closes.
     """
 
     def wait() -> None:

@@ -44,9 +44,7 @@ class Exporting:
 
 
 def fresh_certificate(source: HfCheckpoint) -> Mapping[str, Any] | None:
-    """Return the certificate of a checkpoint that ropetool wrote, or None if it is missing or belongs to other
-    bytes.
-    """
+    """Return the certificate of a checkpoint that ropetool wrote; None if it is missing or belongs to other bytes."""
     if source.record is None:
         return None
     state = certificate.state(source.path)

@@ -70,9 +70,7 @@ def _is_plain(text: str) -> bool:
 
 
 def _both(file: Path, values: Mapping[str, Value], texts: Sequence[str]) -> list[tuple[str, list[int], list[int]]]:
-    """Return all texts and the texts of added tokens, each with its tokens from the tokenizers library and from
-    llama.cpp.
-    """
+    """Return the texts and added tokens' texts, each with the tokens from the tokenizers library and llama.cpp."""
     from tokenizers import Tokenizer
 
     from ropetool.verification.runners.llama_library import free, library, load, tokens_of

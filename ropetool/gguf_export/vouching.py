@@ -74,8 +74,9 @@ def _measured(source: HfCheckpoint, tell: Progress) -> str:
 
 
 def _refuse_below(source: HfCheckpoint, required: str, lacking: str) -> None:
-    """Raise CheckpointError if the certificate is missing or has a lower grade. lacking: why it is missing, or
-    empty.
+    """Raise CheckpointError if the certificate is missing or has a lower grade.
+
+    lacking: why it is missing, or empty.
     """
     state = certificate.state(source.path)
     if lacking or state.certificate is None or GRADES.index(state.certificate.grade) < GRADES.index(required):

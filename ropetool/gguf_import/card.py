@@ -1,6 +1,4 @@
-"""The model card of an imported checkpoint: the general.* keys of the file as front matter, which an export reads
-again.
-"""
+"""The model card of an imported checkpoint: the file's general.* keys as front matter, which an export reads again."""
 
 from __future__ import annotations
 
@@ -30,8 +28,9 @@ _REPOSITORY = re.compile(r"https://huggingface\.co/([\w.-]+/[\w.-]+)/?")
 
 
 def card_of(values: Mapping[str, Value]) -> tuple[str, tuple[str, ...]]:
-    """Return the text of README.md, and a note on keys that the card does not keep. The text is empty without a
-    fact.
+    """Return the text of README.md, and a note on keys that the card does not keep.
+
+    The text is empty without a fact.
     """
     given = {key.removeprefix(GENERAL): value for key, value in values.items() if key.startswith(GENERAL)}
     front: dict[str, Any] = {TEXTS[key]: text for key in TEXTS if (text := _text(given.get(key)))}

@@ -65,9 +65,9 @@ class Described:
 
 
 def described(source: GgufCheckpoint, as_type: str = "") -> Described:
-    """Return the model as a class of its architecture describes it. as_type: the model_type; empty for the first that
-    fits.
+    """Return the model as a class of its architecture describes it.
 
+    as_type: the model_type; empty for the first that fits.
     Raises: LossyExport if no class computes the same as llama.cpp; CorruptFile for missing tensors; CheckpointError.
     """
     objections: dict[str, RopetoolError] = {}
@@ -87,9 +87,7 @@ def described(source: GgufCheckpoint, as_type: str = "") -> Described:
 
 
 def _families(source: GgufCheckpoint, as_type: str) -> list[Family]:
-    """Return the families whose export writes this architecture; the family with the architecture's name is the
-    first.
-    """
+    """Return the families whose export writes this architecture, the one with the architecture's name first."""
     arch = source.name
     every = [family for family in map(families.get, families.exported()) if family.alone]
     able = [family for family in every if family.gguf_architecture == arch]
@@ -284,9 +282,7 @@ def _layer_keys(family: Family, rope: RopeSet, count: int) -> dict[str, Any]:
 
 
 def _compare_tensors(source: GgufCheckpoint, expected: Iterable[ExpectedTensor]) -> None:
-    """Raise CorruptFile for a tensor that is missing or has a different shape, and LossyExport for one that the class
-    lacks.
-    """
+    """Raise CorruptFile for a missing or differently shaped tensor, and LossyExport for one that the class lacks."""
     by_name = {one.name: one for one in expected}
     for name, one in by_name.items():
         info = source.tensors.get(name)

@@ -1,5 +1,4 @@
-"""The tensors of a GGUF model under the names and in the row order of a Hugging Face class, written as safetensors
-files.
+"""The tensors of a GGUF model with the names and row order of a Hugging Face class, written as safetensors files.
 
 Each tensor is converted a few units at a time, so that memory does not grow with its size.
 """

@@ -44,9 +44,7 @@ class Chunk:
 
 
 def unit(placed: Placed, source: SourceTensor) -> int:
-    """Return how many bytes of a source must be converted together: bytes that change places, share a row, or make a
-    block.
-    """
+    """Return how many source bytes must be converted together: bytes that change places or share a row or a block."""
     if mxfp4.is_packed(source):
         return mxfp4.unit(source)
     if _is_opaque(source):

@@ -91,9 +91,9 @@ def body_of(
     allow_full_attention: bool = False,
     safe_to_shift: bool = False,
 ) -> Body:
-    """Return the tensors of a checkpoint's GGUF file. The family must have an export table. The options are those of
-    `export`.
+    """Return the tensors of a checkpoint's GGUF file.
 
+    The family must have an export table. The options are those of `export`.
     Raises: the errors of export_checkpoint for the config, the positions and the headers.
     """
     form, where = HfFormat.of(checkpoint, None), checkpoint.where
@@ -173,8 +173,9 @@ def _encoded(
 
 
 def _layout(checkpoint: HfCheckpoint, model: ModelShape, outtype: str, interleaved: bool, safe: ShiftSafe) -> Layout:
-    """Return the layout of the file. For a type of libllama's quantiser: the layout of its input, with the least
-    rounding.
+    """Return the layout of the file.
+
+    For a type of libllama's quantiser: the layout of its input, with the least rounding.
     """
     headers, quantization = checkpoint.headers, checkpoint.config.get("quantization_config")
     wrapped = checkpoint.family.wrapped

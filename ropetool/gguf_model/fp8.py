@@ -27,8 +27,9 @@ E8M0 = "F8_E8M0"
 
 
 def _table(exponent_bits: int, bias: int) -> Singles:
-    """Return the numbers of all 256 bytes. A byte has a sign bit, the exponent bits, and the fraction in the
-    remaining bits.
+    """Return the numbers of all 256 bytes.
+
+    A byte has a sign bit, the exponent bits, and the fraction in the remaining bits.
     """
     bits = np.arange(256)
     fraction_bits = 7 - exponent_bits
@@ -126,8 +127,10 @@ def scale_grid(raw: bytes | bytearray, source: SourceTensor) -> Singles:
 
 
 def weights(rows: npt.NDArray[np.uint8], first: int, source: SourceTensor, grid: Singles) -> Singles:
-    """Return the numbers of consecutive rows. `first` is the number of the first row. Shapes: (rows, columns) ->
-    same.
+    """Return the numbers of consecutive rows.
+
+    first: the number of the first row.
+    Shapes: (rows, columns) -> same.
     """
     down, across = source.block
     scales = grid[(first + np.arange(len(rows))) // down]

@@ -1,6 +1,4 @@
-"""The keys of a GGUF file that describe the model: general.* from the model card and the folder name, sizes from the
-config.
-"""
+"""The keys that describe the model of a GGUF file: general.* from model card and folder name, sizes from the config."""
 
 from __future__ import annotations
 
@@ -59,9 +57,7 @@ def general_values(source: Path, model: ModelShape, layout: Layout) -> tuple[dic
 
 
 def _without_factor(called: str, source: Path) -> str:
-    """Return the model's name without ropetool's extension factor, because the gguf package reads `8x` as a
-    fine-tune.
-    """
+    """Return the model's name without ropetool's extension factor: the gguf package reads `8x` as a fine-tune."""
     records = list(provenance.lineage(source))
     plain = called
     for record in records:
@@ -171,8 +167,9 @@ def _check_bounds(source: Path) -> None:
 
 
 def _repeats(front: bytes) -> bool:
-    """Return whether the YAML has references to its parts. Nine references at each of twelve levels make 9 to the 12th
-    parts.
+    """Return whether the YAML has references to its parts.
+
+    Nine references at each of twelve levels make 9 to the 12th parts.
     """
     import gguf
 

@@ -42,8 +42,7 @@ def is_packed(source: SourceTensor) -> bool:
 
 
 def paired(held: Mapping[str, SourceTensor], quantization: Any) -> dict[str, SourceTensor]:
-    """Return the tensors by name, with the codes of experts under the plain weight's name and the scales as their
-    `scales`.
+    """Return the tensors by name: experts' codes under the plain weight's name, with the scales as their `scales`.
 
     Without an mxfp4 quantization_config, returns the tensors unchanged.
     Raises: CorruptFile for codes without scales, scales without codes, or scales of a different shape; UnsupportedDtype
@@ -83,9 +82,7 @@ def _pair(plain: str, held: Mapping[str, SourceTensor], name: str) -> SourceTens
 
 
 def check_shape(source: SourceTensor, shape: tuple[int, ...]) -> None:
-    """Raise CorruptFile unless the codes belong to experts of this shape: (experts, columns, rows), as in
-    config.json.
-    """
+    """Raise CorruptFile unless the codes' experts have this shape: (experts, columns, rows), as in config.json."""
     experts, columns, rows = shape
     stored = source.stored.shape
     if stored != (experts, rows, columns // BLOCK, CODE_BYTES) or columns % BLOCK:
@@ -109,9 +106,7 @@ def unit(source: SourceTensor) -> int:
 
 
 def scales_of(source: SourceTensor, begin: int, nbytes: int) -> tuple[int, int]:
-    """Return the place of the scales of some codes in their file, and their number of bytes. Each block has one
-    scale byte.
-    """
+    """Return the place of some codes' scales in their file, and their number of bytes: one byte for each block."""
     assert source.scales is not None
     return source.scales.stored.begin + (begin - source.stored.begin) // CODE_BYTES, nbytes // CODE_BYTES
 

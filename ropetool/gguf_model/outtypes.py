@@ -1,6 +1,4 @@
-"""The types of an export: the storage type of its matrices, the program that writes them, and the tensors that stay
-F32.
-"""
+"""The types of an export: the matrices' storage type, the program that writes them, and the tensors that stay F32."""
 
 from __future__ import annotations
 

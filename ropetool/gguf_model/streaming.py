@@ -47,9 +47,9 @@ def numbers(placed: Placed) -> Iterator[npt.NDArray[np.float32]]:
 
 
 def converted(layout: Layout, *, allow_nan: bool) -> Iterator[tuple[Chunk, memoryview]]:
-    """Yield the chunks in the order of the file, each with its bytes for the file. Several chunks are converted at
-    once.
+    """Yield the chunks in the order of the file, each with its bytes for the file.
 
+    Several chunks are converted at once.
     Raises: PlanMismatch if a weight file shrinks meanwhile; LossyExport for a number that the output type cannot
     represent; CheckpointError for a NaN or an infinity, unless `allow_nan`.
     """
@@ -119,8 +119,9 @@ def _step(placed: Placed, source: SourceTensor) -> int:
 
 
 def _threads(layout: Layout) -> int:
-    """Return the number of converting threads. It is lower for large chunks, because each thread keeps memory for
-    one chunk.
+    """Return the number of converting threads.
+
+    It is lower for large chunks, because each thread keeps memory for one chunk.
     """
     largest = max((_step(placed, source) for placed in layout.tensors for source in placed.sources), default=CHUNK)
     return max(1, min(MAX_THREADS, processors(), AT_WORK // largest))

@@ -1,5 +1,4 @@
-"""The layout of a GGUF file: the name, type, shape and place of each tensor, and the checkpoint tensors that it comes
-from.
+"""The layout of a GGUF file: each tensor's name, type, shape and place, and the checkpoint tensors that it comes from.
 
 `lay_out` reads headers. It reads weights only if a tied checkpoint stores both embedding and head, to compare them.
 """
@@ -206,9 +205,7 @@ def _fallback_note(placed: tuple[Placed, ...], outtype: str) -> tuple[str, ...]:
 
 
 def narrow_note(narrow: Sequence[Placed], outtype: str) -> tuple[str, ...]:
-    """Return a note about matrices that have a type other than the requested one, because their rows do not fit its
-    blocks.
-    """
+    """Return a note on matrices of a type other than the requested one, because their rows do not fit its blocks."""
     if not narrow:
         return ()
     counts = Counter(one.dtype for one in narrow).most_common()

@@ -1,6 +1,4 @@
-"""The text model inside a wrapper: its config, and the names that its tensors have in a checkpoint without the
-wrapper.
-"""
+"""The text model inside a wrapper: its config, and its tensors' names in a checkpoint without the wrapper."""
 
 from __future__ import annotations
 
@@ -37,8 +35,7 @@ def text_config(checkpoint: HfCheckpoint) -> Mapping[str, Any]:
 
 
 def text_names(held: Iterable[str]) -> dict[str, str]:
-    """Return the names of the text model's tensors: from the name in the wrapper's checkpoint to the name without a
-    wrapper.
+    """Return the text model's tensor names: from the name in the wrapper's checkpoint to the name without a wrapper.
 
     Source: transformers 5.23.0, core_model_loading.py and models/*/modeling_*.py, _checkpoint_conversion_mapping.
     """

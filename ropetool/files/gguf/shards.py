@@ -118,8 +118,9 @@ def _read_neighbour(path: Path, given: GgufHeader, read: Callable[[Path], GgufHe
 
 
 def _check_name(header: GgufHeader) -> None:
-    """Raise CorruptFile if the name of a shard does not match its keys. llama.cpp finds shards by name and checks the
-    keys.
+    """Raise CorruptFile if the name of a shard does not match its keys.
+
+    llama.cpp finds shards by name and checks the keys.
     """
     count = header.get(SPLIT_COUNT, ValueType.U16)
     number = header.get(SPLIT_NO, ValueType.U16)

@@ -56,8 +56,7 @@ _TOKENIZER, _ALIGNMENT = "tokenizer.", "general.alignment"
 def prepared(
     checkpoint: HfCheckpoint, output: str | Path | None, options: ExportOptions, progress: Progress
 ) -> Iterator[PreparedExport]:
-    """Yield the export of a checkpoint, after the converter has written its file into a hidden folder next to the
-    output.
+    """Yield a checkpoint's export, after the converter has written its file into a hidden folder next to the output.
 
     Raises: the errors of preparing.prepare; LossyExport if the converter stops; CorruptFile if its file is not the
     model.
@@ -117,9 +116,7 @@ def _check_options(options: ExportOptions) -> None:
 
 
 def _outtype(asked: str, checkpoint: HfCheckpoint) -> str:
-    """Return the type for the converter: the requested type, or the most common stored type if libllama quantises or
-    for auto.
-    """
+    """Return the converter's type: the requested one, or the most common stored one for auto and libllama's types."""
     if asked in WRITTEN:
         return asked
     stored: Counter[str] = Counter()
@@ -173,8 +170,7 @@ def _converted(
 
 
 def _without_drafts(checkpoint: HfCheckpoint) -> tuple[str, ...]:
-    """Return the option for a model without layers that draft tokens, if the converter stops without such
-    layers.
+    """Return the option for a model without token-drafting layers, if the converter stops without such layers.
 
     Source: _Qwen35MRopeMixin and Qwen3NextModel of conversion/qwen.py; transformers does not save such layers.
     """
@@ -201,9 +197,9 @@ def _next_step(checkpoint: HfCheckpoint) -> str:
 def _tokens(
     checkpoint: HfCheckpoint, file: GgufCheckpoint, check: bool, reason: str
 ) -> tuple[dict[str, Value], tuple[Check, ...], tuple[str, ...]]:
-    """Return the tokenizer's keys, the check of the tokens, and notes. No keys means that the converter's keys are
-    right.
+    """Return the tokenizer's keys, the check of the tokens, and notes.
 
+    No keys means that the converter's keys are right.
     reason: why the converter has not written a tokenizer; empty if it has.
     Raises: LossyExport if neither the converter nor ropetool can write this tokenizer.
     """

@@ -1,5 +1,6 @@
-"""Correct numbers that the converter reads from a different key, or writes in a form that llama.cpp does not use,
-with notes.
+"""Correct numbers that the converter reads from a different key, or writes in a form that llama.cpp does not use.
+
+Each correction has a note.
 """
 
 from __future__ import annotations

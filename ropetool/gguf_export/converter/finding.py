@@ -69,8 +69,9 @@ def _search() -> Path | None:
 
 
 def _converter(script: Path) -> Converter:
-    """Return the script with the Python of its first line, which installed commands have. /usr/bin/env does not name
-    a Python.
+    """Return the script with the Python of its first line.
+
+    Installed commands have such a line. /usr/bin/env does not name a Python.
     """
     script = script.absolute()
     with script.open("rb") as file:

@@ -70,8 +70,9 @@ def _limit(limits: "dict[str, int]") -> None:
 
 
 def _guard(folder: str) -> Any:
-    """Return an audit hook that raises PermissionError for forbidden actions. No code in this process can remove the
-    hook.
+    """Return an audit hook that raises PermissionError for forbidden actions.
+
+    No code in this process can remove the hook.
     """
 
     def is_elsewhere(path: Any) -> bool:
@@ -96,8 +97,9 @@ def _guard(folder: str) -> Any:
 
 
 def _with_every_key() -> None:
-    """Make the converter read every key of config.json. It reads the config through a transformers class that drops
-    some keys.
+    """Make the converter read every key of config.json.
+
+    It reads the config through a transformers class that drops some keys.
     """
     try:
         model: Any = importlib.import_module("conversion").ModelBase
@@ -118,8 +120,9 @@ def _with_every_key() -> None:
 
 
 def _fill(config: "dict[str, Any]", from_file: "dict[str, Any]") -> None:
-    """Add the keys of the file that the class dropped. Layer types always come from the file, because the class may
-    rename them.
+    """Add the keys of the file that the class dropped.
+
+    Layer types always come from the file, because the class may rename them.
     """
     for key, value in from_file.items():
         if isinstance(value, dict) and isinstance(config.get(key), dict):
@@ -155,9 +158,7 @@ def _with_rotary_part(channels: int, head: int) -> None:
 
 
 def _with_matrices_for_images() -> None:
-    """Make the converter keep the image matrices in each layer of a cogvlm, because it treats them as an image
-    tower.
-    """
+    """Make the converter keep the image matrices in each layer of a cogvlm, which it treats as an image tower."""
     try:
         model: Any = importlib.import_module("conversion.cogvlm").CogVLMModel
     except (ImportError, AttributeError):  # an older converter, which is one script
@@ -198,9 +199,7 @@ def _without_endless_calls() -> None:
 
 
 def _without_vocabulary() -> None:
-    """Make the converter skip a tokenizer that it does not support. The parent process then adds
-    one.
-    """
+    """Make the converter skip a tokenizer that it does not support. The parent process then adds one."""
     conversion: Any = importlib.import_module("conversion")
 
     original = conversion.get_model_class

@@ -96,9 +96,7 @@ def _number(file: GgufCheckpoint, suffix: str) -> int | None:
 
 
 def listed(file: GgufCheckpoint, suffix: str) -> list[int]:
-    """Return the numbers per layer of a key, or an empty list if the key is missing or has one number for all
-    layers.
-    """
+    """Return the numbers per layer of a key; an empty list if the key is missing or has one number for all layers."""
     value = file.values.get(f"{file.name}.{suffix}")
     numbers = None if value is None else value.decode()
     return [int(one) for one in numbers] if isinstance(numbers, list | np.ndarray) else []

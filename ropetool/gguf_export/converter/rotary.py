@@ -45,8 +45,7 @@ class FileRotation:
 
 
 def with_rotation(source: RopeSet, file: GgufCheckpoint, *, allow_full_attention: bool, where: str) -> FileRotation:
-    """Return the changes to the file that make llama.cpp compute the same positions as transformers with the
-    checkpoint.
+    """Return the changes to the file that make llama.cpp compute the checkpoint's positions as transformers does.
 
     Raises: LossyExport for tables that no file of this architecture can contain, or if llama.cpp cannot load the file.
     """
@@ -87,9 +86,7 @@ def _decoded(file: GgufCheckpoint, where: str) -> RopeSet:
 
 
 def _corrections(source: RopeSet, file: GgufCheckpoint, where: str) -> tuple[Patch, tuple[str, ...]]:
-    """Return corrections of keys besides the table: sections, switch, sliding layers and rotating channels; and
-    notes.
-    """
+    """Return corrections of keys besides the table (sections, switch, sliding layers, rotating channels), and notes."""
     theirs = _decoded(file, where)
     remove, notes = _sections(file)
     patch = Patch(_switch(source, file) | _pattern(source, theirs, file), remove)
@@ -98,9 +95,7 @@ def _corrections(source: RopeSet, file: GgufCheckpoint, where: str) -> tuple[Pat
 
 
 def _switch(source: RopeSet, file: GgufCheckpoint) -> dict[str, Value]:
-    """Return the key that makes some graphs rotate at all, if the converter wrote false although the checkpoint
-    rotates.
-    """
+    """Return the key that makes some graphs rotate, if the converter wrote false although the checkpoint rotates."""
     key = f"{file.name}.{archs.FINETUNED}"
     rotates = any(entry.table is not None for entry in source.entries.values())
     wrong = (
@@ -137,9 +132,7 @@ def _sections(file: GgufCheckpoint) -> tuple[frozenset[str], tuple[str, ...]]:
 
 
 def _dimensions(source: RopeSet, theirs: RopeSet, file: GgufCheckpoint) -> dict[str, Value]:
-    """Return the keys with the number of rotating channels, if the converter left them out or wrote a different
-    number.
-    """
+    """Return the keys with the number of rotating channels, if the converter left them out or wrote a wrong number."""
     by_layer = {layer: entry for entry in source.entries.values() for layer in entry.layers}
     keys = {names.FULL_ATTENTION: archs.DIMENSION_COUNT, names.SLIDING_ATTENTION: archs.DIMENSION_COUNT_SWA}
     dimensions = {}

@@ -84,9 +84,7 @@ def stage(checkpoint: HfCheckpoint, folder: Path, architecture: str, rotary: tup
 
 
 def _set_key_heads(part: dict[str, Any], family: Family) -> None:
-    """Set the number of key heads to the number of heads, if the class has no grouped heads but the converter reads
-    the key.
-    """
+    """Use the number of heads for key heads, if the class has no grouped heads but the converter reads the key."""
     key = names.NUM_KEY_VALUE_HEADS
     heads = part.get(names.NUM_ATTENTION_HEADS)
     if family.remote and heads is not None and key not in {*part, *family.size_keys, *family.default_sizes}:
@@ -94,9 +92,7 @@ def _set_key_heads(part: dict[str, Any], family: Family) -> None:
 
 
 def unscaled(value: Any) -> Any:
-    """Return a part of a config without auto_map and without rope scaling, in the styles of transformers 4 and 5, at
-    any depth.
-    """
+    """Return a part of a config without auto_map and rope scaling, in both transformers 4 and 5 style, at any depth."""
     if isinstance(value, list):
         return [unscaled(one) for one in value]
     if not isinstance(value, Mapping):

@@ -33,8 +33,9 @@ _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": F
 
 
 def read_pre_tokenizer(values: Mapping[str, Value], where: str) -> tuple[str, PreTokenizer]:
-    """Return the name in tokenizer.ggml.pre and its pre-tokenizer. Raises: LossyExport if the name is missing or
-    unknown.
+    """Return the name in tokenizer.ggml.pre and its pre-tokenizer.
+
+    Raises: LossyExport if the name is missing or unknown.
     """
     name = read_text(values, PRE, where)
     if name is None:

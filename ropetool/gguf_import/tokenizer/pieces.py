@@ -139,8 +139,9 @@ def _is_run(text: str) -> bool:
 
 
 def _letters_without_token(known: Mapping[str, int], types: Sequence[int]) -> Iterator[str]:
-    """Yield a note on pieces with letters that are not pieces. llama.cpp can form such pieces, but a list of pairs
-    cannot.
+    """Yield a note on pieces with letters that are not pieces.
+
+    llama.cpp can form such pieces, but a list of pairs cannot.
     """
     for text, number in known.items():
         lacking = next((letter for letter in text if letter not in known), None)

@@ -62,8 +62,9 @@ class Vocabulary:
         return len(self.types)
 
     def joinable(self) -> Iterator[tuple[str, int]]:
-        """Yield the tokens that a split text consists of, with their ids. Tokens that are matched before the split
-        are left out.
+        """Yield the tokens that a split text consists of, with their ids.
+
+        Tokens that are matched before the split are left out.
         """
         return ((text, number) for text, number in self.ids.items() if text not in self.matched)
 
@@ -210,8 +211,9 @@ def read_texts(values: Mapping[str, Value], key: str, most: int, where: str) -> 
 def read_numbers(
     values: Mapping[str, Value], key: str, elements: Collection[ValueType], rows: int, where: str
 ) -> npt.NDArray[Any] | None:
-    """Return a list with a number for each row, or None if the key is missing. Raises: CorruptFile for any other
-    value.
+    """Return a list with a number for each row, or None if the key is missing.
+
+    Raises: CorruptFile for any other value.
     """
     value = values.get(key)
     if value is None:

@@ -126,8 +126,9 @@ class ModelShape:
         return self.counts.get(DRAFTS, 0)
 
     def number(self, key: str, default: float) -> float:
-        """Return a number of the config, or the default if the key is missing. Raises: ConfigError if it is not a
-        number.
+        """Return a number of the config, or the default if the key is missing.
+
+        Raises: ConfigError if it is not a number.
         """
         value = self.config.get(key, default)
         if not is_number(value):

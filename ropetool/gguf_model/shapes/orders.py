@@ -74,8 +74,9 @@ def interleave_pairs(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:
 
 
 def split_qkv(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:
-    """Return three orders: all queries, all keys, all values. The rows are grouped by key head: its queries, its
-    key, its value.
+    """Return three orders: all queries, all keys, all values.
+
+    The rows are grouped by key head: its queries, its key, its value.
     """
     groups = counts["kv_heads"]
     seen = (groups, counts["heads"] // groups + 2, counts["head_dim"], *shape[1:])
@@ -145,8 +146,9 @@ def _of_latent(counts: Counts, shape: Shape, part: tuple[int | None, ...], axes:
 
 
 def delta_qkv(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:
-    """Return three orders: all queries, all keys, all values. The rows are grouped by key head: query, key, values,
-    gates.
+    """Return three orders: all queries, all keys, all values.
+
+    The rows are grouped by key head: query, key, values, gates.
     """
     key, values = counts["linear_key_dim"], _values_of_key(counts)
     seen = (counts["linear_keys"], 2 * (key + values), *shape[1:])

@@ -140,8 +140,9 @@ def _left_out(model: ModelShape, one: ConfigValue) -> bool:
 
 
 def _count(config: Mapping[str, Any], one: Count, common: Mapping[str, int], where: str) -> int:
-    """Return a size of the config. If the config has a list of words for it, the size is the number of leading first
-    words.
+    """Return a size of the config.
+
+    If the config has a list of words for it, the size is the number of leading first words.
     """
     words = config.get(one.words_key) if one.words_key else None
     if words is not None:
@@ -236,9 +237,7 @@ def _check_computable(config: Mapping[str, Any], table: Export, where: str) -> N
 
 
 def _check_architecture(model: ModelShape) -> None:
-    """Raise LossyExport for settings that llama.cpp does not support, and ConfigError for sizes that contradict each
-    other.
-    """
+    """Raise LossyExport for settings that llama.cpp does not support, and ConfigError for contradictory sizes."""
     c, table = model.counts, model.table
     if table.square and c["queries"] != c["hidden"]:
         raise model.lossy(

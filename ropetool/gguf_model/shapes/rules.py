@@ -1,5 +1,4 @@
-"""Rules that an export table cannot express: checks that compare several settings, and keys that depend on several
-sizes.
+"""Rules that an export table cannot express: checks that compare settings, and keys that depend on several sizes.
 
 A family's file names its rules under `rules`. Source: transformers 5.23.0, models/*/configuration_*.py and
 modeling_*.py; src/models/*.cpp of llama.cpp.
@@ -243,8 +242,7 @@ GEMMA4_CAP = 30.0  # f_final_logit_softcapping in src/llama-hparams.h
 
 
 def _gemma4_heads(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the config with the number of key heads in full-attention layers, and with 0 for a missing cap of the
-    logits.
+    """Return the config with the number of key heads in full-attention layers, and 0 for a missing cap of the logits.
 
     If values are keys (attention_k_eq_v), full-attention layers have their own number of key heads. A missing cap must
     become 0, because llama.cpp caps at GEMMA4_CAP if a file lacks the key.

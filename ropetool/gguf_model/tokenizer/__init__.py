@@ -171,8 +171,9 @@ def _template_values(path: Path) -> dict[str, Value]:
 
 
 def _check_names(templates: Sequence[Mapping[str, str]], path: Path) -> None:
-    """Raise LossyExport if two templates would have the same key. The key has _ for all but letters and digits of
-    the name.
+    """Raise LossyExport if two templates would have the same key.
+
+    The key has _ for all but letters and digits of the name.
     """
     first: dict[str, Mapping[str, str]] = {}
     for one in templates:

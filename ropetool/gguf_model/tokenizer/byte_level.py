@@ -44,8 +44,6 @@ def check_bpe(model: Mapping[str, Any], where: str) -> None:
 
 
 def _byte_letters() -> set[str]:
-    """Return the letters that byte-level BPE uses for the 256 bytes: visible bytes stay, the others are letters from
-    256 on.
-    """
+    """Return byte-level BPE's letters for the 256 bytes: visible bytes stay, the others are letters from 256 on."""
     seen = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     return {chr(byte) for byte in seen} | {chr(256 + at) for at in range(256 - len(seen))}

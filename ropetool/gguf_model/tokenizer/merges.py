@@ -1,6 +1,4 @@
-"""The effect of a BPE's merges on words and pairs, for cases in which llama.cpp uses other rules than the list of
-merges.
-"""
+"""The effect of a BPE's merges on words and pairs, if llama.cpp uses other rules than the list of merges."""
 
 from __future__ import annotations
 
@@ -34,8 +32,9 @@ def merges_make_every_token(tokenizer: Mapping[str, Any]) -> bool:
 
 
 def _merged(text: str, ranks: Mapping[tuple[str, str], int]) -> list[str]:
-    """Return the tokens of a word. Joins the pair with the lowest rank, the leftmost first, until no pair has a
-    rank.
+    """Return the tokens of a word.
+
+    Joins the pair with the lowest rank, the leftmost first, until no pair has a rank.
     """
     parts = list(text)
     last = len(ranks)

@@ -77,8 +77,9 @@ def read_model_file(path: Path) -> ModelFile:
 
 
 class _Reader:
-    """A reader of one file. It counts fields and pieces, so that a hostile file cannot create more objects than a
-    real model.
+    """A reader of one file.
+
+    It counts fields and pieces, so that a hostile file cannot create more objects than a real model.
     """
 
     def __init__(self, raw: bytes) -> None:

@@ -149,8 +149,9 @@ def _filed_scores(entries: Mapping[str, Entry], path: Path) -> dict[str, float] 
 
 
 def _spelled_out(tokenizer: Mapping[str, Any]) -> list[str]:
-    """Return notes on added tokens that match only after a space, because the tokenizer prepends a space and then
-    searches.
+    """Return notes on added tokens that match only after a space.
+
+    The tokenizer prepends a space and then searches.
     """
     prepends = any(step["type"] == "Prepend" for step in steps_of(tokenizer.get("normalizer"), "normalizers", ""))
     added = [token for token in taken(tokenizer, "added_tokens", LIST, "", []) if isinstance(token, Mapping)]

@@ -118,9 +118,7 @@ def _ends(path: Path, config: Mapping[str, Any]) -> tuple[list[int], list[str]]:
 
 
 def _more_ends(special_ids: dict[str, int], ends: Sequence[int], ids: Mapping[str, int]) -> list[str]:
-    """Add further tokens that end a text to the special ids, if llama.cpp does not know them by their text; return
-    notes.
-    """
+    """Add further tokens that end a text to the special ids, if llama.cpp does not know their text; return notes."""
     texts = {number: text for text, number in ids.items()}
     if ends and "eos" not in special_ids and ends[0] in texts:
         special_ids["eos"] = ends[0]
@@ -135,8 +133,7 @@ def _more_ends(special_ids: dict[str, int], ends: Sequence[int], ids: Mapping[st
 def _settle(
     special_ids: dict[str, int], role: str, added: int | None, tokenizer_config: Mapping[str, Any], where: str
 ) -> list[str]:
-    """Set the token that is added around a text as the special token of its role, because llama.cpp adds no other;
-    return notes.
+    """Set the token added around a text as its role's special token, because llama.cpp adds no other; return notes.
 
     Raises: LossyExport if the role already has a different token.
     """
@@ -226,11 +223,10 @@ def _template(step: Mapping[str, Any], where: str) -> tuple[list[int], list[int]
 
 
 def chat_templates(path: Path) -> list[dict[str, str]]:
-    """Return the chat templates by name, the default one first. chat_template.jinja takes precedence, as in
-    transformers.
+    """Return the chat templates by name, the default one first.
 
-    chat_template.json belongs to a processor. Tokenizers ignore it, so it counts only if no other template exists.
-    Raises: CorruptFile for a template that is not text.
+    chat_template.jinja takes precedence, as in transformers. chat_template.json belongs to a processor. Tokenizers
+    ignore it, so it counts only if no other template exists.
     """
     templates: Any = _template_file(path)
     if templates is None:

@@ -73,9 +73,9 @@ def check_lengths(texts: Iterable[str], where: str) -> None:
 
 
 def laid_out(entries: Mapping[str, Entry], added: Iterable[Any], rows: int, where: str, *, pieces: bool) -> Tokens:
-    """Return the tokens by id, including added tokens. Rows without a token get the name [PADn], which no text
-    contains.
+    """Return the tokens by id, including added tokens.
 
+    Rows without a token get the name [PADn], which no text contains.
     Added tokens without a row are left out, because the model cannot use them either. For example, Gemma 3's text
     models have the token <image_soft_token> of the larger models.
 
