@@ -17,8 +17,7 @@ BAKED = "the plan also changes the weights"
 
 
 def flag_lines(plan: Plan, source: str | Path | Checkpoint) -> list[str]:
-    """Return a line for each program, or range of its releases: the command that serves the source as the plan's
-    target.
+    """Return a line for each program, or range of its releases: the command that serves the source as the target.
 
     The source does not change. If no flag reaches the target, the line has the reason.
     """

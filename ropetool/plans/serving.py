@@ -40,8 +40,7 @@ def serving_lines(output: Inspection, shown: str) -> list[str]:
 
 
 def gguf_lines(shown: str, context: int, modelfile: Path | None = None) -> list[str]:
-    """Return the lines for a GGUF file that llama.cpp reads as the target: of llama.cpp, and of the programs that
-    run it.
+    """Return the lines for a GGUF file that llama.cpp reads as the target: of llama.cpp and of programs that run it.
 
     shown: the file's name in the lines.
     context: the context length, in tokens.

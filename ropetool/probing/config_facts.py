@@ -160,9 +160,7 @@ def facts(maker: Maker, default: Any, build: Callable[..., Subject]) -> dict[str
 
 
 def _changed_beside(maker: Maker, bare: dict[str, Any], key: str) -> list[str]:
-    """Return the labels whose tables change with a base key outside the rope parameters, which do not contain a
-    base.
-    """
+    """Return the labels whose tables change with a base key outside the rope parameters, which contain no base."""
     try:
         base = maker.tables(maker.config(rope_parameters=copy.deepcopy(bare)))
     except Exception:  # noqa: BLE001 - a class may require a base there
@@ -180,9 +178,7 @@ def _bare(config: Any) -> dict[str, Any]:
 
 
 def _table(table: tuple[Any, float], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table in short form: its length, five of its frequencies, and whether it is the plain table of its
-    base.
-    """
+    """Return a table in short form: its length, five frequencies, and whether it is the plain table of its base."""
     frequencies, factor = table
     count = len(frequencies)
     plain = None
@@ -463,8 +459,9 @@ def _ignores_default(maker: Maker, known: Mapping[str, Any]) -> bool:
 
 
 def _scaled_labels(maker: Maker, base: Tables, spelling: str = "rope_type", mscales: Iterable[str] = ()) -> list[str]:
-    """Return the labels whose tables change with a rope_scaling and no rope parameters; `stops` if the class raises
-    an error.
+    """Return the labels whose tables change with a rope_scaling and no rope parameters.
+
+    Returns `stops` if the class raises an error.
     """
     none = {"rope_parameters": None} if "rope_parameters" in maker.small else {}
     scaling = {spelling: "linear", "factor": 4.0, **dict.fromkeys(mscales, 1.0)}

@@ -75,9 +75,7 @@ def causal() -> dict[str, str]:
 
 
 def _wrapping(config: Any, path: list[str], text: Any) -> dict[str, Any]:
-    """Return how a wrapper treats the config of its text model: the types that it accepts, and the keys that it
-    fills in.
-    """
+    """Return how a wrapper treats its text model's config: the types that it accepts, and the keys that it fills in."""
     wrapping: dict[str, Any] = {"takes_text_types": _takes_any(config, path, text)}
     if wrapping["takes_text_types"] and (renamed := _renamed(config, path, text)):
         wrapping["text_renames"] = renamed
@@ -279,9 +277,7 @@ def _window(text: Any, key: str) -> int | None:
 
 
 def rotates(text: Any, layers: list[dict[str, Any]]) -> str:
-    """Return the rule for rotating layers: all with attention, a list, the sliding ones, some layer types, or other
-    layers.
-    """
+    """Return the rule for rotating layers: all with attention, a list, sliding ones, some layer types, or others."""
     attending = [one for one in layers if one["attends"]]
     if all(one["rotates"] for one in attending):
         return "all"
@@ -362,9 +358,7 @@ def _classes(config_class: type) -> list[Any]:
 
 
 def spread(model: Any) -> None:
-    """Give every weight a size that lets each part of a layer contribute, because classes initialise some weights to
-    0.
-    """
+    """Give every weight a size that lets each part of a layer contribute: classes initialise some weights to 0."""
     import torch
 
     generator = torch.Generator().manual_seed(2)

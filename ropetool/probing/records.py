@@ -53,9 +53,7 @@ def is_registered(model_type: str) -> bool:
 
 @cache
 def model_types() -> list[str]:
-    """Return the text model types to record: their code may rotate, or only the configured context length limits
-    them.
-    """
+    """Return the text model types to record, which may rotate or which only the configured context length limits."""
     return sorted({*causal_types(), *multimodal_types(), *UNLIMITED})
 
 
@@ -105,8 +103,9 @@ def multimodal_types() -> list[str]:
 
 
 def unrotated_types() -> list[str]:
-    """Return the model types whose text model does not rotate, without types that contain the text model of a
-    different type.
+    """Return the model types whose text model does not rotate.
+
+    Types that contain the text model of a different type are left out.
     """
     import transformers
     from transformers.models.auto import modeling_auto as auto

@@ -1,6 +1,4 @@
-"""The layers of a tiny model: which ones rotate, their tables, their attention and windows, and the effect of a
-factor.
-"""
+"""The layers of a tiny model: which ones rotate, their tables, attention and windows, and the effect of a factor."""
 
 from __future__ import annotations
 

@@ -63,9 +63,7 @@ def turns(inv_freq: Array, length: float) -> Array:
 
 
 def bands(inv_freq: Array, length: float) -> tuple[int, int, int]:
-    """Return the number of pairs with more than 32 turns, with 1 to 32 turns, and with less than one turn within
-    `length`.
-    """
+    """Return the number of pairs with more than 32 turns, with 1 to 32, and with less than one, within `length`."""
     counted = turns(inv_freq, length)
     near = int(np.sum(counted > NEAR_TURNS))
     far = int(np.sum(counted < FAR_TURNS))

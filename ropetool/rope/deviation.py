@@ -20,8 +20,7 @@ OF_TABLES = frozenset({"inv_freq", "attention_factor", "table"})  # the fields o
 
 @dataclass(frozen=True)
 class Deviation:
-    """The difference between tables and their targets. With several layer types, each figure is the worst, but `rms`
-    covers all.
+    """The difference between tables and their targets. Each figure is from the worst layer type, but `rms` covers all.
 
     pairs: the number of rotary pairs with a different speed.
     of: the number of rotary pairs in the layer type that `pairs` is from.
@@ -66,8 +65,7 @@ class Deviation:
 def aligned(
     target: RopeSet, actual: RopeSet, *, same_layout: bool = True
 ) -> list[tuple[int, LayerRope, LayerRope]] | None:
-    """Return the first layer, the target entry and the actual entry of each layer type, or None if the sides have other
-    layers.
+    """Return the first layer, target entry and actual entry of each layer type; None if the sides have other layers.
 
     Layers are matched by their number, because formats name layer types differently. A window beyond the context is
     removed.
@@ -90,9 +88,7 @@ def _by_layer(rope: RopeSet) -> dict[int, LayerRope]:
 
 
 def deviation(target: RopeSet, actual: RopeSet, *, same_layout: bool = True) -> Deviation | None:
-    """Return the difference between tables up to the target's context, or None if the sides differ in more than
-    tables.
-    """
+    """Return the difference between tables up to the target's context; None if more than tables differs."""
     layers = aligned(target, actual, same_layout=same_layout)
     if layers is None:
         return None

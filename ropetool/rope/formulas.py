@@ -96,9 +96,7 @@ def blend(inv_freq: Array, kept: Array, factor: float) -> Array:
 
 
 def with_share(inv_freq: Array, share: float) -> Array:
-    """Return the table with only this share of the pairs rotating, the fastest ones. The frequency of the others is
-    0.
-    """
+    """Return the table with only this share of the pairs rotating, the fastest ones. Others get frequency 0."""
     return np.where(np.arange(inv_freq.size) < int(2 * inv_freq.size * share // 2), inv_freq, 0.0)
 
 
@@ -133,10 +131,10 @@ def ntk_stretch(rotary_dim: int, factor: float) -> Array:
 
 
 def dynamic_table(inv_freq: Array, length: int, factor: float, attention_factor: float = 1.0) -> RopeTable:
-    """Return the rule of transformers' `dynamic`, with a trained length. At factor 1, it is the rule of ropetool's
-    method.
+    """Return the rule of transformers' `dynamic`, with a trained length.
 
-    For n tokens, the slowest pair is divided by factor n / L - (factor - 1), and by 1 up to L tokens.
+    At factor 1, it is the rule of ropetool's method. For n tokens, the slowest pair is divided by
+    factor n / L - (factor - 1), and by 1 up to L tokens.
     """
     base = Regime(inv_freq, attention_factor)
     # Raises the error for a single pair now, not at the first call of the rule.

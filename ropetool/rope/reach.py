@@ -45,9 +45,9 @@ def reach_of_new_base(inv_freq: Array, base: float, length: int, target: int) ->
 
 
 def critical_dimension(inv_freq: Array, length: int) -> int:
-    """Return the number of channels in pairs that turn at least once within the trained length. Others have seen only
-    an arc.
+    """Return the number of channels in pairs that turn at least once within the trained length.
 
+    Other pairs have seen only an arc.
     Shapes: (rotary_dim // 2,). Units: channels. Source: arXiv:2310.05209, theorem 1; it is 92 of Llama 2's 128.
     """
     return 2 * int(np.count_nonzero(arithmetic.turns(inv_freq, length) >= 1))

@@ -78,9 +78,7 @@ class Regime:
             )
 
     def agrees(self, other: Regime, tolerance: float = TABLE_TOLERANCE) -> bool:
-        """Return whether both have the same length limit, frequencies and attention factor, within the relative
-        tolerance.
-        """
+        """Return whether length limit, frequencies and attention factor are equal, within the relative tolerance."""
         return (
             self.up_to == other.up_to
             and self.inv_freq.shape == other.inv_freq.shape
@@ -368,9 +366,7 @@ def _of_windows(ours: int | None, theirs: int | None) -> list[Difference]:
 
 
 def _of_tables(ours: RopeTable, theirs: RopeTable) -> list[Difference]:
-    """Return the differences between tables, by their regimes for the longest sequences. If these agree, use the
-    first regimes.
-    """
+    """Return the differences between the regimes for the longest sequences, or else between the first regimes."""
     if ours.agrees(theirs):
         return []
     a, b = ours.regimes[-1], theirs.regimes[-1]
@@ -410,9 +406,7 @@ def _by_length(ours: RopeTable, theirs: RopeTable) -> str:
 
 
 def _of_pairs(ours: Array, theirs: Array) -> list[Difference]:
-    """Return how many pairs rotate faster or slower. A pair that is k times as fast makes distances look k times as
-    long.
-    """
+    """Return how many pairs rotate faster or slower. At k times the speed, distances look k times as long."""
     with np.errstate(divide="ignore", invalid="ignore"):
         speed = np.where(ours == theirs, 1.0, theirs / ours)
         count = int(np.sum(np.abs(ours - theirs) > TABLE_TOLERANCE * np.maximum(ours, theirs)))

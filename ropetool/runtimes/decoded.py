@@ -68,8 +68,9 @@ _known: WeakKeyDictionary[Checkpoint, dict[str, Decoded]] = WeakKeyDictionary()
 
 
 def decoded(runtime: str, checkpoint: Checkpoint) -> Decoded:
-    """Return the checkpoint as this runtime reads it. llama.cpp reads ropetool's export of a Hugging Face
-    checkpoint.
+    """Return the checkpoint as this runtime reads it.
+
+    llama.cpp reads ropetool's export of a Hugging Face checkpoint.
     """
     by_runtime = _known.setdefault(checkpoint, {})
     if runtime not in by_runtime:

@@ -53,9 +53,7 @@ def architecture(view: HfCheckpoint) -> str:
 
 
 def loaded_as_family(view: HfCheckpoint) -> bool:
-    """Return whether vLLM and SGLang treat a config's model_type as a second name of its family, and run the same
-    class.
-    """
+    """Return whether vLLM and SGLang treat a config's model_type as its family's second name and run the same class."""
     return view.family.name in LOADED_AS_FAMILY and architecture(view) == view.family.architecture
 
 

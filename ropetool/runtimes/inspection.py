@@ -357,9 +357,7 @@ def stated_rope_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trained_lengths(architecture: str) -> tuple[TrainedLength, ...]:
-    """Return the published context lengths that differ from the trained length, for the families of this
-    architecture.
-    """
+    """Return the published context lengths that differ from the trained length, for this architecture's families."""
     return tuple(length for family in families.of_gguf(architecture) for length in family.trained_length)
 
 

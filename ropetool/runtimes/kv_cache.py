@@ -182,9 +182,7 @@ def dtype_of(config: Mapping[str, Any], part: Mapping[str, Any]) -> str:
 
 
 def _pair(part: Mapping[str, Any], family: Family, head: int) -> int | None:
-    """Return the channels of a key and its value for one query head; None if no export table describes the
-    attention.
-    """
+    """Return a key's and its value's channels for one query head; None if no export table describes the attention."""
     if family.export is None or (family.bake is not None and family.bake.indexer_k):
         return None
     if not family.mla:

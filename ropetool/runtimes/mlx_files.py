@@ -182,9 +182,7 @@ def _softmax(keys: Keys, facts: MlxFile) -> float:
 
 
 def _check_pattern(view: HfCheckpoint, shape: RopeSet) -> None:
-    """Raise NotKnown if the layer types in the config differ from the pattern of a file that reads no list of
-    layers.
-    """
+    """Raise NotKnown if the config's layer types differ from the pattern of a file that reads no list of layers."""
     part = view.section
     keys = view.family.kinds_keys
     key = next((key for key in keys if part.get(key) is not None), None)

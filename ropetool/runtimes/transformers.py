@@ -76,8 +76,9 @@ def decode(view: HfCheckpoint) -> RopeSet:
 
 
 def _check_sections(keys: Mapping[str, Any], rotary_dim: int) -> None:
-    """Raise NotHeld if the sections do not cover the rotating pairs: most classes stop, some rotate pairs by a wrong
-    axis.
+    """Raise NotHeld if the sections do not cover the rotating pairs.
+
+    Most classes then stop, and some rotate pairs by a wrong axis.
     """
     sections = keys.get(names.MROPE_SECTION)
     if sections is not None and 2 * sum(sections) != rotary_dim:

@@ -277,8 +277,9 @@ def _dynamic(keys: Mapping[str, Any], base: Array) -> RopeTable:
 
 
 def _longrope(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int) -> tuple[RopeTable, int]:
-    """Return the table of both lists. vLLM chooses a list once: the long one if --max-model-len is above the trained
-    length.
+    """Return the table of both lists.
+
+    vLLM chooses a list once: the long one if --max-model-len is above the trained length.
     """
     if entry.layout != "half":
         raise Refuses("ValueError: longrope only supports neox_style")

@@ -1,5 +1,4 @@
-"""The rotation that llama.cpp computes from the metadata and frequency vectors of a GGUF model, with default
-options.
+"""The rotation that llama.cpp computes from a GGUF model's metadata and frequency vectors, with default options.
 
 Source: src/llama-model.cpp, src/llama-context.cpp, src/models/*.cpp and ggml's rope, of llama.cpp within
 llama-cpp-python 0.3.36. architectures.py lists the keys of each architecture.
@@ -293,9 +292,7 @@ def _table(model: ModelKeys, r: _Resolved, rotary_dim: int) -> RopeTable:
 
 
 def _turning(model: ModelKeys, rotary_dim: int) -> Array:
-    """Return 1 for each rotating pair, and 0 in the fourth image section, where text has position 0
-    (llama-graph.cpp:140).
-    """
+    """Return 1 for each rotating pair, 0 in the fourth image section: text is at 0 there (llama-graph.cpp:140)."""
     pairs = np.arange(rotary_dim // 2)
     sections = layers.image_sections(model)
     if not sections or sections[3] <= 0:

@@ -145,9 +145,7 @@ def gguf_length_encodings(checkpoint: GgufCheckpoint, arch: str, target: RopeSet
 
 
 def rotating_entry(target: RopeSet) -> LayerRope:
-    """Return the layer type for which a file's scaling is written: the full one, or the sliding one if only that
-    rotates.
-    """
+    """Return the layer type for which a file's scaling is written: full, or sliding if only sliding layers rotate."""
     full = target.entries[names.FULL_ATTENTION]
     return target.entries.get(names.SLIDING_ATTENTION, full) if full.table is None else full
 
@@ -274,9 +272,7 @@ class _Writer:
         return {f"{self.arch}.{key}": value for key, value in (both | dict(scaling)).items()}
 
     def _sliding(self, theta: float) -> dict[str, Value]:
-        """Return the key for the base of sliding layers, if llama.cpp would otherwise use the new base of the full
-        layers.
-        """
+        """Return the key for the sliding layers' base, if llama.cpp would otherwise use the full layers' new base."""
         full, sliding = (
             self.target.entries.get(layer_type) for layer_type in (names.FULL_ATTENTION, names.SLIDING_ATTENTION)
         )

@@ -55,9 +55,7 @@ class Rotation:
 
     @property
     def interleaved(self) -> bool:
-        """Whether rows move, because llama.cpp pairs neighbouring channels, and the checkpoint channels half a head
-        apart.
-        """
+        """Whether rows move: llama.cpp pairs neighbouring channels, and the checkpoint channels half a head apart."""
         return self._entry.layout == "half" and keys.get(self.arch).layout == "interleaved"
 
     @property

@@ -1,5 +1,4 @@
-"""The keys that llama.cpp's loader needs and reads for each architecture, and the tensor shapes that follow from
-them.
+"""The keys that llama.cpp's loader needs and reads for each architecture, and the tensor shapes that follow.
 
 The data is loading.json, which scripts/gguf_keys/gguf_loading.py reads from llama.cpp's sources. key_rules.py knows the
 effect of a broken rule.
@@ -76,9 +75,7 @@ def reads(architecture: str) -> Mapping[str, tuple[Read, ...]]:
 
 
 def own(architecture: str) -> frozenset[str]:
-    """Return the keys, without the architecture in front, that the loader reads for this architecture and not for
-    all.
-    """
+    """Return keys that the loader reads for this architecture and not for all, without the architecture in front."""
     data = facts()
     entries = (*data["needs"].get(architecture, ()), *data["takes"].get(architecture, ()))
     return frozenset(_entry(each).suffix for each in entries)

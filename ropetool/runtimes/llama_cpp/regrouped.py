@@ -1,6 +1,4 @@
-"""The tables of a checkpoint with the layer types of a GGUF file, for the comparison with a file from another
-program.
-"""
+"""A checkpoint's tables with the layer types of a GGUF file, for the comparison with another program's file."""
 
 from __future__ import annotations
 

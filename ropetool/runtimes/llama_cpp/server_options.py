@@ -191,8 +191,7 @@ def _is_set(view: GgufCheckpoint, key: str, value: Value) -> bool:
 
 
 def _by_options(view: GgufCheckpoint, arch: str, values: dict[str, Value]) -> tuple[list[str], RopeSet]:
-    """Return an option for each key that has one, --override-kv for the rest, and the tables that llama.cpp then
-    computes.
+    """Return options for keys that have one, --override-kv for the rest, and the tables that llama.cpp then computes.
 
     Raises: Refuses if the options cannot set the values.
     """
@@ -215,9 +214,7 @@ def _by_options(view: GgufCheckpoint, arch: str, values: dict[str, Value]) -> tu
 
 
 def _rescaled(before: GgufCheckpoint, after: GgufCheckpoint, arch: str) -> int | None:
-    """Return original length / scale in float32, as llama.cpp sets the context for a new YaRN scale; None without
-    one.
-    """
+    """Return llama.cpp's context for a new YaRN scale: original length / scale in float32; None without a new scale."""
     scales = [1 / np.float32(value_of(view, f"{arch}.{keys.FACTOR}", ValueType.F32) or 1.0) for view in (before, after)]
     length = value_of(after, f"{arch}.{keys.ORIGINAL_CONTEXT_LENGTH}", ValueType.U32)
     length = length or value_of(after, f"{arch}.{keys.CONTEXT_LENGTH}", ValueType.U32)
