@@ -453,7 +453,7 @@ def test_a_place_where_nothing_may_be_written(place: str, message: str, tmp_path
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("my notes", "is not valid JSON"), ('{"mine": 1}', r"not a valid ropetool certificate \(it is absent\)"),
+        ("my notes", "is not valid JSON"), ('{"mine": 1}', r"not a valid ropetool certificate \(it is absent; it must be an object\)"),
         ('{"certificate": "x"}', 'it is "x"'), ('{"certificate": {}}', "verdict is absent"),
     ],
 )  # fmt: skip
@@ -496,10 +496,10 @@ def edited(path: Path, *keys: str | int, value: Any) -> None:
         (("unbound",), -1, "unbound is -1"), (("unbound",), "x", 'unbound is "x"'),
         (("fingerprint",), "sampled:12", 'fingerprint is "sampled:12"'), (("fingerprint",), "x" * 64, 'fingerprint is "xxx'),
         (("lengths",), [1, "x"], r'lengths is \[1, "x"\]'), (("lengths",), 3, "lengths is 3"), (("baseline",), 3, "baseline is 3"),
-        (("texts",), 3, "texts is 3"), (("texts", "manifest"), "019d", 'texts is {"origin": "catalogue"'),
-        (("texts", "documents"), 0, "texts is"), (("texts", "names"), ["a", "b", "c"], "texts is"),
-        (("texts", "names"), [1], "texts is"), (("texts", "origin"), "| x", "texts is"),
-        (("checks",), {}, "checks is {}"), (("checks",), [1], "name of check 0 is 1"),
+        (("texts",), 3, "texts is 3"), (("texts", "manifest"), "019d", 'manifest of texts is "019d"'),
+        (("texts", "documents"), 0, "documents of texts is 0"), (("texts", "names"), ["a", "b", "c"], "texts has 3 names for"),
+        (("texts", "names"), [1], r"names of texts is \[1\]"), (("texts", "origin"), "| x", 'origin of texts is "| x"'),
+        (("checks",), {}, "checks is {}"), (("checks",), [1], "check 0 is 1; it must be an object"),
         (("checks", 1, "name"), None, "name of check 1 is null"), (("checks", 0, "figure"), "1.2", 'figure of check 0 is "1.2"'),
         (("checks", 0, "figure"), float("nan"), "figure of check 0 is NaN"), (("checks", 0, "limit"), True, "limit of check 0 is true"),
         (("checks", 0, "verdict"), "remove", "verdict of check 0 is absent"), (("checks", 0, "detail"), 1, "detail of check 0 is 1"),

@@ -65,8 +65,9 @@ def test_a_record_lists_the_files(parts: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("files", {}, r"files is \{\}"), ("files", ["a"], 'files holds "a"'), ("files", [{"size": 1}], "files holds"),
-        ("files", [{"name": "a", "size": "1"}], "files holds"), ("files", [{"name": 1}], "files holds"),
+        ("files", {}, r"files is \{\}"), ("files", ["a"], 'file 0 is "a"; it must be an object'),
+        ("files", [{"size": 1}], "name of file 0 is absent"),
+        ("files", [{"name": "a", "size": "1"}], 'size of file 0 is "1"'), ("files", [{"name": 1}], "name of file 0 is 1"),
     ],
 )  # fmt: skip
 def test_a_list_of_another_kind_is_refused(key: str, value: Any, reason: str, source: Path, tmp_path: Path) -> None:

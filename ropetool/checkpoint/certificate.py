@@ -21,6 +21,20 @@ from ropetool.errors import CheckpointError, CorruptFile, OutputError
 from ropetool.files.counting import byte_size
 from ropetool.files.hf import ABSENT, Edit, apply_edits, read_optional_object
 from ropetool.files.hf.jsontext import shown
+from ropetool.files.hf.typed import (
+    BOOLEAN,
+    LIST,
+    OBJECT,
+    STRING,
+    STRING_MEMBERS,
+    STRINGS,
+    JsonType,
+    check_members,
+    matching,
+    one_of,
+    optional,
+    whole,
+)  # fmt: skip
 from ropetool.files.output import Rule, check_output
 from ropetool.files.transaction import staged
 from ropetool.rope.tables import MAX_LENGTH
@@ -90,9 +104,10 @@ class Certificate:
 
         Raises: CorruptFile if a key is missing, has a different type, or contradicts another key.
         """
-        problem = _problem(data)
-        if problem:
-            raise CorruptFile(f"not a valid ropetool certificate ({problem})", where=where, try_=try_)
+        try:
+            _check(data)
+        except CorruptFile as error:
+            raise CorruptFile(f"not a valid ropetool certificate ({error.message})", where=where, try_=try_) from None
         known = {field.name: data[field.name] for field in dataclasses.fields(cls) if field.name in data}
         checks = tuple({key: check[key] for key in provenance.CHECK} for check in data["checks"])
         return cls(**{**known, "checks": checks, "lengths": tuple(data.get("lengths", ()))})
@@ -344,52 +359,50 @@ def shortfall(path: Path, length: int) -> str:
     return "" if reached >= length else f"{current.why}, but its context length is {length}"
 
 
-# --- the checks of its data
+# --- the rules of its data
 
-_TYPES = {
-    "verdict": str, "suite": str, "longest": int, "checks": list, "text_fingerprint": str, "versions": dict,
-    "command": str, "made": str, "fingerprint": str, "full_hash": bool,
-}  # fmt: skip
-_WORD = re.compile(r"[a-z]{1,20}")  # a later version may have other suites
-_CACHE = re.compile(r"[a-z0-9_]{1,20}")
-_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T0-9:.+Z-]{0,30}")
-_MANIFEST = re.compile(r"[0-9a-f]{64}")
 MAX_COMMAND = 100_000  # characters, with all its paths
 _VERDICTS = (PASS, FAIL, UNDECIDED, INEXACT, NOT_RUN, NOT_ASKED)
+_WORD = matching(re.compile(r"[a-z]{1,20}"), "a word")  # a later version may have other suites
+_TIME = matching(re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T0-9:.+Z-]{0,30}"), "a time")
+_CERTIFICATE = {
+    "verdict": STRING, "suite": _WORD, "longest": whole(0, MAX_LENGTH), "checks": LIST, "text_fingerprint": STRING,
+    "versions": STRING_MEMBERS, "made": _TIME, "full_hash": BOOLEAN,
+    "command": JsonType(
+        f"text of at most {MAX_COMMAND:,} characters", lambda value: isinstance(value, str) and len(value) <= MAX_COMMAND
+    ),
+    "fingerprint": matching(fingerprints.PATTERN, "a form and a digest"),
+}  # fmt: skip
+_CHECK = {**provenance.CHECK, "verdict": one_of(_VERDICTS)}
+_TEXTS = {
+    "documents": whole(1, MAX_LENGTH), "names": STRINGS, "origin": _WORD,
+}  # fmt: skip
+_MANIFEST = {"manifest": optional(matching(re.compile(r"[0-9a-f]{64}"), "a digest"))}
+_LENGTHS = JsonType(
+    "a list of lengths",
+    lambda value: isinstance(value, list) and all(type(length) is int and 0 < length <= MAX_LENGTH for length in value),
+)
+# These keys are missing in certificates of earlier versions.
+_LATER = {
+    "grade": _WORD, "lengths": _LENGTHS, "baseline": optional(STRING),
+    "cache_type": optional(matching(re.compile(r"[a-z0-9_]{1,20}"), "a type")), "texts": optional(OBJECT),
+    "unbound": optional(JsonType("a number of bytes", lambda value: type(value) is int and value >= 0)),
+}  # fmt: skip
 
 
-def _problem(data: Any) -> str:
-    """Return the reason why the data of a certificate is invalid, or an empty text."""
-    if not isinstance(data, dict):
-        return f"it is {shown(data)}"
-    for key, type_ in _TYPES.items():
-        if type(data.get(key, ABSENT)) is not type_:
-            return f"{key} is {shown(data.get(key, ABSENT))}"
-    for key in ("suite", "grade"):
-        if not isinstance(data.get(key, RESEARCH), str) or not _WORD.fullmatch(data.get(key, RESEARCH)):
-            return f"{key} is {shown(data[key])}"
-    if not _TIME.fullmatch(data["made"]):
-        return f"made is {shown(data['made'])}"
-    if len(data["command"]) > MAX_COMMAND:
-        return f"command is a text of {len(data['command']):,} characters"
+def _check(data: Any) -> None:
+    """Check the data of a certificate. Raises: CorruptFile, with the key, its value and its rule."""
+    check_members(data, _CERTIFICATE, _LATER)
     for number, check in enumerate(data["checks"]):
-        problem = provenance.check_problem(check)
-        if not problem and check["verdict"] not in _VERDICTS:
-            problem = f"verdict is {shown(check['verdict'])}"
-        if problem:
-            return problem.replace(" is ", f" of check {number} is ", 1)
-    if not _is_lengths(data.get("lengths", [])) or not isinstance(data.get("baseline"), (str, type(None))):
-        return f"lengths is {shown(data.get('lengths', ABSENT))} and baseline is {shown(data.get('baseline', ABSENT))}"
-    cache = data.get("cache_type")
-    if cache is not None and not (isinstance(cache, str) and _CACHE.fullmatch(cache)):
-        return f"cache_type is {shown(cache)}"
-    if not _is_texts(data.get("texts")):
-        return f"texts is {shown(data['texts'])}"
-    if type(data.get("unbound", 0)) not in (int, type(None)) or (data.get("unbound") or 0) < 0:
-        return f"unbound is {shown(data['unbound'])}"
-    if not all(isinstance(version, str) for version in data["versions"].values()):
-        return f"versions is {shown(data['versions'])}"
-    return _contradiction(data)
+        check_members(check, _CHECK, place=f"check {number}")
+    texts = data.get("texts")
+    if texts is not None:
+        check_members(texts, _TEXTS, _MANIFEST, "texts")
+        if len(texts["names"]) > texts["documents"]:
+            raise CorruptFile(f"texts has {len(texts['names'])} names for {texts['documents']} documents")
+    contradiction = _contradiction(data)
+    if contradiction:
+        raise CorruptFile(contradiction)
 
 
 def _contradiction(data: Mapping[str, Any]) -> str:
@@ -399,30 +412,9 @@ def _contradiction(data: Mapping[str, Any]) -> str:
     )
     if data["verdict"] != verdict:
         return f"verdict is {shown(data['verdict'])}, but its checks result in {verdict}"
-    if not 0 <= data["longest"] <= MAX_LENGTH:
-        return f"longest is {shown(data['longest'])}"
-    printed = data["fingerprint"]
-    if not fingerprints.PATTERN.fullmatch(printed) or fingerprints.is_full(printed) != data["full_hash"]:
-        return f"fingerprint is {shown(data['fingerprint'])} and full_hash is {shown(data['full_hash'])}"
+    if fingerprints.is_full(data["fingerprint"]) != data["full_hash"]:
+        return f"fingerprint is {shown(data['fingerprint'])}, but full_hash is {shown(data['full_hash'])}"
     return ""
-
-
-def _is_lengths(value: Any) -> bool:
-    return isinstance(value, list) and all(type(length) is int and 0 < length <= MAX_LENGTH for length in value)
-
-
-def _is_texts(value: Any) -> bool:
-    if value is None:
-        return True
-    if not isinstance(value, dict) or type(value.get("documents")) is not int or value["documents"] < 1:
-        return False
-    manifest, names = value.get("manifest"), value.get("names")
-    if manifest is not None and not (isinstance(manifest, str) and _MANIFEST.fullmatch(manifest)):
-        return False
-    listed = (
-        isinstance(names, list) and len(names) <= value["documents"] and all(isinstance(name, str) for name in names)
-    )
-    return listed and isinstance(value.get("origin"), str) and bool(_WORD.fullmatch(value["origin"]))
 
 
 def _finite(value: Any) -> Any:

@@ -7,7 +7,6 @@ purpose.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,8 @@ from ropetool.errors import ConfigError, CorruptFile
 from ropetool.escaping import command
 from ropetool.files.gguf import GgufHeader, Patch, Value, ValueType, read_vector
 from ropetool.files.hf import ABSENT, read_optional_object
-from ropetool.files.hf.jsontext import LARGE, check_size
+from ropetool.files.hf.jsontext import LARGE, check_size, shown
+from ropetool.files.hf.typed import LIST, OBJECT, STRING, JsonType, check_members, optional, whole
 
 SCHEMA = 1
 
@@ -71,18 +71,43 @@ class LoggedEdit:
         }  # fmt: skip
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> LoggedEdit:
-        """Return the entry in this data.
-
-        Raises: KeyError, TypeError, ValueError or AttributeError if the data is invalid.
-        """
-        keys = {str(key): (_value(both["old"]), _value(both["new"])) for key, both in data["keys"].items()}
-        tensors = {}
+    def from_json(cls, data: Any, number: int) -> LoggedEdit:
+        """Return the entry in this data. number: its position in the log. Raises: CorruptFile if it is invalid."""
+        check_members(data, _EDIT, _REPLACED, f"edit {number}")
+        for name, both in data["keys"].items():
+            check_members(both, {"old": _VALUE, "new": _VALUE}, place=f"{shown(name)} in edit {number}")
         for name, both in data["tensors"].items():
-            tensors[str(name)] = (_bytes(both["old"]), base64.b64decode(both["new"], validate=True))
-        record = data.get("record")  # missing if the edit did not change it, and in logs of earlier versions
-        text = None if record is None else str(record)
-        return cls(str(data["command"]), str(data["way"]), int(data["size"]), keys, tensors, text)
+            check_members(both, {"old": optional(_BASE64), "new": _BASE64}, place=f"{shown(name)} in edit {number}")
+        keys = {key: (_value(both["old"]), _value(both["new"])) for key, both in data["keys"].items()}
+        tensors = {name: (_bytes(both["old"]), base64.b64decode(both["new"])) for name, both in data["tensors"].items()}
+        return cls(data["command"], data["way"], data["size"], keys, tensors, data.get("record"))
+
+
+def _is_base64(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and base64.b64decode(value, validate=True) is not None
+    except ValueError:
+        return False
+
+
+def _is_value(value: Any) -> bool:
+    if value is None:
+        return True
+    types = ValueType.__members__
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("type"), str)
+        and value["type"].upper() in types
+        and _is_base64(value.get("raw"))
+    )
+
+
+_BASE64 = JsonType("bytes in base64", _is_base64)
+_VALUE = JsonType("a value with its type and its bytes in base64, or null", _is_value)
+_EDIT = {
+    "command": STRING, "way": STRING, "size": whole(0, 2**63), "keys": OBJECT, "tensors": OBJECT,
+}  # fmt: skip
+_REPLACED = {"record": optional(STRING)}  # missing if the edit did not change it, and in logs of earlier versions
 
 
 @dataclass(frozen=True)
@@ -120,12 +145,15 @@ def read(file: Path) -> EditLog:
     parsed = read_optional_object(path, LARGE)
     if parsed is None:
         return EditLog()
+    data = parsed[1]
     try:
-        return EditLog(tuple(map(LoggedEdit.from_json, parsed[1]["edits"])), parsed[1].get("complete") is True)
-    except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
+        check_members(data, {"edits": LIST})
+        edits = tuple(LoggedEdit.from_json(edit, number) for number, edit in enumerate(data["edits"]))
+    except CorruptFile as error:
         raise CorruptFile(
-            f"not a valid ropetool edit log ({error!r})", where=str(path), try_="move it away, then run again"
+            f"not a valid ropetool edit log ({error.message})", where=str(path), try_="move it away, then run again"
         ) from None
+    return EditLog(edits, data.get("complete") is True)
 
 
 def first_value(file: Path, key: str) -> Value | None:
@@ -175,7 +203,7 @@ def _value_json(value: Value | None) -> dict[str, Any] | None:
 def _value(data: Mapping[str, Any] | None) -> Value | None:
     if data is None:
         return None
-    return Value(ValueType[str(data["type"]).upper()], base64.b64decode(data["raw"], validate=True))
+    return Value(ValueType[data["type"].upper()], base64.b64decode(data["raw"]))
 
 
 def _text(raw: bytes | None) -> str | None:
@@ -183,4 +211,4 @@ def _text(raw: bytes | None) -> str | None:
 
 
 def _bytes(text: str | None) -> bytes | None:
-    return None if text is None else base64.b64decode(text, validate=True)
+    return None if text is None else base64.b64decode(text)

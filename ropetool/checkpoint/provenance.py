@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,23 @@ from typing import Any
 from ropetool import names
 from ropetool.errors import CheckpointError, CorruptFile, NotACheckpoint
 from ropetool.files import hub
-from ropetool.files.hf import ABSENT, read_optional_object
-from ropetool.files.hf.jsontext import SMALL, shown
+from ropetool.files.hf import read_optional_object
+from ropetool.files.hf.jsontext import SMALL
+from ropetool.files.hf.typed import (
+    BOOLEAN,
+    INTEGER,
+    LIST,
+    NUMBER,
+    OBJECT,
+    STRING,
+    STRINGS,
+    JsonType,
+    check_members,
+    optional,
+    whole,
+)  # fmt: skip
 from ropetool.files.regular import open_regular, read_regular
-from ropetool.rope.tables import MAX_LENGTH, is_number
+from ropetool.rope.tables import MAX_LENGTH
 
 SCHEMA = 1
 CERTIFICATE = "certificate"
@@ -190,81 +203,49 @@ def lineage(checkpoint: Path) -> Iterator[Provenance]:
 
 
 def _checked(data: Mapping[str, Any], path: Path) -> Provenance:
-    types = {"source": str, "source_fingerprint": str, "trained_length": int, "plan": dict}
-    types |= {key: type_ for key, type_ in {EXPORT: dict, FILES: list}.items() if key in data}
-    for key, type_ in types.items():
-        unknown_length = key == "trained_length" and EXPORT in data and data.get(key, ABSENT) is None
-        if type(data.get(key)) is not type_ and not unknown_length:
-            raise _foreign(path, f"{key} is {shown(data.get(key, ABSENT))}")
-    for entry in data.get(FILES, ()):
-        if not isinstance(entry, dict) or "name" not in entry or not all(
-            type(entry.get(key, type_())) is type_ for key, type_ in _FILE.items()
-        ):  # fmt: skip
-            raise _foreign(path, f"{FILES} holds {shown(entry)}")
-    length = data["trained_length"]
-    if length is not None and not 1 <= length <= MAX_LENGTH:
-        raise _foreign(path, f"trained_length is {shown(length)}")
-    for part, known in (("plan", _PLAN), (EXPORT, _EXPORT)):
-        for key in known.keys() & data.get(part, {}).keys():
-            if not known[key](data[part][key]):
-                raise _foreign(path, f"{part}.{key} is {shown(data[part][key])}")
+    try:
+        _check(data)
+    except CorruptFile as error:
+        raise CorruptFile(f"not a valid ropetool record ({error.message})", where=str(path), try_=_AWAY) from None
     digest = data["source_fingerprint"]
     source = _located(data["source"], path, digest)
     files = tuple(data.get(FILES, ()))
-    return Provenance(source, digest, length, data["plan"], data.get(EXPORT), data.get(CERTIFICATE), files)
+    return Provenance(
+        source, digest, data["trained_length"], data["plan"], data.get(EXPORT), data.get(CERTIFICATE), files
+    )
 
 
-# --- the checks of its data
+# --- the rules of its data
 
-
-def is_text(value: Any) -> bool:
-    """Return whether a value of a record is text."""
-    return isinstance(value, str)
-
-
-def is_figure(value: Any) -> bool:
-    """Return whether a value of a record is a finite number, or None, which means that there is no figure."""
-    return value is None or is_number(value)
-
-
+_LENGTH = whole(1, MAX_LENGTH)
+_RECORD = {"source": STRING, "source_fingerprint": STRING, "trained_length": _LENGTH, "plan": OBJECT}
+_PARTS = {EXPORT: OBJECT, FILES: LIST}
 # The keys of a check that verification and export write.
-CHECK: Mapping[str, Callable[[Any], bool]] = {
-    "name": is_text, "figure": is_figure, "limit": is_figure, "verdict": is_text, "detail": is_text,
+CHECK: Mapping[str, JsonType] = {
+    "name": STRING, "figure": optional(NUMBER), "limit": optional(NUMBER), "verdict": STRING, "detail": STRING,
 }  # fmt: skip
-
-
-def check_problem(value: Any) -> str:
-    """Return the first invalid key of a check with its value, or an empty text if the check is valid."""
-    for key, holds in CHECK.items():
-        item = value.get(key, ABSENT) if isinstance(value, dict) else value
-        if not holds(item):
-            return f"{key} is {shown(item)}"
-    return ""
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(is_text, value))
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_checks(value: Any) -> bool:
-    return isinstance(value, list) and not any(map(check_problem, value))
-
-
 # The keys of a listed file. A written file has mtime_ns and sha256, a linked file has the others.
-_FILE: Mapping[str, type] = {
-    "name": str, "size": int, "mtime_ns": int, "sha256": str, "device": int, "inode": int, "reflinked": bool,
+_FILE = {
+    "size": INTEGER, "mtime_ns": INTEGER, "sha256": STRING, "device": INTEGER, "inode": INTEGER, "reflinked": BOOLEAN,
 }  # fmt: skip
-# The keys of these parts that are read without a Plan. All are optional, and there may be others.
-_PLAN: Mapping[str, Callable[[Any], bool]] = {
-    "method": is_text, "reading": is_text, "suffix": is_text, "factor": is_number, "params": _is_object, "bakes": _is_texts,
+# The keys of these parts that are read without a Plan. There may be others.
+_PLAN = {
+    "method": STRING, "reading": STRING, "suffix": STRING, "factor": NUMBER, "params": OBJECT, "bakes": STRINGS,
 }  # fmt: skip
-_EXPORT: Mapping[str, Callable[[Any], bool]] = {
-    "outtype": is_text, "encoding": is_text, "bakes": _is_texts, "checks": _is_checks,
-}  # fmt: skip
+_EXPORT = {"outtype": STRING, "encoding": STRING, "bakes": STRINGS, "checks": LIST}
+
+
+def _check(data: Mapping[str, Any]) -> None:
+    """Check the data of a record. Raises: CorruptFile, with the key, its value and its rule."""
+    exported = {"trained_length": optional(_LENGTH)} if EXPORT in data else {}  # a source may have an unknown length
+    check_members(data, {**_RECORD, **exported}, _PARTS)
+    for number, file in enumerate(data.get(FILES, ())):
+        check_members(file, {"name": STRING}, _FILE, f"file {number}")
+    check_members(data["plan"], {}, _PLAN, "plan")
+    export = data.get(EXPORT, {})
+    check_members(export, {}, _EXPORT, "export")
+    for number, check in enumerate(export.get("checks", ())):
+        check_members(check, CHECK, place=f"export.checks[{number}]")
 
 
 def write(provenance: Provenance, destination: Path, final: Path | None = None) -> None:
@@ -337,7 +318,3 @@ def _hub_id(named: str) -> hub.HubId | None:
     except NotACheckpoint:
         return None
     return hub_id if hub_id is not None and hub_id.revision else None
-
-
-def _foreign(path: Path, reason: str) -> CorruptFile:
-    return CorruptFile(f"not a valid ropetool record ({reason})", where=str(path), try_=_AWAY)

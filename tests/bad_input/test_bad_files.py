@@ -107,7 +107,7 @@ FILES: dict[str, tuple[Callable[[Path], None], str, str]] = {
     ),
     "a ropetool.json of others": (
         put("ropetool.json", '{"name": "rope"}'),
-        "{m}/ropetool.json: not a valid ropetool record (source is absent)", "move it away, then run again",
+        "{m}/ropetool.json: not a valid ropetool record (source is absent; it must be text)", "move it away, then run again",
     ),
 }  # fmt: skip
 

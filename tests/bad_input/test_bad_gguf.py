@@ -302,5 +302,5 @@ def limit_file_size() -> None:
 def test_a_provenance_of_others(tmp_path: Path) -> None:
     source = model(tmp_path / "model.gguf")
     (tmp_path / "model.gguf.ropetool.json").write_text('{"name": "rope"}')
-    error = f"{source}.ropetool.json: not a valid ropetool record (source is absent)"
+    error = f"{source}.ropetool.json: not a valid ropetool record (source is absent; it must be text)"
     refused(tmp_path, error, "move it away, then run again", "extend", source, *EXTEND)

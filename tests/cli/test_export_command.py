@@ -217,12 +217,12 @@ def test_what_is_not_what_its_record_says_is_refused(extended: Path, too_long_to
     assert not list(Path().glob("*.gguf"))
 
 
-@pytest.mark.parametrize("refusal", ["_refuse_what_failed", "_refuse_what_it_is_not"])
+@pytest.mark.parametrize("refusal", ["_refuse_failed", "_refuse_changed"])
 def test_without_its_refusals_the_gate_lets_everything_through(
     refusal: str, extended: Path, too_long_to_measure: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted: each of them alone stands in the way of what is refused above."""
-    if refusal == "_refuse_what_failed":
+    if refusal == "_refuse_failed":
         certify(extended, "fail")
     else:
         config = json.loads((extended / "config.json").read_text())

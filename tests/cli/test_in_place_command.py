@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -213,13 +214,33 @@ def test_recover_of_what_is_not_there(tmp_path: Path) -> None:
     assert run("recover", "none.gguf").err == f"Error: {tmp_path}/none.gguf: does not exist\n"
 
 
-def test_a_log_that_is_none_stops_an_edit_before_it_begins(tmp_path: Path) -> None:
+LOGGED = {"command": "x", "way": "head", "size": 1, "keys": {}, "tensors": {}}
+
+
+@pytest.mark.parametrize(
+    ("edits", "reason"),
+    [
+        (None, "edits is null; it must be a list"),
+        ([{}], "command of edit 0 is absent; it must be text"),
+        ([LOGGED, 7], "edit 1 is 7; it must be an object"),
+        ([{**LOGGED, "size": "1"}], 'size of edit 0 is "1"; it must be a whole number from 0 to '),
+        ([{**LOGGED, "record": 7}], "record of edit 0 is 7; it must be text or null"),
+        ([{**LOGGED, "keys": {"{a}": {"old": None}}}], 'new of "{a}" in edit 0 is absent; it must be a value'),
+        ([{**LOGGED, "keys": {"a": {"old": {"type": "f33", "raw": ""}, "new": None}}}], 'old of "a" in edit 0 is {"type": "f33"'),
+        ([{**LOGGED, "keys": {"a": {"old": {"type": "f32", "raw": "!"}, "new": None}}}], 'old of "a" in edit 0 is {"type": "f32"'),
+        ([{**LOGGED, "tensors": {"t": {"old": None, "new": None}}}], 'new of "t" in edit 0 is null; it must be bytes in base64'),
+        ([{**LOGGED, "tensors": {"t": []}}], '"t" in edit 0 is []; it must be an object'),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_a_log_that_is_none_stops_an_edit_before_it_begins(edits: Any, reason: str, tmp_path: Path) -> None:
     path = model(tmp_path / "m.gguf")
     raw = path.read_bytes()
-    edit_log.place(path).write_text('{"edits": [{}]}')
+    edit_log.place(path).write_text(json.dumps({"edits": edits}))
     done = run("extend", "m.gguf", *YARN, "--in-place")
     assert done.code == 1
-    assert "not a valid ropetool edit log (KeyError('keys'))" in done.err
+    assert f"not a valid ropetool edit log ({reason}" in done.err
+    assert "Try: move it away, then run again" in done.err
     assert path.read_bytes() == raw
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ropetool.errors import CorruptFile
@@ -34,10 +35,32 @@ def list_of(type_: JsonType, most: int) -> JsonType:
     )
 
 
+def optional(type_: JsonType) -> JsonType:
+    """Return the rule for values that follow another rule, or are null."""
+    return JsonType(f"{type_.rule} or null", lambda value: value is None or type_.holds(value))
+
+
+def matching(pattern: re.Pattern[str], rule: str) -> JsonType:
+    """Return the rule for texts that match a pattern as a whole. rule: the pattern in words."""
+    return JsonType(rule, lambda value: isinstance(value, str) and pattern.fullmatch(value) is not None)
+
+
+def one_of(values: Sequence[str]) -> JsonType:
+    """Return the rule for a few texts."""
+    return JsonType(f"one of {', '.join(values)}", lambda value: isinstance(value, str) and value in values)
+
+
 TEXT = JsonType("text", is_text)
+STRING = JsonType("text", lambda value: isinstance(value, str))  # also text that UTF-8 cannot encode, as in paths
 NUMBER = JsonType("a finite number", is_number)
 LIST = JsonType("a list", lambda value: isinstance(value, list))
 OBJECT = JsonType("an object", lambda value: isinstance(value, dict))
+BOOLEAN = JsonType("true or false", lambda value: isinstance(value, bool))
+INTEGER = JsonType("a whole number", lambda value: type(value) is int)
+STRINGS = JsonType("a list of texts", lambda value: isinstance(value, list) and all(map(STRING.holds, value)))
+STRING_MEMBERS = JsonType(
+    "an object of texts", lambda value: isinstance(value, dict) and all(map(STRING.holds, value.values()))
+)
 
 
 def taken(data: Mapping[str, Any], key: str, type_: JsonType, where: str, default: Any = ABSENT) -> Any:
@@ -56,3 +79,22 @@ def checked(value: Any, type_: JsonType, name: str, where: str) -> Any:
     if not type_.holds(value):
         raise CorruptFile(f"{name} is {shown(value)}; it must be {type_.rule}", where=where)
     return value
+
+
+def check_members(
+    data: Any, required: Mapping[str, JsonType], present: Mapping[str, JsonType] | None = None, place: str = ""
+) -> None:
+    """Check the members of an object, and ignore those without a rule.
+
+    required: the rules of members that must exist.
+    present: the rules of members that may be missing.
+    place: the name of the object in errors; empty for the whole file.
+    Raises: CorruptFile for another value than an object, or the first member that breaks its rule.
+    """
+    checked(data, OBJECT, place or "it", "")
+    within = f" of {place}" if place else ""
+    for key, type_ in required.items():
+        checked(data.get(key, ABSENT), type_, f"{key}{within}", "")
+    for key, type_ in (present or {}).items():
+        if key in data:
+            checked(data[key], type_, f"{key}{within}", "")
