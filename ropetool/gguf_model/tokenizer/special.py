@@ -227,6 +227,7 @@ def chat_templates(path: Path) -> list[dict[str, str]]:
 
     chat_template.jinja takes precedence, as in transformers. chat_template.json belongs to a processor. Tokenizers
     ignore it, so it counts only if no other template exists.
+    Raises: CorruptFile for a template that is not text.
     """
     templates: Any = _template_file(path)
     if templates is None:
