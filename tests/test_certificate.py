@@ -295,6 +295,10 @@ def test_what_is_no_checkpoint_has_none(tmp_path: Path) -> None:
     (broken / "model.safetensors").write_bytes(b"x")
     with pytest.raises(CorruptFile, match="1 bytes long"):
         fingerprints.of(broken)
+    header = b'{"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}, "a": {"dtype": "U8", "shape": [0], "data_offsets": [1, 1]}}'
+    (broken / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"x")
+    with pytest.raises(CorruptFile, match="contains 'a' twice"):
+        fingerprints.of(broken)
 
 
 # --- the file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import importlib
 import inspect
@@ -9,6 +10,7 @@ import math
 import shutil
 import sys
 import types
+import typing
 from pathlib import Path
 
 import pytest
@@ -18,9 +20,11 @@ import ropetool
 from ropetool.choosing.options import CandidateOptions
 from ropetool.errors import ConfigError, InvalidRope, MissingDependency
 from ropetool.escaping import Shown, Tabular
+from ropetool.gguf_export.options import ExportOptions
 from ropetool.lab.tuning import tuning
 from ropetool.lab.tuning.options import TuneOptions
 from ropetool.plans.applying import Applied
+from ropetool.plans.basis import Request
 from ropetool.report import printed
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
@@ -99,6 +103,20 @@ def test_every_result_has_a_sentence() -> None:
     for module, name, options, _ in printed.PARTS.values():
         function = getattr(importlib.import_module(f"ropetool.report.{module}"), name)
         assert options.keys() <= inspect.signature(function).parameters.keys()
+
+
+@pytest.mark.parametrize(("name", "options"), [("plan", Request), ("extend", Request), ("export", ExportOptions)])
+def test_options_are_in_the_signature(name: str, options: type) -> None:
+    function = getattr(ropetool, name)
+    shown = inspect.signature(function).parameters
+    for field in dataclasses.fields(options):  # type: ignore[arg-type]
+        assert field.name in shown, field.name
+        if field.name not in ("method", "limits"):
+            assert shown[field.name].default == field.default
+    assert {**shown}.keys() >= typing.get_type_hints(function).keys() - {"return"}
+    arguments = ["model", "yarn"] if name == "plan" else ["model"]
+    with pytest.raises(TypeError, match=rf"^{function.__name__}\(\) got an unexpected keyword argument 'factr'$"):
+        function(*arguments, factr=4)
 
 
 def test_rows_of_a_table_are_those_of_the_data_frame(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from ropetool.checkpoint import identity
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
 from ropetool.errors import CheckpointError
-from ropetool.files.hf import data_start
 
 BLOCKS = 64  # with the first and the last: 4.3 MB of a weight file, however long it is
 ALL_BELOW = 2 * 10**9  # bytes of weights, all of which count; SHA-256 reads that much in 1 to 8 seconds
@@ -57,7 +56,7 @@ def of(source: Path | Checkpoint, full: bool = False) -> str:
     `ALL_BELOW` bytes, or with `full`, it covers all of their bytes, and begins with `bytes:`. Otherwise it covers the
     size of each weight file, its header and blocks spread evenly over its data, and begins with `blocks:`.
 
-    Raises: CheckpointError for a file that cannot be read.
+    Raises: CheckpointError for files that are broken or cannot be read.
     """
     checkpoint = open_checkpoint(source)
     return of_form(checkpoint, "bytes" if full or sum(_weight_bytes(checkpoint)) < ALL_BELOW else "blocks")
@@ -119,7 +118,7 @@ def _parts(checkpoint: Checkpoint, form: Form) -> Iterator[tuple[str, Path, int 
     path = checkpoint.path
     files = {str(file.relative_to(path)): file for pattern in form.files for file in sorted(path.glob(pattern))}
     yield from ((name, file, None) for name, file in files.items() if file.is_file())
-    yield from ((file.name, file, data_start(file)) for file in checkpoint.directory.weights)
+    yield from ((header.path.name, header.path, header.data_start) for header in checkpoint.headers)
 
 
 def _weight_bytes(checkpoint: Checkpoint) -> list[int]:

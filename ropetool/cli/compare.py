@@ -167,10 +167,13 @@ def compare_command(
     printing.check_report()
     if csv_file is not None:
         check_new("--csv", Path(csv_file))
+    if candidates.factors and candidates.target_lengths:
+        raise click.UsageError("pass only one of --factors and --target-length")
     line = click.get_current_context().find_root().obj
     with naming_a_smaller_run(line), in_own_words(AS_PLAN, {"--method": "--methods", "--factor": "--factors"}):
+        path = local_source(source)
         options = replace(options, limits=None if grade is None else Limits(grade=grade))
-        comparison = compared(local_source(source), candidates, options, quiet=printing.as_json)
+        comparison = compared(path, candidates, options, quiet=printing.as_json)
     if csv_file is not None:
         write_new("--csv", Path(csv_file), comparison.to_csv())
     if printing.report is not None:

@@ -339,14 +339,15 @@ def verify_command(
     if extra:
         line = command("ropetool", "verify", target, "--baseline", extra[0])
         raise click.UsageError(f"Got unexpected extra argument {extra[0]!r}. To compare with it: {line}")
+    printing.check_report()
     path = local_source(target)
     served = runner.served({**vars(options), **vars(terms), **vars(gate), "certificate": certificate})
     options = replace(options, engine=runner.engine(options), terms=terms, certificate_file=certificate)
-    options = replace(options, limits=gate.limits())
     if runner.exact_numbers and options.dtype == "auto":
         options = replace(options, dtype="float32")
     if options.lm_eval is not None and _lacks_logs(path, options.lm_eval, options.baseline, terms.trained_length):
         return 1
+    options = replace(options, limits=gate.limits())
     return run_verify(path, options, served, printing).exit_code
 
 

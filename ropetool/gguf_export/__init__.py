@@ -36,6 +36,7 @@ from ropetool.gguf_export.options import ExportArguments, ExportOptions
 from ropetool.gguf_export.preparing import PreparedExport, prepare
 from ropetool.gguf_export.vouching import check_grade, vouched
 from ropetool.gguf_model.outtypes import check_outtype
+from ropetool.plans.basis import takes_fields
 from ropetool.rope.deviation import Deviation
 from ropetool.runtimes import inspection
 from ropetool.verification.kl_gate import KL
@@ -108,6 +109,7 @@ class Exported(Shown):
         return {**plain, "output": str(self.output), "checks": checks, "sidecars": sidecars, "deviation": deviation}
 
 
+@takes_fields(ExportOptions, ExportArguments)
 def export_checkpoint(
     source: str | Path,
     output: str | Path | None = None,

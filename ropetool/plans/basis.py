@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, get_type_hints
 
 import numpy as np
 
@@ -23,6 +25,49 @@ if TYPE_CHECKING:
     from ropetool.plans.formats import Format
 
 ORIGINAL, CURRENT, UNSCALED = "original", "current", "unscaled"
+
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def takes_fields(
+    data_class: Any, arguments: Any
+) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
+    """Show options in the signature of a function that passes them to a dataclass. It refuses other names as Python does.
+
+    data_class: has the defaults.
+    arguments: a TypedDict with the names and types of the options.
+    """
+
+    def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        named, defaults = inspect.signature(function), {field.name: _default(field) for field in fields(data_class)}
+        own = [each for each in named.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        options = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=hint)
+            for name, hint in get_type_hints(arguments).items()
+        ]  # fmt: skip
+        signature = named.replace(parameters=[*own, *options])
+
+        @wraps(function)
+        def call(*args: Parameters.args, **values: Parameters.kwargs) -> Result:
+            try:
+                signature.bind(*args, **values)
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}() {error}") from None
+            return function(*args, **values)
+
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        call.__annotations__ = {
+            **{each.name: each.annotation for each in signature.parameters.values()}, "return": named.return_annotation,
+        }  # fmt: skip
+        return call
+
+    return decorate
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 class PlanArguments(TypedDict, total=False):
@@ -59,8 +104,6 @@ class Request:
       llama.cpp for a GGUF file.
     config_style: `v4`, `v5` or `both`, the place of the rope keys in config.json. None keeps the style of the source.
     force_factor: False refuses a method without training beyond 32 times the trained length, as the command does.
-
-    Raises: InvalidRope for another reading, or a length out of range.
     """
 
     method: str
@@ -81,6 +124,9 @@ class Request:
             object.__setattr__(self, "target_length", read_length(self.target_length, "target_length"))
         if isinstance(self.for_runtimes, str):
             object.__setattr__(self, "for_runtimes", (self.for_runtimes,))
+
+    def check(self) -> None:
+        """Raise InvalidRope for another reading, or an original length out of range."""
         if self.reading not in (None, ORIGINAL, CURRENT):
             raise InvalidRope(f"{self.reading!r} is neither {ORIGINAL} nor {CURRENT}", where="--from")
         if self.original_length is not None and not 2 <= self.original_length <= MAX_LENGTH:

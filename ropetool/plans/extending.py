@@ -10,7 +10,7 @@ from ropetool.errors import ConfigError
 from ropetool.files import hub
 from ropetool.plans.advice import advised_method
 from ropetool.plans.applying import Applied, apply
-from ropetool.plans.basis import PlanArguments, Request
+from ropetool.plans.basis import PlanArguments, Request, takes_fields
 from ropetool.plans.search import plan_for
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 UNDECIDED = ""  # the method of a request before `advise` has recommended one
 
 
+@takes_fields(Request, PlanArguments)
 def extend(
     source: str | Path,
     output: str | Path | None = None,

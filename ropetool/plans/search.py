@@ -18,7 +18,7 @@ from ropetool.escaping import command, word
 from ropetool.files.gguf import model_name
 from ropetool.files.hf import ABSENT
 from ropetool.plans import notes
-from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, PlanArguments, Request, find_start
+from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, PlanArguments, Request, find_start, takes_fields
 from ropetool.plans.formats import Baking, Format, format_of
 from ropetool.plans.plan import Plan, Tried
 from ropetool.plans.refusals import Outset, lossy, lossy_gguf, reasons, whole_command
@@ -38,6 +38,7 @@ ROPE_OBJECTS = (names.ROPE_SCALING, names.ROPE_PARAMETERS)
 ROTARY, SCORE = SCOPES = ("rotary", "score")
 
 
+@takes_fields(Request, PlanArguments)
 def make_plan(source: str | Path | Checkpoint, method: str, **options: Unpack[PlanArguments]) -> Plan:
     """Return the plan that extends a checkpoint. Does not write.
 
@@ -61,6 +62,7 @@ def plan_for(source: str | Path | Checkpoint, request: Request) -> Plan:
         raise InvalidRope("GGUF files have no config style", where="--config-style")
     form, readers = format_of(checkpoint, request.config_style), tuple(named) or (checkpoint.runtime,)
     request = replace(request, method=method.name)
+    request.check()
     decoded = _decoded_source(form, readers, request)
     search = _search_for(request)(form, decoded, readers, request)
     _check_change(search)

@@ -42,7 +42,7 @@ def method_parts(method: Method) -> Iterator[Part]:
         ("source", method.source),
     ]
     yield listing("", rows)
-    for paragraph in (method.module.__doc__ or "").strip().split("\n\n"):
+    for paragraph in filter(None, (method.module.__doc__ or "").strip().split("\n\n")):
         yield from ("", Line(paragraph, breaks=True))
     fields = dataclasses.fields(method.params_type)
     if fields:

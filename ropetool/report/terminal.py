@@ -78,7 +78,7 @@ def _painted(line: Spans) -> str:
 
 def _sentence(line: Line, width: int | None) -> Iterator[Spans]:
     room = WIDTH if width is None and line.style == DIM else width
-    texts = [escaped(one) for one in (line.text.splitlines() if line.breaks else [line.text])]
+    texts = [escaped(one) for one in (line.text.splitlines() or [""] if line.breaks else [line.text])]
     first, *rest = texts if room is None else wrapped("\n".join(texts), room, indent=line.indent).splitlines()
     lead = first.partition(":")[0] if line.lead else ""
     yield [(lead, line.lead), (first[len(lead) :], line.style)]

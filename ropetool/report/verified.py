@@ -26,7 +26,7 @@ ORDER = (FAIL, NOT_RUN, UNDECIDED, INEXACT, PASS, NOT_ASKED)  # of the checks: t
 def verify_text(
     result: VerifyResult, *, width: int | None = None, colour: bool = False, explained: bool = False
 ) -> str:
-    """Return what `ropetool verify` prints; width, colour, explained: see `terminal.text`."""
+    """Return what `ropetool verify` prints; width, colour, explained: see `terminal_text`."""
     return terminal_text(verify_parts(result, explained), width, colour=colour, explained=explained)
 
 

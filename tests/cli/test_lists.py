@@ -182,3 +182,11 @@ def test_an_unknown_name_is_not_blamed_on_an_option_of_other_commands(arguments:
     assert error.startswith(f"Error: {message}")
     assert hint == f"Try: ropetool {arguments[0]}"
     assert run(*hint.removeprefix("Try: ropetool ").split()).code == 0
+
+
+def test_a_method_without_a_description_has_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With PYTHONOPTIMIZE=2, no module has a docstring."""
+    monkeypatch.setattr(methods.get("yarn").module, "__doc__", None)
+    done = run("methods", "yarn")
+    assert (done.code, done.err) == (0, "")
+    assert "beta_fast" in done.out

@@ -15,7 +15,10 @@ CHUNK = 1 << 20
 RANGE = 64 << 20  # bytes per call of the kernel: small enough for interrupts and progress reports
 
 # The errors of copy_file_range for unsupported files: on two file systems, an old kernel, or a special file system.
-_NOT_HERE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF, errno.ETXTBSY}
+_NOT_HERE = frozenset({
+    errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EACCES, errno.ENOTTY, errno.EBADF,
+    errno.ETXTBSY,
+})  # fmt: skip
 
 
 def copy_range(source: FileIO, target: FileIO, start: int, at: int, nbytes: int) -> None:
