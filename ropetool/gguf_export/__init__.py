@@ -27,22 +27,15 @@ from ropetool.files.gguf import Value, ValueType
 from ropetool.files.gguf.writer import overwrite_value
 from ropetool.gguf_export import files, kquants
 from ropetool.gguf_export import sidecars as companions
-from ropetool.gguf_export.comparing import compare
 from ropetool.gguf_export.container import File, Progress
-from ropetool.gguf_export.converter import prepared
-from ropetool.gguf_export.converter.trial import check_runs
 from ropetool.gguf_export.imatrix import Weights
-from ropetool.gguf_export.options import ExportArguments, ExportOptions
+from ropetool.gguf_export.options import ExportArguments, ExportOptions, check_grade
 from ropetool.gguf_export.preparing import PreparedExport, prepare
-from ropetool.gguf_export.vouching import check_grade, vouched
 from ropetool.gguf_model.outtypes import check_outtype
 from ropetool.plans.basis import takes_fields
 from ropetool.rope.deviation import Deviation
 from ropetool.runtimes import inspection
-from ropetool.verification.kl_gate import KL
-from ropetool.verification.kl_gate import NAMES as KL_NAMES
-from ropetool.verification.results import NOT_RUN, Check
-from ropetool.verification.short_divergence import COMPARING_LOGITS, ModelLengths
+from ropetool.verification.results import COMPARING_LOGITS, KL, KL_NAMES, NOT_RUN, Check
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -161,6 +154,8 @@ def _ready(
         unused = f"ropetool ignored --converter, because it has its own tensor table for {checkpoint.name}"
         yield replace(ready, notes=(unused, *ready.notes))
     else:
+        from ropetool.gguf_export.converter import prepared  # few exports need it
+
         with prepared(checkpoint, output, options, progress) as ready:
             yield ready
 
@@ -255,8 +250,14 @@ class _Export:
 
     def compared(self, file: Path, outtype: str) -> tuple[Check, ...]:
         """Return how a file with matrices of this type compares with the checkpoint."""
+        # These modules load the verification, which an export without checks does not need.
+        from ropetool.gguf_export.comparing import compare
+        from ropetool.verification.short_divergence import ModelLengths
+
         ready = self.ready
         if ready.converter:
+            from ropetool.gguf_export.converter.trial import check_runs
+
             check_runs(file)
         lengths = ModelLengths(self.trained_length or ready.context_length, ready.context_length, ready.window)
         checks = compare(ready.source.path, file, (outtype,), lengths, self.tell, weights=True)
@@ -281,6 +282,8 @@ def _gate(ready: PreparedExport, options: ExportOptions, tell: Progress) -> tupl
         return ()
     if options.allow_unverified:
         return ("exported without a certificate (--allow-unverified): `ropetool verify` measures the checkpoint",)
+    from ropetool.gguf_export.vouching import vouched  # loads the verification
+
     return vouched(ready.source, ready.context_length, options.require, tell)
 
 

@@ -13,11 +13,11 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import VerificationFailed
 from ropetool.gguf_export.container import Progress
 from ropetool.verification import floors
-from ropetool.verification.kl_gate import KL, kl_checks, passes, with_inexact_tables
+from ropetool.verification.kl_gate import kl_checks, passes, with_inexact_tables
 from ropetool.verification.readback.comparing import same_tables
 from ropetool.verification.readback.terms import WEIGHTS
 from ropetool.verification.readback.weights import compare_weights
-from ropetool.verification.results import FAIL, INEXACT, NOT_RUN, PASS, Check
+from ropetool.verification.results import FAIL, INEXACT, KL, NOT_RUN, PASS, Check
 from ropetool.verification.short_divergence import ModelLengths, short_divergence
 
 QUERY_NORM = "attn_q_norm."  # in the names of GGUF's tensors

@@ -31,8 +31,7 @@ from ropetool.gguf_model.outtypes import dtype_of, is_made_by_libllama
 from ropetool.gguf_model.sources import SourceTensor
 from ropetool.gguf_model.tensors import Layout, Placed, narrow_note
 from ropetool.plans import gguf_output
-from ropetool.verification.kl_gate import NAMES as KL_NAMES
-from ropetool.verification.results import Check
+from ropetool.verification.results import KL_NAMES, Check
 
 Checks = tuple[Check, ...]
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
+from ropetool.checkpoint.certificate import GRADES
+from ropetool.errors import ConfigError, did_you_mean
 from ropetool.files.gguf.splitting import SplitLimits, limits_of
 from ropetool.gguf_model.outtypes import AUTO
 
@@ -80,3 +82,11 @@ class ExportOptions:
     def matrix(self) -> Path | None:
         """The file of the importance matrix."""
         return None if self.imatrix is None else Path(self.imatrix)
+
+
+def check_grade(required: str) -> None:
+    """Raise ConfigError for an unknown grade."""
+    if required and required not in GRADES:
+        raise ConfigError(
+            f"{required!r} is not one of {', '.join(GRADES)}{did_you_mean(required, GRADES)}", where="--require"
+        )

@@ -16,9 +16,7 @@ from ropetool.files import hub
 from ropetool.plans import model_card
 from ropetool.plans.serving import commands, gguf_lines
 from ropetool.rope.deviation import Deviation
-from ropetool.verification.kl_gate import KL
-from ropetool.verification.kl_gate import NAMES as KL_NAMES
-from ropetool.verification.results import PASS, Check
+from ropetool.verification.results import KL, KL_NAMES, PASS, Check
 
 
 @dataclass(frozen=True)

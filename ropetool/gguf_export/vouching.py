@@ -10,7 +10,7 @@ import math
 from ropetool.checkpoint import certificate
 from ropetool.checkpoint.certificate import FAILED, GRADES
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.errors import CheckpointError, ConfigError, RopetoolError, did_you_mean
+from ropetool.errors import CheckpointError, RopetoolError
 from ropetool.escaping import command
 from ropetool.gguf_export.container import Progress
 from ropetool.verification.checkpoints import verify_target
@@ -45,14 +45,6 @@ def vouched(source: HfCheckpoint, context_length: int, required: str, tell: Prog
         return (f"certificate: {certificate.state(path).why}",)
     _refuse_changed(session)
     return (f"not measured: {lacking}; `{command('ropetool', 'verify', path)}` measures it",)
-
-
-def check_grade(required: str) -> None:
-    """Raise ConfigError for an unknown grade."""
-    if required and required not in GRADES:
-        raise ConfigError(
-            f"{required!r} is not one of {', '.join(GRADES)}{did_you_mean(required, GRADES)}", where="--require"
-        )
 
 
 def seconds(session: Session) -> float:

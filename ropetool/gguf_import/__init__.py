@@ -32,8 +32,8 @@ from ropetool.gguf_import.tensors import CheckpointTensor, checkpoint_tensors, m
 from ropetool.gguf_import.tokenizer import tokenizer_files
 from ropetool.runtimes import inspection
 from ropetool.verification import floors
-from ropetool.verification.results import Check
-from ropetool.verification.short_divergence import COMPARING_LOGITS, ModelLengths
+from ropetool.verification.results import COMPARING_LOGITS, Check
+from ropetool.verification.short_divergence import ModelLengths
 
 __all__ = ["COMPARING_LOGITS", "DTYPES", "Imported", "import_gguf"]
 

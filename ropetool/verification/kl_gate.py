@@ -11,10 +11,22 @@ from dataclasses import replace
 from ropetool.verification import floors
 from ropetool.verification.floors import Floor, KlFigures
 from ropetool.verification.measures.divergence import WINDOW
-from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check, DivergenceResult, DivergenceSpan, Noise
+from ropetool.verification.results import (
+    BEYOND,
+    FAIL,
+    KL,
+    NOT_RUN,
+    PASS,
+    RARE,
+    TAIL,
+    UNDECIDED,
+    WORST,
+    Check,
+    DivergenceResult,
+    DivergenceSpan,
+    Noise,
+)  # fmt: skip
 
-KL, TAIL, WORST, RARE, BEYOND = "KL", "KL p99", "KL window", "KL rare tokens", "KL beyond"
-NAMES = (KL, TAIL, WORST, RARE, BEYOND)
 # The limit of the mean divergence after an extension, as a multiple of the mean before it. Beyond the trained length,
 # the limit is this multiple of the mean within it.
 EXTENDING_TIMES = 2.0

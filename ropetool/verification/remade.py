@@ -21,10 +21,10 @@ from ropetool.files.counting import byte_size
 from ropetool.plans.applying import apply
 from ropetool.plans.claims import Claim, claim_of
 from ropetool.verification import floors
-from ropetool.verification.kl_gate import KL, kl_checks, passes, with_inexact_tables
+from ropetool.verification.kl_gate import kl_checks, passes, with_inexact_tables
 from ropetool.verification.readback.comparing import same_tables
 from ropetool.verification.readback.terms import Terms
-from ropetool.verification.results import FAIL, INEXACT, NOT_ASKED, PASS, Check, DivergenceResult, Noise
+from ropetool.verification.results import FAIL, INEXACT, KL, NOT_ASKED, PASS, Check, DivergenceResult, Noise
 from ropetool.verification.short_divergence import ModelLengths, Progress, short_divergence
 
 

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 CUSTOM = "custom"  # the suite name of single measurements
+# The checks of a comparison of logits
+KL, TAIL, WORST, RARE, BEYOND = "KL", "KL p99", "KL window", "KL rare tokens", "KL beyond"
+KL_NAMES = (KL, TAIL, WORST, RARE, BEYOND)
+COMPARING_LOGITS = "comparing the logits"  # the stage whose progress counts tokens
 BETTER, NO_WORSE, WORSE, UNDECIDED, NOT_JUDGED = "better", "no worse", "worse", "undecided", "not judged"
 
 

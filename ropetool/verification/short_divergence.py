@@ -23,7 +23,7 @@ from ropetool.files.counting import byte_size
 from ropetool.verification.floors import has_experts
 from ropetool.verification.measures.divergence import diverge, divergence_rows
 from ropetool.verification.measures.noise import with_noise
-from ropetool.verification.results import DivergenceResult, Noise
+from ropetool.verification.results import COMPARING_LOGITS, DivergenceResult, Noise
 from ropetool.verification.runners.llama_runner import LlamaRunner
 from ropetool.verification.runners.noisy import View, views
 from ropetool.verification.runners.torch_library import without_class
@@ -32,7 +32,6 @@ from ropetool.verification.scoring import Corpus, Runner, ignore
 from ropetool.verification.texts import embedded_documents
 
 OPERATIONS = 2e12  # multiplications and additions of each model; about a minute on two cores
-COMPARING_LOGITS = "comparing the logits"  # the stage whose progress counts tokens
 FEWEST = 64  # tokens of a row
 MOST = 4096  # tokens of all rows
 ROWS = 4  # the largest number of rows, each from a different document

@@ -10,7 +10,7 @@ import pytest
 import sample
 
 from ropetool.report.verdict import WORDS, summary, verify_json
-from ropetool.verification import kl_gate, measures
+from ropetool.verification import measures
 from ropetool.verification.gate import FAR_TEXT, RATIO
 from ropetool.verification.measures import cached_generation
 from ropetool.verification.measures.repeats import COPIES
@@ -18,7 +18,7 @@ from ropetool.verification.measures.retrieval import RetrievalPair
 from ropetool.verification.measures.rotary import ROTATION
 from ropetool.verification.readback.comparing import FILES, SAME_TABLES, TABLES, WEIGHTS
 from ropetool.verification.readback.terms import DRESS
-from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check, VerifyResult
+from ropetool.verification.results import FAIL, KL_NAMES, NOT_RUN, PASS, UNDECIDED, Check, VerifyResult
 
 SENTENCES = {**WORDS, **{name: words for measure in measures.every() for name, words in measure.words.items()}}
 SUBJECT = "demo-yarn-8x (yarn, factor 8), measured up to 2048 tokens against demo and demo-yarn-8x.gguf,"
@@ -191,7 +191,7 @@ def test_every_check_that_can_fail_is_told_in_words() -> None:
         COPIES,
         cached_generation.NAME,
         "lm-eval",
-        *kl_gate.NAMES,
+        *KL_NAMES,
     ]
     assert [name for name in makers if FAIL not in SENTENCES[name]] == []
     assert {UNDECIDED, NOT_RUN} <= SENTENCES[FAR_TEXT].keys()
