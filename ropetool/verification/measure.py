@@ -121,15 +121,15 @@ class Measure:
 
     name: the name for --measure and in suites.
     key: the key of the result in `VerifyResult.measures` and in --json.
-    order: the place among all measures.
+    order: the place among all measures, a number of its own.
     prepare: returns the measurement with its rows, or None if there is nothing to measure. The second argument has the
       measurements that are prepared already.
-    suites: the suites that contain the measure.
+    suites: the suites that contain the measure; () for a measure that only --measure selects.
     measurement: the name of the measurement, if it is not `name`.
     several: other measures have the same key, so the result under the key is a tuple.
     part_of: the measure that it is prepared with. --measure does not offer it then.
     by_tokens: it needs only probabilities of single tokens, which servers return.
-    of_variants: reference attention variants are measured too.
+    of_variants: --compare-with measures reference attention variants (lab/yardsticks) too.
     derive: calculates the result from the results of other measures and the trained length, without a measurement.
     judged: how the result is calculated if there is a judge.
     evidence: returns gains that show the use of long-range context.

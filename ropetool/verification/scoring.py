@@ -196,10 +196,10 @@ class Measurement(Protocol):
     def name(self) -> str: ...
 
     def rows(self, role: str) -> Mapping[int, int]:
-        """Return the number of rows of each length for this role; empty if the role is not needed."""
+        """Return the number of rows by length that this role reads. Empty: none, but `run` is called for it too."""
 
     def run(self, runner: Runner, role: str, done: Done) -> Any:
-        """Compute the rows with a model, and return the raw figures for `result`."""
+        """Compute the rows of a role with its model, and return the raw figures for `result`."""
 
     def result(self, target: Any, baseline: Any | None) -> Any:
         """Return the result as frozen data. target, baseline: what `run` returned; None without a baseline."""
