@@ -317,7 +317,7 @@ def converted(source: Path, output: Path, outtype: str = "f16") -> Path:
         return Path(shutil.copyfile(made, output))
     place = output.with_suffix(".converting")
     place.mkdir(parents=True)
-    converter.run(place, "-c", CONVERT, converter.CONVERTER, source, "--outfile", output, "--outtype", outtype)
+    converter.run(place, CONVERT, converter.CONVERTER, source, "--outfile", output, "--outtype", outtype)
     _MADE[key] = Path(shutil.copyfile(output, place / output.name))
     return output
 
