@@ -36,7 +36,9 @@ def refuse(code):
     return answer
 
 
-@pytest.mark.parametrize("kernel", ["real", "absent", "stops", "EXDEV", "EINVAL", "ENOSYS", "EOPNOTSUPP", "EACCES", "ENOTTY"])
+@pytest.mark.parametrize(
+    "kernel", ["real", "absent", "stops", "EXDEV", "EINVAL", "ENOSYS", "EOPNOTSUPP", "EACCES", "ENOTTY"]
+)
 @pytest.mark.parametrize("window", [(0, len(RAW)), (5, 2 * copying.CHUNK), (len(RAW) - 1, 1), (7, 0)])
 def test_a_range_arrives_at_its_place(tmp_path, monkeypatch, kernel, window):
     if kernel == "absent":
