@@ -50,7 +50,7 @@ PATTERN = re.compile(rf"({'|'.join(FORMS)}):[0-9a-f]{{64}}")
 
 
 def of(source: Path | Checkpoint, full: bool = False) -> str:
-    """Return a digest of all files that decide a model's output. A copy in another folder has the same digest.
+    """Return a digest of all files that decide a model's output. The digest does not depend on the folder.
 
     It covers config, tokenizer, templates, generation settings, code and weights. If the weights have less than
     `ALL_BELOW` bytes, or with `full`, it covers all of their bytes, and begins with `bytes:`. Otherwise it covers the
@@ -110,7 +110,7 @@ def of_form(checkpoint: Checkpoint, form: str) -> str:
 
 
 def _parts(checkpoint: Checkpoint, form: Form) -> Iterator[tuple[str, Path, int | None]]:
-    """Yield a label, the path, and the offset of the data for each file. The offset is None for other files than weights."""
+    """Yield a label, the path, and the offset of the data for each file. Only weights have an offset."""
     if isinstance(checkpoint, GgufCheckpoint):
         for number, header in enumerate(checkpoint.files):
             yield f"gguf {number}", header.path, header.data_start  # the name of a GGUF file decides nothing

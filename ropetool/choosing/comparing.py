@@ -206,7 +206,7 @@ class _Chosen:
 class _Loaded:
     """A comparison in the loaded model.
 
-    chosen: the comparison as it was planned.
+    chosen: the planned comparison.
     runner: runs the model.
     field: the measurements that all candidates share.
     able: the candidates that are ranked.

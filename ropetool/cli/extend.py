@@ -368,7 +368,7 @@ def _carried_out(planned: _Planned, options: PlanOptions, chain: Chain) -> tuple
 
 
 def _show(planned: _Planned, written: Applied, drafted: Applied | None) -> None:
-    """Print what was written."""
+    """Print the plan and the outputs as text."""
     from ropetool.report.planned import applied_parts
     from ropetool.report.terminal import terminal_text
 
@@ -382,7 +382,7 @@ def _show(planned: _Planned, written: Applied, drafted: Applied | None) -> None:
 
 
 def _print_json(planned: _Planned, written: Applied, drafted: Applied | None, results: dict[str, Any]) -> None:
-    """Print what was written as JSON. results: of the verification and the export."""
+    """Print the plan and the outputs as JSON. results: the JSON of the verification and the export."""
     from ropetool.report.planned import applied_json
 
     draft = {"companion": applied_json(planned.drafting.plan, drafted)} if planned.drafting and drafted else {}

@@ -76,7 +76,7 @@ def claim_of(
     """Return the extension that the target's keys imply, planned again.
 
     Only the method's own parameters follow the target. Other keys of the target show as differences.
-    stated: the values of --stated: keys that may differ, each with its value in JSON or "as-is".
+    stated: keys that may differ, as in the option --stated. Each has its value in JSON or "as-is".
     trained_length: the source's trained length in tokens, if its files do not contain it.
     Raises: ConfigError for a key of `stated` that the target lacks or that has a different value. RopetoolError if
       either checkpoint cannot be decoded, or no plan gives the target's tables.

@@ -78,7 +78,7 @@ class ProcessLimits:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What the converter makes of a staged checkpoint.
+    """A run of the converter on a staged checkpoint.
 
     stage: the folder with the staged checkpoint.
     target: the GGUF file. The converter may write only into its folder.
