@@ -140,7 +140,7 @@ def _verified(output: Path, suite: str, grade: str | None, as_json: bool) -> Ver
 
     words = ["verify", str(output), "--suite", suite, *(["--grade", grade] if grade is not None else [])]
     again = f"`{command('ropetool', *words, '--resume')}`"
-    options = VerifyOptions(suite=suite, limits=None if grade is None else Limits(grade=grade), terms=Terms())
+    options = VerifyOptions(suite=suite, limits=Limits.at_grade(grade), terms=Terms())
     if as_json:
         return measured(output, options, None, ResultOptions(as_json=True), again=again, words=words)
     click.echo()

@@ -172,7 +172,7 @@ def compare_command(
     line = click.get_current_context().find_root().obj
     with naming_a_smaller_run(line), in_own_words(AS_PLAN, {"--method": "--methods", "--factor": "--factors"}):
         path = local_source(source)
-        options = replace(options, limits=None if grade is None else Limits(grade=grade))
+        options = replace(options, limits=Limits.at_grade(grade))
         comparison = compared(path, candidates, options, quiet=printing.as_json)
     if csv_file is not None:
         write_new("--csv", Path(csv_file), comparison.to_csv())
@@ -197,8 +197,6 @@ def compared(
     from ropetool.cli.progress import bar, unfinished
     from ropetool.plans.advice import CLOSED_FORMS
 
-    if candidates.factors and candidates.target_lengths:
-        raise click.UsageError("pass only one of --factors and --target-length")
     if not candidates.methods and (candidates.factors or candidates.target_lengths):
         candidates = replace(candidates, methods=CLOSED_FORMS)
     say = None if quiet else lambda line: notes([line])

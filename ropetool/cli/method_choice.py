@@ -121,9 +121,7 @@ def _measured(
             original_length=extension.original_length,
             for_runtimes=extension.for_runtimes,
         )
-        options = VerifyOptions(
-            measures=["last-segment"], limits=None if grade is None else Limits(grade=grade), budget=minutes
-        )
+        options = VerifyOptions(measures=["last-segment"], limits=Limits.at_grade(grade), budget=minutes)
         comparison = compared(source, candidates, options, quiet=quiet)
     best = best_of(comparison)
     return MethodChoice(replace(extension, method=best.plan.method), f"{best.candidate.name}: {best.why}", best.plan)

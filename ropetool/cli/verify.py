@@ -399,7 +399,6 @@ def measured(
     from ropetool.cli.progress import bar, unfinished
     from ropetool.verification.checkpoints import verify_target
 
-    printing.check_report()
     options = replace(options, command=command_line())
     say = None if printing.as_json else lambda line: notes([line])
     line = words if words is not None else click.get_current_context().find_root().obj

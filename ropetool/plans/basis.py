@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, get_type_hints
@@ -41,7 +41,7 @@ def takes_fields(
     """
 
     def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-        named, defaults = inspect.signature(function), {field.name: _default(field) for field in fields(data_class)}
+        named, defaults = inspect.signature(function), {field.name: field.default for field in fields(data_class)}
         own = [each for each in named.parameters.values() if each.kind is not each.VAR_KEYWORD]
         options = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=hint)
@@ -64,10 +64,6 @@ def takes_fields(
         return call
 
     return decorate
-
-
-def _default(field: Field[Any]) -> Any:
-    return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 class PlanArguments(TypedDict, total=False):

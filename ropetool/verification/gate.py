@@ -83,6 +83,11 @@ class Limits:
         if self.max_kl is not None and not (math.isfinite(self.max_kl) and self.max_kl > 0):
             raise ConfigError(f"the limit must be finite and above 0, not {self.max_kl}", where="--max-kl")
 
+    @classmethod
+    def at_grade(cls, grade: str | None) -> Limits | None:
+        """Return the limits of a requested grade, or None if no grade is requested. Raises: ConfigError."""
+        return None if grade is None else cls(grade=grade)
+
     @property
     def asked(self) -> Grade:
         """The requested grade with its limits."""
