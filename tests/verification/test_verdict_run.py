@@ -145,6 +145,13 @@ def test_a_model_that_is_lost_at_length_is_broken_after_two_texts() -> None:
     assert found.long.ratio > 20
 
 
+def test_the_second_lost_text_needs_no_time_for_a_long_pass_of_the_source() -> None:
+    """Each text takes 126 seconds. With a pass of the source's whole length, the second would take 170."""
+    _, answers, _, source = run_of(lost_after(12_000, 4.0), minutes=4.5)
+    assert (answers.verdict, len(answers.texts), max(source.rows)) == (bounds.BROKEN, 2, 2048)
+    assert 4 < answers.minutes < 4.5
+
+
 def test_a_hard_passage_is_not_taken_for_a_lost_thread() -> None:
     """The source finds it as hard, and the pass goes on."""
     hard = lambda at: np.where((at > 9000) & (at < 11_500), 3.0, 0.0)  # noqa: E731

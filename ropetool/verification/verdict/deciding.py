@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -59,7 +60,6 @@ class Run:
             self.target.pace,
             self._reference.pace,
             self.source is not None,
-            self.shape.trained,
             self.shape.short,
         )
 
@@ -133,7 +133,7 @@ class Run:
             own=self.source is None,
             minutes=self.clock.spent / 60,
             more_texts=more,
-            more_minutes=None if more is None else more * self.schedule.text_seconds(self._goal) / 60,
+            more_minutes=None if more is None else more * self._text_seconds / 60,
             ended=ended,
         )
 
@@ -179,7 +179,7 @@ class Run:
             target_pass.restore(kept)
             self.reach = target_pass.goal if target_pass.cut else self.reach
             return
-        fits = self.schedule.rest_fits
+        fits = partial(self.schedule.rest_fits, compared=self._compared)
         if self.short_only or not (fits(0, target_pass.goal) or fits(0, target_pass.soonest)):
             if self.source is None or not self.schedule.head_fits():
                 raise OutOfTime
@@ -206,7 +206,7 @@ class Run:
     def _may_go_on(self, target_pass: Pass) -> bool:
         """Return whether a pass that is too long for the time left can read another piece, and still end in time."""
         return target_pass.can_end_later and self.schedule.rest_fits(
-            target_pass.end, target_pass.soonest + target_pass.step
+            target_pass.end, target_pass.soonest + target_pass.step, self._compared
         )
 
     def _is_lost(self, target_pass: Pass, place: Place) -> bool:
@@ -218,7 +218,7 @@ class Run:
     def _long(self, target_pass: Pass, place: Place) -> Array:
         """Return how much more each token at the end of a pass costs than in the reference, in nats."""
         source = self._reference
-        length = self.shape.short if target_pass.cut or self.reach else self.shape.trained
+        length = self.shape.short if target_pass.cut else self._compared
         self.stage(f"text {len(self.answers) + 1}: the source reads the same tokens", length)
         own = source.last(place.row(target_pass.goal, min(length, target_pass.goal)), target_pass.scored)
         return target_pass.losses[target_pass.goal - target_pass.scored : target_pass.goal] - own
@@ -260,12 +260,22 @@ class Run:
     # --- time
 
     def _fits(self) -> bool:
-        return self.schedule.short_text_fits() if self.short_only else self.schedule.text_fits(self._goal)
+        return self.schedule.short_text_fits() if self.short_only else self._text_seconds <= self.clock.left
+
+    @property
+    def _text_seconds(self) -> float:
+        """The expected seconds of the next text."""
+        return self.schedule.text_seconds(self._goal, self._compared)
 
     @property
     def _goal(self) -> int:
         """The tokens of the next pass."""
         return self.reach or self.shape.target
+
+    @property
+    def _compared(self) -> int:
+        """The tokens that the source reads after the next pass: where the target has lost a text, only a short prompt."""
+        return self.shape.short if self.reach else self.shape.trained
 
     @property
     def _short_is_settled(self) -> bool:

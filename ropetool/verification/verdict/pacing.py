@@ -99,19 +99,21 @@ class Schedule:
     clock: the time limit.
     target, source: the paces of the two models. Without a source, both are the target's.
     has_source: the source reads a short prompt of each text.
-    trained, short: the tokens of the source's longest row, and of a short prompt.
+    short: the tokens of a short prompt.
     """
 
     clock: Clock
     target: Pace
     source: Pace
     has_source: bool
-    trained: int
     short: int
 
-    def rest_fits(self, start: int, goal: int) -> bool:
-        """Return whether the rest of a target's pass fits into the time left, and the source's pass after it."""
-        source = self.source.seconds(0, min(self.trained, goal))
+    def rest_fits(self, start: int, goal: int, compared: int) -> bool:
+        """Return whether the rest of a target's pass fits into the time left, and the source's pass after it.
+
+        compared: the tokens of the source's pass, if the target's pass is not shorter.
+        """
+        source = self.source.seconds(0, min(compared, goal))
         return self._pace.seconds(start, goal) + source <= self.clock.left
 
     def head_fits(self) -> bool:
@@ -122,14 +124,13 @@ class Schedule:
         """Return whether both models can read a short prompt in the time left."""
         return self._pace.seconds(0, self.short) + self.source.seconds(0, self.short) <= self.clock.left
 
-    def text_fits(self, goal: int) -> bool:
-        """Return whether a whole text of this many tokens fits into the time left."""
-        return self.text_seconds(goal) <= self.clock.left
+    def text_seconds(self, goal: int, compared: int) -> float:
+        """Return the expected seconds of a whole text.
 
-    def text_seconds(self, goal: int) -> float:
-        """Return the expected seconds of a whole text of this many tokens."""
+        goal, compared: the tokens of the target's pass and of the source's pass.
+        """
         head = self.source.seconds(0, self.short) if self.has_source else 0.0
-        return self._pace.seconds(0, goal) + head + self.source.seconds(0, self.trained)
+        return self._pace.seconds(0, goal) + head + self.source.seconds(0, compared)
 
     @property
     def _pace(self) -> Pace:
