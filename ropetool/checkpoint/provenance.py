@@ -18,7 +18,7 @@ from ropetool.errors import CheckpointError, CorruptFile, NotACheckpoint
 from ropetool.files import hub
 from ropetool.files.hf import read_optional_object
 from ropetool.files.hf.jsontext import SMALL
-from ropetool.files.hf.typed import (
+from ropetool.files.json_types import (
     BOOLEAN,
     INTEGER,
     LIST,

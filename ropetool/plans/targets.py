@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ropetool.files.hf.typed import NUMBER, OBJECT, TEXT, JsonType, checked, list_of, taken, whole
+from ropetool.files.json_types import NUMBER, OBJECT, TEXT, JsonType, checked, list_of, taken, whole
 from ropetool.rope.tables import MAX_LENGTH, LayerRope, Regime, RopeSet, RopeTable, Temperature
 
 MAX_CHANNELS, MAX_LAYERS = 2**20, 2**16

@@ -16,7 +16,7 @@ from ropetool.escaping import word
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf import read_object, read_optional_object
 from ropetool.files.hf.jsontext import JsonLimits, shown, uncollected
-from ropetool.files.hf.typed import LIST, OBJECT, taken
+from ropetool.files.json_types import LIST, OBJECT, taken
 from ropetool.gguf_model.metadata import collected
 from ropetool.gguf_model.tokenizer.byte_level import check_bpe, check_byte_level
 from ropetool.gguf_model.tokenizer.pieces import (

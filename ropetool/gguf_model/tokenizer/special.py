@@ -15,7 +15,7 @@ from ropetool import names
 from ropetool.errors import CheckpointError, CorruptFile, LossyExport
 from ropetool.files.hf import read_optional_object
 from ropetool.files.hf.jsontext import shown
-from ropetool.files.hf.typed import LIST, OBJECT, TEXT, checked, list_of, taken, whole
+from ropetool.files.json_types import LIST, OBJECT, TEXT, checked, list_of, taken, whole
 from ropetool.files.regular import read_regular
 
 SPECIAL_TOKENS_MAP_JSON = "special_tokens_map.json"

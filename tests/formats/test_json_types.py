@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ropetool.errors import CorruptFile
-from ropetool.files.hf.typed import (
+from ropetool.files.json_types import (
     BOOLEAN,
     INTEGER,
     LIST,
