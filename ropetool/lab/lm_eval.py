@@ -21,7 +21,7 @@ from ropetool.errors import ConfigError
 from ropetool.escaping import command
 from ropetool.files import hub
 from ropetool.files.regular import open_regular
-from ropetool.rope.tables import Array
+from ropetool.rope.tables import Array, is_number
 from ropetool.runtimes.inspection import inspect_checkpoint
 from ropetool.sections import Cell, Section, Table, number, row
 from ropetool.verification.gate import Grade
@@ -328,7 +328,7 @@ def _samples(log: _Log) -> dict[_Key, dict[str, _Sample]]:
         for name in map(str, metrics if isinstance(metrics, list) else sorted(sample.keys() - NOT_SCORES)):
             value = sample.get(name)
             left_out = name.isdigit() and value == LEFT_OUT
-            if isinstance(value, (bool, int, float)) and math.isfinite(value) and not left_out:
+            if (isinstance(value, bool) or is_number(value)) and not left_out:
                 series.setdefault((log.task, name, filter_name), {})[sample_id] = _Sample(float(value), *hashes)
     return series
 

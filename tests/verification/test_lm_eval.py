@@ -100,6 +100,12 @@ def test_a_loss_fails_one_that_may_be_is_undecided_and_few_samples_say_nothing(t
     assert "more samples can decide gsm8k" in judged(tmp_path / "b").detail
 
 
+def test_a_score_that_no_float_holds_is_left_out(tmp_path: Path) -> None:
+    lines = exact(right(0.6))
+    both(tmp_path, "gsm8k", [{**line, "acc_norm": 10**400, "metrics": ["acc", "acc_norm"]} for line in lines], lines)
+    assert [score.metric for score in read(tmp_path).scores] == ["acc"]
+
+
 def test_swapping_the_two_models_turns_a_gain_into_a_loss(tmp_path: Path) -> None:
     better, worse = exact(right(0.9)), exact(right(0.5))
     both(tmp_path / "gain", "gsm8k", better, worse)
