@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -286,7 +287,7 @@ def _check_model(log: _Log, model: Path) -> None:
     results = log.path.with_name(f"results_{log.time}.json")
     named = Path(str(_results(results).get("model_name", "")))
     ours = {model.resolve(), *([] if model.is_dir() else [model.parent.resolve()])}
-    if named.is_absolute() and named.exists() and named.resolve() not in ours:
+    if named.is_absolute() and os.path.exists(named) and named.resolve() not in ours:
         raise _refusal(results, f"these are results of {named}, not of {model}")
 
 

@@ -285,8 +285,9 @@ def test_logs_of_another_model_are_refused(tmp_path: Path) -> None:
                 compared(logs, models["target"], models["baseline"], 0.1)
         else:
             assert compared(logs, models["target"], models["baseline"], 0.1).scores
-    write(logs, "target", "gsm8k", lines, results={"model_name": "org/name"})  # of the hub: nothing to hold it against
-    assert compared(logs, models["target"], models["baseline"], 0.1).scores
+    for elsewhere in ("org/name", f"/{'a' * 300}"):  # of the hub, or a path that no disk can have
+        write(logs, "target", "gsm8k", lines, results={"model_name": elsewhere})
+        assert compared(logs, models["target"], models["baseline"], 0.1).scores
 
 
 # --- the commands
