@@ -231,6 +231,7 @@ _FILE = {
 # The keys of these parts that are read without a Plan. There may be others.
 _PLAN = {
     "method": STRING, "reading": STRING, "suffix": STRING, "factor": NUMBER, "params": OBJECT, "bakes": STRINGS,
+    "edits": LIST,
 }  # fmt: skip
 _EXPORT = {"outtype": STRING, "encoding": STRING, "bakes": STRINGS, "checks": LIST}
 
