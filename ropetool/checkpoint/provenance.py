@@ -204,7 +204,7 @@ def lineage(checkpoint: Path) -> Iterator[Provenance]:
 
 def _checked(data: Mapping[str, Any], path: Path) -> Provenance:
     try:
-        _check(data)
+        check(data)
     except CorruptFile as error:
         raise CorruptFile(f"not a valid ropetool record ({error.message})", where=str(path), try_=_AWAY) from None
     digest = data["source_fingerprint"]
@@ -236,7 +236,7 @@ _PLAN = {
 _EXPORT = {"outtype": STRING, "encoding": STRING, "bakes": STRINGS, "checks": LIST}
 
 
-def _check(data: Mapping[str, Any]) -> None:
+def check(data: Mapping[str, Any]) -> None:
     """Check the data of a record. Raises: CorruptFile, with the key, its value and its rule."""
     exported = {"trained_length": optional(_LENGTH)} if EXPORT in data else {}  # a source may have an unknown length
     check_members(data, {**_RECORD, **exported}, _PARTS)
@@ -245,8 +245,8 @@ def _check(data: Mapping[str, Any]) -> None:
     check_members(data["plan"], {}, _PLAN, "plan")
     export = data.get(EXPORT, {})
     check_members(export, {}, _EXPORT, "export")
-    for number, check in enumerate(export.get("checks", ())):
-        check_members(check, CHECK, place=f"export.checks[{number}]")
+    for number, entry in enumerate(export.get("checks", ())):
+        check_members(entry, CHECK, place=f"export.checks[{number}]")
 
 
 def write(provenance: Provenance, destination: Path, final: Path | None = None) -> None:
