@@ -356,6 +356,14 @@ def test_a_model_file_that_is_refused(raw: bytes, error: type[RopetoolError], te
     assert caught.value.where == str(tmp_path / "tokenizer.model")
 
 
+@pytest.mark.parametrize("number", [[1], {}, None, True, -1, 1.5, "7", 10**400])
+def test_an_added_token_without_an_id_is_refused(number: Any, tmp_path: Path) -> None:
+    pieces = making.model_file(making.bpe_pieces(), remove_extra_whitespaces=0)
+    with pytest.raises(CorruptFile, match=r"<a> is .*; it must be a whole number from 0 to 2147483647") as caught:
+        exported(tmp_path, tokenizer_model=pieces, added_tokens={"<a>": number})
+    assert caught.value.where == str(tmp_path / "added_tokens.json")
+
+
 def test_fields_that_do_not_matter_are_passed_over(tmp_path: Path) -> None:
     extra = making.varint(9 << 3 | 1) + struct.pack("<d", 1.0) + making.field(4, b"self test") + making.field(77, 3)
     file = tmp_path / "tokenizer.model"

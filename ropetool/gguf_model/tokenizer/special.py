@@ -33,7 +33,8 @@ KNOWN_ENDS = frozenset({
     "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
     "<end_of_utterance>", "<eos>", "<turn|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~[",
 })  # fmt: skip
-TOKEN_IDS = list_of(whole(0, 2**31 - 1), 16)
+TOKEN_ID = whole(0, 2**31 - 1)
+TOKEN_IDS = list_of(TOKEN_ID, 16)
 MAX_TEMPLATE = 1 << 20  # bytes; the longest known has a twentieth of this
 
 
