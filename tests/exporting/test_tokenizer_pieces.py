@@ -264,7 +264,7 @@ BPE_REFUSED: list[tuple[str, Change, type[RopetoolError], str]] = [
      LossyExport, "joins spaces"),
     ("skipped merges", lambda d: d["model"].update(ignore_merges=True), LossyExport, "ignore_merges"),
     ("a byte less", lambda d: d["model"]["vocab"].pop("<0x41>"), LossyExport, "lacks tokens for some bytes"),
-    ("no merges", lambda d: d["model"].pop("merges"), CorruptFile, "vocab or merges is missing"),
+    ("no merges", lambda d: d["model"].pop("merges"), CorruptFile, "merges is absent; it must be a list"),
     ("words of several", lambda d: (d["model"]["vocab"].update({f"a{SPACE}b": 3000}),
      d.update(pre_tokenizer={"type": "Metaspace", "replacement": SPACE, "split": True})), LossyExport, "several words"),
 ]  # fmt: skip
