@@ -77,19 +77,25 @@ def answering(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
         (None, "invalid JSON"),
         ({}, "sends an unexpected answer"),
         ({"sha": COMMIT}, "sends an unexpected answer"),
-        ({"sha": COMMIT, "siblings": None}, "sends an invalid answer \\(siblings is null; it must be a list\\)"),
-        ({"sha": COMMIT, "siblings": {"a": 1}}, "siblings is .*; it must be a list"),
+        ({"sha": COMMIT, "siblings": None}, "sends an invalid answer (siblings is null; it must be a list)"),
+        ({"sha": COMMIT, "siblings": {"a": 1}}, 'siblings is {"a": 1}; it must be a list'),
         ({"sha": COMMIT, "siblings": ["config.json"]}, 'file 0 is "config.json"; it must be an object'),
         ({"sha": COMMIT, "siblings": [{}]}, "path of file 0 is absent; it must be a path inside the repository"),
         ({"sha": None, "siblings": ONE}, "sha is null; it must be a commit"),
         ({"sha": "../../../../evil", "siblings": ONE}, 'sha is "../../../../evil"; it must be a commit'),
         ({"sha": 7, "siblings": ONE}, "sha is 7; it must be a commit"),
         *(
-            ({"sha": COMMIT, "siblings": [*ONE, {"rfilename": name, "size": 1}]}, "rfilename of file 1 is .*; it must be a path inside")
+            (
+                {"sha": COMMIT, "siblings": [*ONE, {"rfilename": name, "size": 1}]},
+                f"rfilename of file 1 is {json.dumps(name)}; it must be a path inside the repository",
+            )
             for name in ("../x.json", "/etc/x.json", "a/../../x.json", "..\\x.json", "C:x.json", "", "a//b", "a\0b", 7)
         ),
         *(
-            ({"sha": COMMIT, "siblings": [{"rfilename": "config.json", "size": size}]}, "size of file 0 is .*; it must be a whole number")
+            (
+                {"sha": COMMIT, "siblings": [{"rfilename": "config.json", "size": size}]},
+                f"size of file 0 is {json.dumps(size)}; it must be a whole number from 0 to 9223372036854775807 or null",
+            )
             for size in ("12", -1, 1.5, True, [1], 2**70)
         ),
         (
