@@ -21,7 +21,7 @@ from ropetool.errors import CheckpointError, CorruptFile, OutputError
 from ropetool.files.counting import byte_size
 from ropetool.files.hf import ABSENT, Edit, apply_edits, read_optional_object
 from ropetool.files.hf.jsontext import shown
-from ropetool.files.hf.typed import (
+from ropetool.files.json_types import (
     BOOLEAN,
     LIST,
     OBJECT,

@@ -20,7 +20,7 @@ from ropetool.escaping import command
 from ropetool.files.gguf import GgufHeader, Patch, Value, ValueType, read_vector
 from ropetool.files.hf import ABSENT, read_optional_object
 from ropetool.files.hf.jsontext import LARGE, check_size, shown
-from ropetool.files.hf.typed import LIST, OBJECT, STRING, JsonType, check_members, optional, whole
+from ropetool.files.json_types import LIST, OBJECT, STRING, JsonType, check_members, optional, whole
 
 SCHEMA = 1
 

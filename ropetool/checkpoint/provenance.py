@@ -18,7 +18,7 @@ from ropetool.errors import CheckpointError, CorruptFile, NotACheckpoint
 from ropetool.files import hub
 from ropetool.files.hf import read_optional_object
 from ropetool.files.hf.jsontext import SMALL
-from ropetool.files.hf.typed import (
+from ropetool.files.json_types import (
     BOOLEAN,
     INTEGER,
     LIST,
@@ -204,7 +204,7 @@ def lineage(checkpoint: Path) -> Iterator[Provenance]:
 
 def _checked(data: Mapping[str, Any], path: Path) -> Provenance:
     try:
-        _check(data)
+        check(data)
     except CorruptFile as error:
         raise CorruptFile(f"not a valid ropetool record ({error.message})", where=str(path), try_=_AWAY) from None
     digest = data["source_fingerprint"]
@@ -231,11 +231,12 @@ _FILE = {
 # The keys of these parts that are read without a Plan. There may be others.
 _PLAN = {
     "method": STRING, "reading": STRING, "suffix": STRING, "factor": NUMBER, "params": OBJECT, "bakes": STRINGS,
+    "edits": LIST,
 }  # fmt: skip
 _EXPORT = {"outtype": STRING, "encoding": STRING, "bakes": STRINGS, "checks": LIST}
 
 
-def _check(data: Mapping[str, Any]) -> None:
+def check(data: Mapping[str, Any]) -> None:
     """Check the data of a record. Raises: CorruptFile, with the key, its value and its rule."""
     exported = {"trained_length": optional(_LENGTH)} if EXPORT in data else {}  # a source may have an unknown length
     check_members(data, {**_RECORD, **exported}, _PARTS)
@@ -244,8 +245,8 @@ def _check(data: Mapping[str, Any]) -> None:
     check_members(data["plan"], {}, _PLAN, "plan")
     export = data.get(EXPORT, {})
     check_members(export, {}, _EXPORT, "export")
-    for number, check in enumerate(export.get("checks", ())):
-        check_members(check, CHECK, place=f"export.checks[{number}]")
+    for number, entry in enumerate(export.get("checks", ())):
+        check_members(entry, CHECK, place=f"export.checks[{number}]")
 
 
 def write(provenance: Provenance, destination: Path, final: Path | None = None) -> None:

@@ -64,7 +64,7 @@ class Order:
             data = json.loads(raw)
             put = {name: (int(inode), int(size), int(time)) for name, (inode, size, time) in data["put"].items()}
             earlier = tuple(data["earlier"])
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
             return None
         return cls(hidden, put, earlier) if put and all(map(_is_name, (*put, *earlier))) else None
 

@@ -13,12 +13,20 @@ from pathlib import Path
 from ropetool.errors import CheckpointError, OutputError
 from ropetool.files.hf import read_object
 from ropetool.files.hf.jsontext import JsonLimits
+from ropetool.files.json_types import JsonType, check_members
 from ropetool.identify.asking import PromptIds
-from ropetool.servers.base import MOST_SHOWN, Answer, Score, ServerLimits, answer_of
+from ropetool.servers.base import MOST_SHOWN, TOKENS, Answer, Score, ServerLimits, answer_of
 
 SCHEMA = "ropetool prompts 1"
 UNKNOWN = ServerLimits(None, MOST_SHOWN, exact=False)
 _LIMITS = JsonLimits(64 << 20, 4_000_000)
+_ANSWER = {
+    "ids": JsonType("a list of token ids, with at least one", lambda value: TOKENS.holds(value) and len(value) > 0),
+    "top": JsonType(
+        "a list of pairs [token, log probability]",
+        lambda value: isinstance(value, list) and all(isinstance(one, list) and len(one) == 2 for one in value),
+    ),
+}
 
 
 def write_prompts(path: Path, prompt_ids: PromptIds) -> None:
@@ -62,13 +70,8 @@ class FiledServer:
             )
         answers = {}
         for number, entry in enumerate(entries):
-            place = f"{path}: answer {number}"
-            ids, top = (entry.get("ids"), entry.get("top")) if isinstance(entry, dict) else (None, None)
-            if not isinstance(ids, list) or not ids or not all(type(token) is int and token >= 0 for token in ids):
-                raise CheckpointError("`ids` must be a list of token ids", where=place)
-            if not isinstance(top, list) or not all(isinstance(one, list) and len(one) == 2 for one in top):
-                raise CheckpointError("`top` must be a list of pairs [token, log probability]", where=place)
-            answers[tuple(ids)] = answer_of([(one[0], one[1]) for one in top], len(top), place)
+            check_members(entry, _ANSWER, place=f"answer {number}", where=str(path))
+            answers[tuple(entry["ids"])] = answer_of(entry["top"], len(entry["top"]), f"{path}: answer {number}")
         if not any(len(ids) > 1 for ids in answers):
             raise CheckpointError(
                 "the file contains no prompt of several tokens",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from ropetool.errors import ConfigError
 from ropetool.escaping import command
 from ropetool.files import hub
 from ropetool.files.regular import open_regular
-from ropetool.rope.tables import Array
+from ropetool.rope.tables import Array, is_number
 from ropetool.runtimes.inspection import inspect_checkpoint
 from ropetool.sections import Cell, Section, Table, number, row
 from ropetool.verification.gate import Grade
@@ -286,7 +287,7 @@ def _check_model(log: _Log, model: Path) -> None:
     results = log.path.with_name(f"results_{log.time}.json")
     named = Path(str(_results(results).get("model_name", "")))
     ours = {model.resolve(), *([] if model.is_dir() else [model.parent.resolve()])}
-    if named.is_absolute() and named.exists() and named.resolve() not in ours:
+    if named.is_absolute() and os.path.exists(named) and named.resolve() not in ours:
         raise _refusal(results, f"these are results of {named}, not of {model}")
 
 
@@ -328,7 +329,7 @@ def _samples(log: _Log) -> dict[_Key, dict[str, _Sample]]:
         for name in map(str, metrics if isinstance(metrics, list) else sorted(sample.keys() - NOT_SCORES)):
             value = sample.get(name)
             left_out = name.isdigit() and value == LEFT_OUT
-            if isinstance(value, (bool, int, float)) and math.isfinite(value) and not left_out:
+            if (isinstance(value, bool) or is_number(value)) and not left_out:
                 series.setdefault((log.task, name, filter_name), {})[sample_id] = _Sample(float(value), *hashes)
     return series
 

@@ -326,5 +326,5 @@ def _parsed(text: str) -> Any:
     """Return the value of a JSON text, or the text itself if it is not JSON."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

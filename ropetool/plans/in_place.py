@@ -23,7 +23,7 @@ from ropetool.files.gguf.cursor import AGAIN
 from ropetool.files.gguf.header import read_unmapped
 from ropetool.files.gguf.in_place import Edited, edit_in_place, way_in_place
 from ropetool.files.gguf.in_place.editing import edited_part
-from ropetool.files.hf import read_optional_object
+from ropetool.files.hf import parse_object, read_optional_object
 from ropetool.plans.applying import Applied, checked_gguf
 from ropetool.plans.following import following_gguf
 from ropetool.plans.plan import Plan
@@ -145,15 +145,16 @@ def resized(record: str, file: Path, part: GgufHeader, size: int) -> bytes:
     """
     name = Path(os.path.realpath(part.path)).name
     try:
-        data = {**json.loads(record)}
-        if provenance.FILES in data:
-            changed = {"name": name, "size": size}
-            data[provenance.FILES] = [changed if one["name"] == name else one for one in data[provenance.FILES]]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        data = parse_object(record, "")
+        provenance.check(data)
+    except CorruptFile as error:
         raise CorruptFile(
-            f"contains an old record that is not valid ({error!r})", where=str(edit_log.place(file)),
+            f"contains an old record that is not valid ({error.message})", where=str(edit_log.place(file)),
             try_=AGAIN,
         ) from None  # fmt: skip
+    if provenance.FILES in data:
+        changed = {"name": name, "size": size}
+        data[provenance.FILES] = [changed if one["name"] == name else one for one in data[provenance.FILES]]
     return f"{json.dumps(data, indent=2)}\n".encode("ascii")
 
 

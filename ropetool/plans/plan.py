@@ -15,13 +15,25 @@ from ropetool.checkpoint import provenance
 from ropetool.checkpoint.edits import FileEdit
 from ropetool.checkpoint.identity import Identity
 from ropetool.checkpoint.opening import first_file
-from ropetool.errors import ConfigError, CorruptFile, sentence_of
+from ropetool.errors import ConfigError, CorruptFile
 from ropetool.escaping import Shown
 from ropetool.files import hub
 from ropetool.files.gguf import model_name
 from ropetool.files.hf import read_object
-from ropetool.files.hf.jsontext import ABSENT, is_text, shown
-from ropetool.files.hf.typed import NUMBER, OBJECT, TEXT, JsonType, checked, list_of, taken, whole
+from ropetool.files.hf.jsontext import is_text
+from ropetool.files.json_types import (
+    INTEGER,
+    NUMBER,
+    OBJECT,
+    TEXT,
+    JsonType,
+    check_members,
+    list_of,
+    one_of,
+    optional,
+    taken,
+    whole,
+)  # fmt: skip
 from ropetool.plans.basis import ORIGINAL
 from ropetool.plans.targets import rope_tables, target_json, target_of
 from ropetool.rope.tables import MAX_LENGTH, RopeSet, RopeTable
@@ -33,7 +45,7 @@ FORMATS = ("hf", "gguf")
 MAX_REASON = 300  # characters; a reason may quote a long value of the file
 # To apply an edit of a row takes 16 bytes. The largest known model has 2 million rows: 126 layers of 16,384 queries and
 # 1,024 keys. Lists have an entry for each tensor, note or runtime.
-MAX_HEIGHT, MAX_ROWS, MAX_LIST = 2**20, 2**22, 2**13
+MAX_ROWS, MAX_LIST = 2**22, 2**13
 BAKE = "bake"  # the method of a plan that keeps the context length
 
 
@@ -132,17 +144,8 @@ class Plan(Shown):
         Raises: ConfigError if it is not a valid plan.
         """
         try:
-            if data["schema"] not in SCHEMAS or data["format"] not in FORMATS:
-                raise ValueError(
-                    f"schema {shown(data['schema'])} for {shown(data['format'])}; this version reads "
-                    f"{' and '.join(map(str, SCHEMAS))} for {' and '.join(FORMATS)}"
-                )
-            for key, value_type in _KINDS.items():
-                checked(data[key], value_type, key, "")
-            for key in ("target", "identity") if data["schema"] == SCHEMA else ():
-                checked(data[key], OBJECT, key, "")
-            for key, value_type in _BAKED_KINDS.items():
-                taken(data, key, value_type, "", None)
+            check_members(data, _FIRST)
+            check_members(data, _PLAN | (_TARGET if data["schema"] == SCHEMA else {}), _BAKED)
             plan = cls(
                 format=data["format"], family=data["family"], method=data["method"], factor=float(data["factor"]),
                 params=data["params"], reading=data["reading"], trained_length=data["trained_length"],
@@ -156,10 +159,8 @@ class Plan(Shown):
                 identity=_identity(data["identity"]) if data["schema"] == SCHEMA else None,
             )  # fmt: skip
             plan.rope_tables()
-            if Path(plan.suffix).name != plan.suffix:
-                raise ValueError(f"suffix {shown(plan.suffix)} is not part of a file name")
-        except (KeyError, TypeError, ValueError, OverflowError, ConfigError, CorruptFile) as error:
-            reason = f"{error} is missing" if isinstance(error, KeyError) else sentence_of(error)
+        except (ConfigError, CorruptFile) as error:
+            reason = error.sentence
             raise ConfigError(
                 f"not a valid ropetool plan ({reason if len(reason) <= MAX_REASON else f'{reason[:MAX_REASON]}...'})",
                 where=where, try_="make one with ropetool extend ... --dry-run --plan-out FILE",
@@ -192,7 +193,7 @@ class Plan(Shown):
 
 def _identity(data: Any) -> Identity:
     place = "identity"
-    return Identity(taken(data, "settings", _STATED, place), taken(data, "weights", TEXT, place))
+    return Identity(taken(data, "settings", _TEXT_MEMBERS, place), taken(data, "weights", TEXT, place))
 
 
 def _candidate(data: Any) -> Tried:
@@ -202,44 +203,44 @@ def _candidate(data: Any) -> Tried:
 def _tensor_edits(listed: Sequence[Any]) -> tuple[TensorEdit, ...]:
     """Return the edits of tensors.
 
-    Raises: CorruptFile if the data is invalid or has more rows than any model; and as TensorEdit.from_json.
+    Raises: CorruptFile if they have more rows than any model; and as TensorEdit.from_json.
     """
-    edits: list[TensorEdit] = []
-    seen: set[str] = set()
-    total = 0
-    for data in listed:
-        checked(data, OBJECT, "a tensor edit", "")
-        place = f"the edit of {shown(data.get('tensor'))}"
-        for key, value_type in _TENSOR_KINDS.items():
-            taken(data, key, value_type, place, None if key in _TENSOR_OPTIONAL else ABSENT)
-        edits.append(TensorEdit.from_json({key: value for key, value in data.items() if value is not None}))
-        total += 0 if data["tensor"] in seen else data["height"]
-        seen.add(data["tensor"])
-        if total > MAX_ROWS:
-            raise CorruptFile(f"edits tensors of more than {MAX_ROWS:,} rows", where=place)
-    return tuple(edits)
+    edits = tuple(map(TensorEdit.from_json, listed))
+    heights: dict[str, int] = {}
+    for edit in edits:
+        heights.setdefault(edit.tensor, edit.height)
+    if sum(heights.values()) > MAX_ROWS:
+        raise CorruptFile(f"it edits tensors of more than {MAX_ROWS:,} rows")
+    return edits
 
 
 _LENGTH = whole(1, MAX_LENGTH)
-_ROW = whole(0, MAX_HEIGHT)
 _TEXTS = list_of(TEXT, MAX_LIST)
-_PARAMS = JsonType(
-    "an object whose names and texts are text",
-    lambda value: isinstance(value, dict) and all(is_text(v) for v in (*value, *value.values()) if isinstance(v, str)),
+_OBJECTS = list_of(OBJECT, MAX_LIST)
+_TEXT_MEMBERS = JsonType(
+    "an object of texts", lambda value: isinstance(value, dict) and all(map(is_text, value.values()))
 )
-_KINDS = {
-    "family": TEXT, "method": TEXT, "factor": NUMBER, "params": _PARAMS, "reading": TEXT, "trained_length": _LENGTH,
+_FIRST = {
+    "schema": JsonType(
+        f"{' or '.join(map(str, SCHEMAS))}, the schemas of this version",
+        lambda value: INTEGER.holds(value) and value in SCHEMAS,
+    ),
+    "format": one_of(FORMATS),
+}
+_PLAN = {
+    "family": TEXT, "method": TEXT, "factor": NUMBER, "reading": TEXT, "trained_length": _LENGTH,
+    "params": JsonType(
+        "an object whose names and texts are text",
+        lambda value: isinstance(value, dict)
+        and all(is_text(v) for v in (*value, *value.values()) if isinstance(v, str)),
+    ),
     "max_position_embeddings": _LENGTH, "runtimes": _TEXTS, "config_style": TEXT, "tables": OBJECT,
-    "softmax_multiplier": NUMBER, "edits": list_of(OBJECT, MAX_LIST), "candidates": list_of(OBJECT, MAX_LIST),
-    "notes": _TEXTS, "suffix": TEXT,
+    "softmax_multiplier": NUMBER, "edits": _OBJECTS, "candidates": _OBJECTS, "notes": _TEXTS,
+    "suffix": JsonType("part of a file name", lambda value: is_text(value) and Path(value).name == value),
 }  # fmt: skip
-_STATED = JsonType("an object of texts", lambda value: isinstance(value, dict) and all(map(is_text, value.values())))
-_BAKED_KINDS = {
-    "bakes": _TEXTS, "tensors": list_of(OBJECT, MAX_LIST), "bake_dtype": TEXT,
-    "weight_files": _STATED,
+_TARGET = {"target": OBJECT, "identity": OBJECT}
+# These keys are missing or null in a plan that changes no weights.
+_BAKED = {
+    "bakes": optional(_TEXTS), "tensors": optional(_OBJECTS), "bake_dtype": optional(TEXT),
+    "weight_files": optional(_TEXT_MEMBERS),
 }  # fmt: skip
-_TENSOR_KINDS = {
-    "tensor": TEXT, "operation": TEXT, "height": _ROW, "starts": list_of(_ROW, MAX_HEIGHT), "length": _ROW,
-    "factors": list_of(NUMBER, MAX_HEIGHT), "order": list_of(_ROW, MAX_HEIGHT), "offset": NUMBER, "reason": TEXT,
-}  # fmt: skip
-_TENSOR_OPTIONAL = {"factors", "order", "offset", "reason"}

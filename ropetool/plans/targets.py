@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ropetool.files.hf.typed import NUMBER, OBJECT, TEXT, JsonType, checked, list_of, taken, whole
+from ropetool.files.json_types import NUMBER, OBJECT, TEXT, JsonType, checked, list_of, optional, taken, whole
 from ropetool.rope.tables import MAX_LENGTH, LayerRope, Regime, RopeSet, RopeTable, Temperature
 
-MAX_CHANNELS, MAX_LAYERS = 2**20, 2**16
+MAX_CHANNELS, MAX_LAYERS, MAX_REGIMES = 2**20, 2**16, 2**10
 _RULE = JsonType(
     "a list of texts and numbers",
     lambda value: isinstance(value, list) and all(type(part) in (str, int, float) for part in value),
 )
 _LENGTH, _CHANNELS = whole(1, MAX_LENGTH), whole(0, MAX_CHANNELS)
 _LAYERS = list_of(whole(0, MAX_LAYERS), MAX_LAYERS)
+_REGIMES, _FREQUENCIES = list_of(OBJECT, MAX_REGIMES), list_of(NUMBER, MAX_CHANNELS)
 
 
 def tables_of(target: RopeSet) -> dict[str, Any]:
@@ -32,9 +33,9 @@ def tables_of(target: RopeSet) -> dict[str, Any]:
 def rope_tables(tables: Mapping[str, Any]) -> dict[str, RopeTable]:
     """Return the tables of this data, for comparison.
 
-    Raises: KeyError, TypeError, InvalidRope for invalid data.
+    Raises: CorruptFile, InvalidRope for invalid data.
     """
-    return {layer_type: RopeTable(_read_regimes(regimes)) for layer_type, regimes in tables.items()}
+    return {layer_type: RopeTable(_read_regimes(tables, layer_type, "tables")) for layer_type in tables}
 
 
 def target_json(target: RopeSet) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def target_json(target: RopeSet) -> dict[str, Any]:
 def target_of(data: Mapping[str, Any], tables: Mapping[str, Any]) -> RopeSet:
     """Return the target of the data from `target_json` and `tables_of`.
 
-    Raises: CorruptFile, KeyError, TypeError, InvalidRope for invalid data.
+    Raises: CorruptFile, InvalidRope for invalid data.
     """
     fixed = rope_tables(tables)
     layers = taken(data, "layers", OBJECT, "target")
@@ -66,8 +67,16 @@ def _regimes(table: RopeTable) -> list[dict[str, Any]]:
     ]
 
 
-def _read_regimes(regimes: Any) -> tuple[Regime, ...]:
-    return tuple(Regime(each["inv_freq"], each["attention_factor"], each["up_to"]) for each in regimes)
+def _read_regimes(data: Mapping[str, Any], key: str, place: str) -> tuple[Regime, ...]:
+    within = f"{key} of {place}"
+    return tuple(
+        Regime(
+            taken(each, "inv_freq", _FREQUENCIES, within),
+            taken(each, "attention_factor", NUMBER, within),
+            taken(each, "up_to", optional(_LENGTH), within),
+        )
+        for each in taken(data, key, _REGIMES, place)
+    )
 
 
 def _layer_json(entry: LayerRope) -> dict[str, Any]:
@@ -91,7 +100,7 @@ def _layer(data: Any, layer_type: str, table: RopeTable | None) -> LayerRope:
     rule, grows = value("rule", OBJECT, None), value("temperature", OBJECT, None)
     if rule is not None:
         name = taken(rule, "name", _RULE, place)
-        table = RopeTable(_read_regimes(rule["regimes"]), _uncalled, tuple(name))
+        table = RopeTable(_read_regimes(rule, "regimes", place), _uncalled, tuple(name))
     temperature = None
     if grows is not None:
         temperature = Temperature(taken(grows, "beta", NUMBER, place), taken(grows, "length", _LENGTH, place))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ropetool.errors import ServerError
+from ropetool.files.json_types import LIST, OBJECT, JsonType, checked, whole
+from ropetool.rope.tables import is_number
 from ropetool.servers.http import Http
 
 MOST_SHOWN = 20  # tokens of an answer: what vLLM, SGLang and Ollama give unless they are started otherwise
@@ -17,7 +19,11 @@ LEAST = -1e5  # nats: no float32 softmax is below it; vLLM writes -9999 for a to
 SAME = 0.1  # nats by which two answers to one prompt may differ: batches round differently, and some engines quantise
 MASS = 1e-3  # by which the sum of shown probabilities may exceed 1, because servers compute in 16 bits
 NO_LOG_PROBABILITIES = "the answer contains no log probabilities"
-_WRONG = "the answer contains {}"
+TOKEN = whole(0, MOST_TOKENS - 1)
+TOKENS = JsonType("a list of token ids", lambda value: isinstance(value, list) and all(map(TOKEN.holds, value)))
+_LOG_PROBABILITY = JsonType(
+    f"a number of nats from {LEAST:g} to {MASS:g}", lambda value: is_number(value) and LEAST <= value <= MASS
+)
 
 
 @dataclass(frozen=True)
@@ -131,42 +137,35 @@ def answer_of(pairs: Sequence[Any], likeliest: int, where: str, unnamed: Sequenc
     """
     shown: dict[int, float] = {}
     for token, number in pairs:
-        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < MOST_TOKENS:
-            raise ServerError(_WRONG.format(f"an invalid token: {_quoted(token)}"), where=where)
-        shown[token] = log_probability(number, where)
+        shown[checked(token, TOKEN, "a token", where, ServerError)] = log_probability(number, where)
     others = tuple(log_probability(number, where) for number in unnamed)
     if not shown and not others:
         raise ServerError(NO_LOG_PROBABILITIES, where=where)
     if math.fsum(math.exp(one) for one in (*shown.values(), *others)) > 1 + MASS:
-        raise ServerError(_WRONG.format("probabilities with a sum above 1"), where=where)
+        raise ServerError("the answer contains probabilities with a sum above 1", where=where)
     return Answer(shown, min(likeliest, len(shown)), others)
 
 
 def log_probability(number: Any, where: str) -> float:
     """Return a log probability in nats. Raises: ServerError for any other value."""
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or not LEAST <= number <= MASS:
-        raise ServerError(_WRONG.format(f"an invalid log probability: {_quoted(number)}"), where=where)
-    return min(0.0, float(number))
-
-
-def _quoted(value: Any) -> str:
-    return repr(value)[:60] if not isinstance(value, int) or abs(value) < MOST_TOKENS else "a huge number"
+    return min(0.0, float(checked(number, _LOG_PROBABILITY, "a log probability", where, ServerError)))
 
 
 def listed(answer: Any, *path: str | int, where: str) -> list[Any]:
     """Return the list at a path of an answer. Raises: ServerError if there is no list."""
-    part = within(answer, *path, where=where)
-    if not isinstance(part, list):
-        raise ServerError(_WRONG.format(f"no list at {'.'.join(map(str, path))}"), where=where)
-    return part
+    items: list[Any] = _part(answer, path, LIST, where)
+    return items
 
 
 def named(answer: Any, *path: str | int, where: str) -> dict[str, Any]:
     """Return the object at a path of an answer. Raises: ServerError if there is no object."""
-    part = within(answer, *path, where=where)
-    if not isinstance(part, dict):
-        raise ServerError(_WRONG.format(f"no object at {'.'.join(map(str, path))}"), where=where)
-    return part
+    members: dict[str, Any] = _part(answer, path, OBJECT, where)
+    return members
+
+
+def _part(answer: Any, path: Sequence[str | int], type_: JsonType, where: str) -> Any:
+    name = ".".join(map(str, path)) or "a part of the answer"
+    return checked(within(answer, *path, where=where), type_, name, where, ServerError)
 
 
 def tokenized(http: Http, body: Mapping[str, Any]) -> list[int] | None:
@@ -174,9 +173,7 @@ def tokenized(http: Http, body: Mapping[str, Any]) -> list[int] | None:
     answer, where = http.post(TOKENIZE, body), f"{http.url}{TOKENIZE}"
     if answer is None:
         return None
-    ids = listed(answer, "tokens", where=where)
-    if not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
-        raise ServerError(_WRONG.format("invalid tokens"), where=where)
+    ids: list[int] = _part(answer, ["tokens"], TOKENS, where)
     return ids
 
 
@@ -237,6 +234,6 @@ def within(answer: Any, *path: str | int, where: str) -> Any:
     return part
 
 
-def whole(value: Any) -> int | None:
+def positive(value: Any) -> int | None:
     """Return a positive integer, or None for any other value."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

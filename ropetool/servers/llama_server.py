@@ -17,8 +17,8 @@ from ropetool.servers.base import (
     answer_of,
     left_out,
     listed,
+    positive,
     tokenized,
-    whole,
     within,
 )
 from ropetool.servers.http import Http
@@ -43,7 +43,7 @@ class LlamaServer:
         # The slots share the cells of one cache, and each keeps the prefix of its own last prompt. One request at a
         # time never runs out of cells, and reads no prefix again. The server reports a prompt as truncated if only the
         # answer fits after it.
-        self.limits = ServerLimits(whole(context), SHOWN, exact=True, at_once=1, room=2)
+        self.limits = ServerLimits(positive(context), SHOWN, exact=True, at_once=1, room=2)
         self._drawable: int | None = None
 
     def next(self, ids: Sequence[int], requested: int | None = None, /) -> Answer:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ropetool.errors import ConfigError, ServerError, did_you_mean
-from ropetool.servers.base import Server, whole
+from ropetool.servers.base import Server, positive
 from ropetool.servers.http import OPTION, Http
 from ropetool.servers.llama_server import LlamaServer
 from ropetool.servers.sglang import SglangServer
@@ -54,7 +54,7 @@ def _ollama(http: Http, version: str, model: str | None) -> OllamaServer:
     shown = http.post("/api/show", {"model": name})
     facts = shown.get("model_info") if isinstance(shown, dict) else None
     pairs = facts.items() if isinstance(facts, dict) else ()
-    context = next((whole(value) for key, value in pairs if str(key).endswith(".context_length")), None)
+    context = next((positive(value) for key, value in pairs if str(key).endswith(".context_length")), None)
     return OllamaServer(http, version, name, context)
 
 

@@ -16,8 +16,8 @@ from ropetool.servers.base import (
     listed,
     log_probability,
     not_one_score_each,
+    positive,
     tokenized,
-    whole,
     within,
 )
 from ropetool.servers.http import Http
@@ -32,7 +32,7 @@ class SglangServer:
     def __init__(self, http: Http, model: str, facts: dict[str, Any]) -> None:
         self._http, self._where = http, f"{http.url}{GENERATE}"
         self.program, self.model = f"SGLang {facts.get('version', '')}".strip(), model
-        sizes = [whole(facts.get(key)) for key in ("context_length", "max_req_input_len", "max_total_num_tokens")]
+        sizes = [positive(facts.get(key)) for key in ("context_length", "max_req_input_len", "max_total_num_tokens")]
         self.limits = ServerLimits(
             min((one for one in sizes if one is not None), default=None), MOST_SHOWN, exact=True, scored=MOST_SCORED
         )

@@ -20,7 +20,7 @@ from ropetool.servers.base import (
     answer_of,
     listed,
     named,
-    whole,
+    positive,
     within,
 )
 from ropetool.servers.http import OPTION, Http
@@ -148,4 +148,6 @@ class OpenAiServer(TextServer):
 
 def context_of(card: Mapping[str, Any]) -> int | None:
     """Return the context length in a model's card, under any of its usual names, or None."""
-    return next((size for key in ("max_model_len", "context_length", "n_ctx") if (size := whole(card.get(key)))), None)
+    return next(
+        (size for key in ("max_model_len", "context_length", "n_ctx") if (size := positive(card.get(key)))), None
+    )

@@ -23,8 +23,8 @@ from ropetool.servers.base import (
     log_probability,
     named,
     not_one_score_each,
+    positive,
     tokenized,
-    whole,
     within,
 )
 from ropetool.servers.http import Http
@@ -41,7 +41,7 @@ class VllmServer:
     def __init__(self, http: Http, version: str, card: Mapping[str, Any]) -> None:
         self._http, self._where = http, f"{http.url}{COMPLETIONS}"
         self.program, self.model = f"vLLM {version}", str(card.get("id"))
-        self.limits = ServerLimits(whole(card.get("max_model_len")), MOST_SHOWN, exact=True)
+        self.limits = ServerLimits(positive(card.get("max_model_len")), MOST_SHOWN, exact=True)
 
     def next(self, ids: Sequence[int], requested: int | None = None, /) -> Answer:
         """Return the log probabilities of the tokens after a prompt. The server can only sample the requested token.

@@ -11,9 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ropetool.errors import ConfigError
+from ropetool.files.hf.jsontext import shown
+from ropetool.files.json_types import NUMBER, TEXT, JsonType, list_of, taken, whole
 from ropetool.rope.tables import Array, is_number
 
 SCALE, PERMUTE = "scale", "permute"
+MAX_HEIGHT = 2**20  # rows of a tensor in a plan file
+_ROW = whole(0, MAX_HEIGHT)
+_ROWS, _FACTORS = list_of(_ROW, MAX_HEIGHT), list_of(NUMBER, MAX_HEIGHT)
 
 
 @dataclass(frozen=True)
@@ -79,12 +84,17 @@ class TensorEdit:
     def from_json(cls, data: Mapping[str, Any]) -> TensorEdit:
         """Return an edit from a plan file.
 
-        Raises: KeyError, TypeError, ValueError or ConfigError if the data is invalid.
+        Raises: CorruptFile if a value has a wrong type; ConfigError if the edit is not possible.
         """
+        place = f"the edit of {shown(data.get('tensor'))}"
+
+        def value(key: str, json_type: JsonType, *absent: Any) -> Any:
+            return taken(data, key, json_type, place, *absent)
+
         return cls(
-            str(data["tensor"]), str(data["operation"]), int(data["height"]), tuple(map(int, data["starts"])),
-            int(data["length"]), tuple(map(float, data.get("factors", ()))), tuple(map(int, data.get("order", ()))),
-            float(data.get("offset", 0.0)), str(data.get("reason", "")),
+            value("tensor", TEXT), value("operation", TEXT), value("height", _ROW), tuple(value("starts", _ROWS)),
+            value("length", _ROW), tuple(map(float, value("factors", _FACTORS, ()))), tuple(value("order", _ROWS, ())),
+            float(value("offset", NUMBER, 0.0)), value("reason", TEXT, ""),
         )  # fmt: skip
 
 

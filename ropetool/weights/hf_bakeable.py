@@ -180,7 +180,8 @@ class HfBakeable:
         """Return the edit of the total size of the weights in the shard index."""
         more = growth(tensors, self.checkpoint.stored, self.bake_dtype)
         index = read_optional_object(self.checkpoint.path / names.SAFETENSORS_INDEX_JSON) if more else None
-        total_size = (index[1].get("metadata") or {}).get("total_size") if index else None
-        if not isinstance(total_size, int):
+        metadata = index[1].get("metadata") if index else None
+        total_size = metadata.get("total_size") if isinstance(metadata, Mapping) else None
+        if type(total_size) is not int:
             return []
         return [FileEdit(names.SAFETENSORS_INDEX_JSON, ("metadata", "total_size"), total_size, total_size + more)]

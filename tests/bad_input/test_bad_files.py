@@ -248,12 +248,12 @@ PLANS: dict[str, tuple[Any, str, str]] = {
     "empty": ("", "plan.json: is empty", ""),
     "no JSON": ("{", "plan.json: is not valid JSON: Expecting property name enclosed in double quotes at line 1, column 2", ""),
     "a list": ("[]", "plan.json: contains [] instead of a JSON object", ""),
-    "an object": ("{}", "plan.json: not a valid ropetool plan ('schema' is missing)", NO_PLAN),
+    "an object": ("{}", "plan.json: not a valid ropetool plan (schema is absent; it must be 1 or 2, the schemas of this version)", NO_PLAN),
     "another schema": (
-        {"schema": 7}, 'plan.json: not a valid ropetool plan (schema 7 for "hf"; this version reads 1 and 2 for hf and gguf)', NO_PLAN,
+        {"schema": 7}, 'plan.json: not a valid ropetool plan (schema is 7; it must be 1 or 2, the schemas of this version)', NO_PLAN,
     ),
     "a text that is none": (
-        {"suffix": "\ud800"}, 'plan.json: not a valid ropetool plan (suffix is "\\ud800"; it must be text)', NO_PLAN,
+        {"suffix": "\ud800"}, 'plan.json: not a valid ropetool plan (suffix is "\\ud800"; it must be part of a file name)', NO_PLAN,
     ),
     "a note that is none": (
         {"notes": ["\udc80"]},
@@ -289,14 +289,15 @@ PLANS: dict[str, tuple[Any, str, str]] = {
             {"tensor": str(n), "operation": "scale", "height": 2**20, "starts": [0], "length": 1, "factors": [2]}
             for n in range(5)
         ]},
-        'plan.json: not a valid ropetool plan (the edit of "4": edits tensors of more than 4,194,304 rows)', NO_PLAN,
+        'plan.json: not a valid ropetool plan (it edits tensors of more than 4,194,304 rows)', NO_PLAN,
     ),
     "another file": (
         {"edits": [{"file": SHARD, "path": ["a"], "new": 1}]},
-        f'plan.json: not a valid ropetool plan ("{SHARD}" is not a file that plans edit)', NO_PLAN,
+        f'plan.json: not a valid ropetool plan (an edit: file is "{SHARD}"; it must be one of config.json, tokenizer_config.json, '
+        "model.safetensors.index.json, metadata, tensors)", NO_PLAN,
     ),
     "a suffix that leaves": (
-        {"suffix": "x/../../y"}, 'plan.json: not a valid ropetool plan (suffix "x/../../y" is not part of a file name)', NO_PLAN,
+        {"suffix": "x/../../y"}, 'plan.json: not a valid ropetool plan (suffix is "x/../../y"; it must be part of a file name)', NO_PLAN,
     ),
     "another family": (
         {"family": "mistral"}, '{m}: the plan is for mistral, but the source is "llama"',

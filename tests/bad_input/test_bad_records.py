@@ -74,6 +74,7 @@ def one_error(done: Done, *parts: str) -> None:
         ("source", ["a"]), ("source_fingerprint", None), ("plan", []), ("plan.method", 7), ("plan.method", ["yarn"]),
         ("plan.params", []), ("plan.params", "x"), ("plan.bakes", 1), ("plan.bakes", "x"), ("plan.bakes", [{}]),
         ("plan.reading", {}), ("plan.factor", "4"), ("plan.factor", HUGE), ("plan.factor", float("nan")), ("plan.suffix", 4),
+        ("plan.edits", 7), ("plan.edits", {}),
     ],
 )  # fmt: skip
 def test_a_record_of_another_shape(command: str, place: str, value: Any, output: Path) -> None:

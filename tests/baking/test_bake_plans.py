@@ -226,6 +226,11 @@ def test_wider_numbers_are_counted_in_the_index(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "out")
     baked(source, "attention-factor", tmp_path / "out")
     assert size(tmp_path / "out") == size(source)
+    for metadata in ([1], {"total_size": True}, {"total_size": "1"}):  # an index without a size keeps its content
+        (source / "model.safetensors.index.json").write_text(json.dumps({**index, "metadata": metadata}))
+        shutil.rmtree(tmp_path / "out")
+        baked(source, "attention-factor", tmp_path / "out", bake_dtype="f32")
+        assert json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())["metadata"] == metadata
 
 
 def size(directory: Path) -> int:

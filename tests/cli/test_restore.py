@@ -282,12 +282,16 @@ def test_a_record_that_is_none_stops_the_undoing_before_it_begins(text: bytes, t
     assert path.read_bytes() == raw
     provenance.beside(path).unlink()
     log = json.loads(edit_log.place(path).read_bytes())
-    log["edits"][0]["record"] = text.decode("latin-1") * 2
-    edit_log.place(path).write_text(json.dumps(log))
-    done = run("restore", "m.gguf")
-    assert done.code == 1
-    assert "m.gguf.ropetool-edits.json" in done.err
-    assert path.read_bytes() == raw
+    for old, reason in (
+        (text.decode("latin-1") * 2, ""), ('{"source": 1}', "source is 1; it must be text"), ("[" * 100_000, ""),
+        ('{"a": 1, "a": 2}', "contains the key 'a' twice"), ("[1]", "contains [1] instead of a JSON object"),
+    ):  # fmt: skip
+        log["edits"][0]["record"] = old
+        edit_log.place(path).write_text(json.dumps(log))
+        done = run("restore", "m.gguf")
+        assert done.code == 1
+        assert f"m.gguf.ropetool-edits.json: contains an old record that is not valid ({reason}" in done.err
+        assert path.read_bytes() == raw
 
 
 def test_a_file_edited_in_place_is_never_said_to_be_deleted(tmp_path: Path) -> None:

@@ -257,8 +257,9 @@ REFUSED_PROCESSORS: list[tuple[str, Any, type[RopetoolError], str]] = [
     ("unknown token", maker.template("<|x|>", "A"), CorruptFile, "is absent; it must be an object"),
     ("no template", {"type": "TemplateProcessing"}, CorruptFile, "single is absent; it must be a list"),
     ("an endless id", maker.template("<|x|>", "A", ids={"<|x|>": [float("inf")]}), CorruptFile, "ids is .Infinity.; it must be"),
-    ("a number", 3, CorruptFile, "post_processor must be an object"),
-    ("no list", {"type": "Sequence", "processors": {}}, CorruptFile, "post_processor must be an object"),
+    ("a number", 3, CorruptFile, "post_processor is 3; it must be an object"),
+    ("no list", {"type": "Sequence", "processors": {}}, CorruptFile, "processors is {}; it must be a list"),
+    ("no steps", {"type": "Sequence", "processors": [3]}, CorruptFile, "processors is .3.; it must be a list .* each an object"),
 ]  # fmt: skip
 
 
@@ -395,9 +396,17 @@ def test_templates_of_files_that_would_overwrite_each_other_are_refused(tmp_path
     assert not (tmp_path / "x.gguf").exists()
 
 
-@pytest.mark.parametrize("template", [7, [{"name": "default"}], ["x"]])
-def test_a_template_that_is_none_is_refused(template: Any, tmp_path: Path) -> None:
-    with pytest.raises(CorruptFile, match="a chat template must have a name"):
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (7, "template of a chat template is 7; it must be text"),
+        ([{"name": "default"}], "template of a chat template is absent"),
+        ([{"name": None, "template": "x"}], "name of a chat template is null"),
+        (["x"], 'a chat template is "x"; it must be an object'),
+    ],
+)
+def test_a_template_that_is_none_is_refused(template: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(CorruptFile, match=words):
         exported(tmp_path, tokenizer_config={**maker.TOKENIZER_CONFIG, "chat_template": template})
 
 
@@ -410,8 +419,8 @@ BROKEN: list[tuple[str, ChangeJson, type[RopetoolError], str]] = [
     ("other decoder", lambda d: d.update(decoder={"type": "Metaspace"}), LossyExport, "is not byte-level"),
     ("suffix", lambda d: d["model"].update(end_of_word_suffix="</w>"), LossyExport, "end_of_word_suffix"),
     ("no model", lambda d: d.pop("model"), CorruptFile, "model is absent; it must be an object"),
-    ("no vocab", lambda d: d["model"].pop("vocab"), CorruptFile, "vocab or merges is missing"),
-    ("no merges", lambda d: d["model"].pop("merges"), CorruptFile, "vocab or merges is missing"),
+    ("no vocab", lambda d: d["model"].pop("vocab"), CorruptFile, "vocab is absent; it must be an object"),
+    ("no merges", lambda d: d["model"].pop("merges"), CorruptFile, "merges is absent; it must be a list"),
     ("half a merge", lambda d: d["model"]["merges"].append(["h"]), CorruptFile, "must be a pair of tokens"),
     ("no merge", lambda d: d["model"]["merges"].append("h e l"), CorruptFile, "must be a pair of tokens"),
     ("a space", lambda d: d["model"]["merges"].append([" ", "h"]), CorruptFile, "contains a space inside a token"),
@@ -425,8 +434,9 @@ BROKEN: list[tuple[str, ChangeJson, type[RopetoolError], str]] = [
     ("a long token", lambda d: d["model"]["vocab"].update({"x" * 1025: 270}), CorruptFile, "a token of 1,025 letters"),
     ("a padded name", lambda d: d["model"]["vocab"].update({"[PAD299]": 270}), CorruptFile, r"\[PADn\]"),
     ("unknown bytes", lambda d: (d["model"].update(unk_token="he"), d["model"]["vocab"].pop("ÿ")), LossyExport, "unk_token"),
-    ("odd step", lambda d: d.update(pre_tokenizer="x"), CorruptFile, "has no type"),
-    ("odd sequence", lambda d: d.update(normalizer={"type": "Sequence"}), CorruptFile, "without normalizers"),
+    ("odd step", lambda d: d.update(pre_tokenizer="x"), CorruptFile, 'a tokenizer step is "x"; it must be an object'),
+    ("no type", lambda d: d.update(pre_tokenizer={"type": ["x"]}), CorruptFile, "type of a tokenizer step is"),
+    ("odd sequence", lambda d: d.update(normalizer={"type": "Sequence"}), CorruptFile, "normalizers is absent; it must be a list"),
 ]  # fmt: skip
 
 

@@ -264,7 +264,7 @@ BPE_REFUSED: list[tuple[str, Change, type[RopetoolError], str]] = [
      LossyExport, "joins spaces"),
     ("skipped merges", lambda d: d["model"].update(ignore_merges=True), LossyExport, "ignore_merges"),
     ("a byte less", lambda d: d["model"]["vocab"].pop("<0x41>"), LossyExport, "lacks tokens for some bytes"),
-    ("no merges", lambda d: d["model"].pop("merges"), CorruptFile, "vocab or merges is missing"),
+    ("no merges", lambda d: d["model"].pop("merges"), CorruptFile, "merges is absent; it must be a list"),
     ("words of several", lambda d: (d["model"]["vocab"].update({f"a{SPACE}b": 3000}),
      d.update(pre_tokenizer={"type": "Metaspace", "replacement": SPACE, "split": True})), LossyExport, "several words"),
 ]  # fmt: skip
@@ -354,6 +354,14 @@ def test_a_model_file_that_is_refused(raw: bytes, error: type[RopetoolError], te
     with pytest.raises(error, match=text) as caught:
         exported(tmp_path, tokenizer_model=raw)
     assert caught.value.where == str(tmp_path / "tokenizer.model")
+
+
+@pytest.mark.parametrize("number", [[1], {}, None, True, -1, 1.5, "7", 10**400])
+def test_an_added_token_without_an_id_is_refused(number: Any, tmp_path: Path) -> None:
+    pieces = making.model_file(making.bpe_pieces(), remove_extra_whitespaces=0)
+    with pytest.raises(CorruptFile, match=r"<a> is .*; it must be a whole number from 0 to 2147483647") as caught:
+        exported(tmp_path, tokenizer_model=pieces, added_tokens={"<a>": number})
+    assert caught.value.where == str(tmp_path / "added_tokens.json")
 
 
 def test_fields_that_do_not_matter_are_passed_over(tmp_path: Path) -> None:

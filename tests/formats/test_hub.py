@@ -438,7 +438,7 @@ def test_nobody_answers(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_answer_that_is_none(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hub_server.Handler.api", lambda handler, repo, rest: handler.send([1, 2]))
     hub.repositories["acme/demo"] = Path()
-    with pytest.raises(HubError, match="lists 1 as a file"):
+    with pytest.raises(HubError, match="file 0 is 1; it must be an object"):
         local("acme/demo")
 
 

@@ -77,23 +77,34 @@ def answering(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
         (None, "invalid JSON"),
         ({}, "sends an unexpected answer"),
         ({"sha": COMMIT}, "sends an unexpected answer"),
-        ({"sha": COMMIT, "siblings": None}, "does not list any files"),
-        ({"sha": COMMIT, "siblings": {"a": 1}}, "does not list any files"),
-        ({"sha": COMMIT, "siblings": ["config.json"]}, "lists 'config.json' as a file"),
-        ({"sha": COMMIT, "siblings": [{}]}, "lists None as a file"),
-        ({"sha": None, "siblings": ONE}, "sends the invalid commit None"),
-        ({"sha": "../../../../evil", "siblings": ONE}, "sends the invalid commit '../../../../evil'"),
-        ({"sha": 7, "siblings": ONE}, "sends the invalid commit 7"),
+        ({"sha": COMMIT, "siblings": None}, "sends an invalid answer (siblings is null; it must be a list)"),
+        ({"sha": COMMIT, "siblings": {"a": 1}}, 'siblings is {"a": 1}; it must be a list'),
+        ({"sha": COMMIT, "siblings": ["config.json"]}, 'file 0 is "config.json"; it must be an object'),
+        ({"sha": COMMIT, "siblings": [{}]}, "path of file 0 is absent; it must be a path inside the repository"),
+        ({"sha": None, "siblings": ONE}, "sha is null; it must be a commit"),
+        ({"sha": "../../../../evil", "siblings": ONE}, 'sha is "../../../../evil"; it must be a commit'),
+        ({"sha": 7, "siblings": ONE}, "sha is 7; it must be a commit"),
         *(
-            ({"sha": COMMIT, "siblings": [*ONE, {"rfilename": name, "size": 1}]}, "as a file")
+            (
+                {"sha": COMMIT, "siblings": [*ONE, {"rfilename": name, "size": 1}]},
+                f"rfilename of file 1 is {json.dumps(name)}; it must be a path inside the repository",
+            )
             for name in ("../x.json", "/etc/x.json", "a/../../x.json", "..\\x.json", "C:x.json", "", "a//b", "a\0b", 7)
         ),
         *(
-            ({"sha": COMMIT, "siblings": [{"rfilename": "config.json", "size": size}]}, "reports the size ")
+            (
+                {"sha": COMMIT, "siblings": [{"rfilename": "config.json", "size": size}]},
+                f"size of file 0 is {json.dumps(size)}; it must be a whole number from 0 to 9223372036854775807 or null",
+            )
             for size in ("12", -1, 1.5, True, [1], 2**70)
         ),
-        ({"sha": COMMIT, "siblings": [{**ONE[0], "lfs": {"sha256": "../../x", "size": 1}}]}, "describes 'config.json'"),
-        ({"sha": COMMIT, "siblings": [{**ONE[0], "lfs": "x"}]}, "describes 'config.json'"),
+        (
+            {"sha": COMMIT, "siblings": [{**ONE[0], "lfs": {"sha256": "../../x", "size": 1}}]},
+            'sha256 of lfs of file 0 is "../../x"; it must be a digest',
+        ),
+        ({"sha": COMMIT, "siblings": [{**ONE[0], "lfs": {"oid": "0" * 64, "size": -1}}]}, "size of lfs of file 0 is -1"),
+        ({"sha": COMMIT, "siblings": [{**ONE[0], "lfs": {}}]}, "oid of lfs of file 0 is absent"),
+        ({"sha": COMMIT, "siblings": [{**ONE[0], "lfs": "x"}]}, 'lfs of file 0 is "x"; it must be an object or null'),
         ({"sha": COMMIT, "siblings": ONE, "lastModified": {"x": 1}}, "answer"),
         ({"sha": COMMIT, "siblings": ONE, "safetensors": [1], "cardData": 7}, "answer"),
     ],

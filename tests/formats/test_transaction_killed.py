@@ -476,6 +476,9 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "nested": lambda journal: journal.write_text("[" * 200_000),
     "long": lambda journal: os.truncate(journal, 5 << 20),
     "of an earlier version": lambda journal: journal.write_text('{"put": {"out-1": 7}, "earlier": ["out-1"]}'),
+    "a number without end": lambda journal: journal.write_text(
+        '{"put": {"out-1": [Infinity, 2, 3]}, "earlier": ["out-1"]}'
+    ),
     "a number for a list": lambda journal: journal.write_text('{"put": {"out-1": [1, 2, 3]}, "earlier": 7}'),
     "a folder above": lambda journal: journal.write_text('{"put": {"out-1": [1, 2, 3]}, "earlier": [".."]}'),
     "a name that is none": lambda journal: journal.write_text('{"put": {"out-1": [1, 2, 3]}, "earlier": ["a\\u0000"]}'),

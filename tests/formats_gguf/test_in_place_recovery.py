@@ -319,13 +319,19 @@ def test_whatever_is_cut_of_a_journal_is_seen(tmp_path: Path) -> None:
     assert not torn.marked
 
 
-@pytest.mark.parametrize("name", ["../m.gguf.json", "/etc/m.gguf.json", "other.gguf", ".m.gguf.json", "m.gguf"])
+@pytest.mark.parametrize("name", ["../m.gguf.json", "/etc/m.gguf.json", "other.gguf", ".m.gguf.json", "m.gguf", ""])
 def test_a_journal_of_others_writes_nothing_elsewhere(name: str) -> None:
     journal = recovery.EditJournal("overwrite", 600, 600, beside={name: b"text"}, marked=True)
     disk = FailingDisk(bytes(600), beside={journal_of(Path("/nowhere/m.gguf")).name: journal.encode()})
     with contextlib.suppress(PlanMismatch):
         recovery.settle(disk)  # type: ignore[arg-type]
     assert [text for text in disk.names if "journal" not in text] == []
+
+
+@pytest.mark.parametrize("name", ["m.gguf.\0", "m.gguf.\ud800"])
+def test_a_journal_with_a_name_of_no_file_is_none(name: str) -> None:
+    journal = recovery.EditJournal("overwrite", 600, 600, beside={name: b""}, marked=True)
+    assert recovery.EditJournal.decode(journal.encode()) is None
 
 
 @pytest.mark.parametrize("change", [b'"size": -600', b'"size": 6e2', b'"size": null', b'"size": "6"'])

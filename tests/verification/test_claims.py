@@ -217,6 +217,8 @@ def test_what_is_stated_to_be_meant_passes_and_must_be_there(third_party: Callab
     assert verdicts(beta_fast="16", attention_factor="1.2", rms_norm_eps="0.0001") == ["pass", "pass"]
     with pytest.raises(ConfigError, match="beta_fast is 16 in the target, not 17"):
         verdicts(beta_fast="17")
+    with pytest.raises(ConfigError, match=r"beta_fast is 16 in the target, not \[\[\["):
+        verdicts(beta_fast="[" * 100_000)
     with pytest.raises(ConfigError, match='does not contain "beta_slow"'):
         verdicts(beta_slow="1")
 

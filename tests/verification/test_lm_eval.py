@@ -100,6 +100,12 @@ def test_a_loss_fails_one_that_may_be_is_undecided_and_few_samples_say_nothing(t
     assert "more samples can decide gsm8k" in judged(tmp_path / "b").detail
 
 
+def test_a_score_that_no_float_holds_is_left_out(tmp_path: Path) -> None:
+    lines = exact(right(0.6))
+    both(tmp_path, "gsm8k", [{**line, "acc_norm": 10**400, "metrics": ["acc", "acc_norm"]} for line in lines], lines)
+    assert [score.metric for score in read(tmp_path).scores] == ["acc"]
+
+
 def test_swapping_the_two_models_turns_a_gain_into_a_loss(tmp_path: Path) -> None:
     better, worse = exact(right(0.9)), exact(right(0.5))
     both(tmp_path / "gain", "gsm8k", better, worse)
@@ -279,8 +285,9 @@ def test_logs_of_another_model_are_refused(tmp_path: Path) -> None:
                 compared(logs, models["target"], models["baseline"], 0.1)
         else:
             assert compared(logs, models["target"], models["baseline"], 0.1).scores
-    write(logs, "target", "gsm8k", lines, results={"model_name": "org/name"})  # of the hub: nothing to hold it against
-    assert compared(logs, models["target"], models["baseline"], 0.1).scores
+    for elsewhere in ("org/name", f"/{'a' * 300}"):  # of the hub, or a path that no disk can have
+        write(logs, "target", "gsm8k", lines, results={"model_name": elsewhere})
+        assert compared(logs, models["target"], models["baseline"], 0.1).scores
 
 
 # --- the commands

@@ -163,6 +163,10 @@ def output(logprobs: Any) -> dict[str, Any]:
         (output([]), False, "the answer does not contain outputs.0.logprobs.0"),
         (output([None]), False, "the answer contains no log probabilities"),
         (output([{3: None}]), False, "the answer does not contain 3.logprob"),
+        (
+            output([{3: SimpleNamespace(logprob=b"x")}]), False,
+            "a log probability is \"b'x'\"; it must be a number of nats from -100000 to 0.001",
+        ),
         (output([{"three": SimpleNamespace(logprob=-1.0)}]), False, "the answer does not contain three.logprob"),
         ({}, True, "the answer does not contain prompt_logprobs"),
         ({"prompt_logprobs": None}, True, "the answer must contain one score for each of 3 tokens"),

@@ -156,7 +156,7 @@ def _journal(data: Mapping[str, Any], raw: bytes, at: int, marked: bool) -> Edit
         at += old + new
     beside = {}
     for name, length in data["beside"].items():
-        if name != os.path.basename(name) or name.startswith("."):
+        if name != os.path.basename(name) or name.startswith(".") or b"\0" in os.fsencode(name):
             raise ValueError(f"{name!r} is not the name of a file in its folder")
         beside[name] = raw[at : at + _whole(length)]
         at += length

@@ -215,7 +215,7 @@ def shown(value: Any) -> str:
         return "absent"
     if _deeper_than(value, 4):
         return "deeply nested"
-    text = json.dumps(value)
+    text = json.dumps(value, default=repr)  # an answer of vLLM in Python may contain other values
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

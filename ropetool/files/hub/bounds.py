@@ -15,7 +15,8 @@ from importlib import import_module
 from typing import Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
-from ropetool.errors import HubError
+from ropetool.errors import CorruptFile, HubError
+from ropetool.files.json_types import LIST, OBJECT, JsonType, check_members, matching, optional, whole
 
 Result = TypeVar("Result")
 
@@ -213,32 +214,28 @@ def _problem(body: bytes) -> str:
         answer = json.loads(body)
     except (ValueError, RecursionError) as error:
         return f"sends invalid JSON ({type(error).__name__})"
-    if isinstance(answer, dict) and "siblings" in answer:
-        commit = answer.get("sha")
-        if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-            return f"sends the invalid commit {commit!r:.60}"
-        answer = answer["siblings"]
-        if not isinstance(answer, list):
-            return "does not list any files"
-    elif not isinstance(answer, list):
-        return ""
-    return next(filter(None, map(_problem_of_file, answer)), "")
-
-
-def _problem_of_file(entry: Any) -> str:
-    if not isinstance(entry, dict):
-        return f"lists {entry!r:.60} as a file"
-    name, lfs = entry.get("rfilename", entry.get("path")), entry.get("lfs")
-    if not isinstance(name, str) or not _is_inside(name):
-        return f"lists {name!r:.60} as a file"
-    if lfs is not None and not (isinstance(lfs, dict) and _SHA256.fullmatch(str(lfs.get("sha256", lfs.get("oid"))))):
-        return f"describes {name!r:.60} by {lfs!r:.60}"
-    for size in (entry.get("size"), (lfs or {}).get("size")):
-        if size is not None and (type(size) is not int or not 0 <= size <= MAX_SIZE):
-            return f"reports the size {size!r:.40} for {name!r:.60}"
+    try:
+        if isinstance(answer, dict) and "siblings" in answer:
+            check_members(answer, {"sha": matching(_COMMIT, "a commit"), "siblings": LIST})
+            answer = answer["siblings"]
+        for number, entry in enumerate(answer if isinstance(answer, list) else ()):
+            _check_file(entry, f"file {number}")
+    except CorruptFile as error:
+        return f"sends an invalid answer ({error.message})"
     return ""
 
 
-def _is_inside(name: str) -> bool:
-    """Return whether the name of a file in a repository stays inside a folder, on any system."""
-    return _OUTSIDE.search(name) is None
+_INSIDE = JsonType(
+    "a path inside the repository", lambda value: isinstance(value, str) and _OUTSIDE.search(value) is None
+)
+_SIZE = {"size": optional(whole(0, MAX_SIZE))}
+
+
+def _check_file(entry: Any, place: str) -> None:
+    """Check an entry of a list of files. Raises: CorruptFile. place: the name of the entry in the error."""
+    check_members(entry, {}, {**_SIZE, "lfs": optional(OBJECT)}, place)
+    check_members(entry, {"rfilename" if "rfilename" in entry else "path": _INSIDE}, place=place)
+    lfs = entry.get("lfs")
+    if lfs is not None:
+        digest = {"sha256" if "sha256" in lfs else "oid": matching(_SHA256, "a digest")}
+        check_members(lfs, digest, _SIZE, f"lfs of {place}")

@@ -16,7 +16,7 @@ from ropetool.escaping import word
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf import read_object, read_optional_object
 from ropetool.files.hf.jsontext import JsonLimits, shown, uncollected
-from ropetool.files.hf.typed import LIST, OBJECT, taken
+from ropetool.files.json_types import LIST, OBJECT, taken
 from ropetool.gguf_model.metadata import collected
 from ropetool.gguf_model.tokenizer.byte_level import check_bpe, check_byte_level
 from ropetool.gguf_model.tokenizer.pieces import (
@@ -27,7 +27,7 @@ from ropetool.gguf_model.tokenizer.pieces import (
     pieces_of_model_file,
 )
 from ropetool.gguf_model.tokenizer.pretokenizer import recognise
-from ropetool.gguf_model.tokenizer.special import SpecialTokens, chat_templates, special_tokens
+from ropetool.gguf_model.tokenizer.special import TOKEN_ID, SpecialTokens, chat_templates, special_tokens
 from ropetool.gguf_model.tokenizer.vocabulary import Tokens, laid_out, numbered
 
 ADDED_TOKENS_JSON = "added_tokens.json"
@@ -94,8 +94,10 @@ def _from_model_file(path: Path, config: Mapping[str, Any], rows: int) -> tuple[
 
 def _added_beside(path: Path) -> list[Any]:
     """Return the tokens that other files add to tokenizer.model, each in the form of tokenizer.json."""
-    listed = read_optional_object(path / ADDED_TOKENS_JSON)
-    added: dict[Any, Any] = {} if listed is None else {n: {"id": n, "content": text} for text, n in listed[1].items()}
+    place = path / ADDED_TOKENS_JSON
+    listed = (read_optional_object(place) or ("", {}))[1]
+    ids = {text: taken(listed, text, TOKEN_ID, str(place)) for text in listed}
+    added: dict[int, Any] = {number: {"id": number, "content": text} for text, number in ids.items()}
     tokenizer_config = read_optional_object(path / names.TOKENIZER_CONFIG_JSON)
     decoder = (tokenizer_config[1] if tokenizer_config is not None else {}).get("added_tokens_decoder")
     if isinstance(decoder, Mapping):

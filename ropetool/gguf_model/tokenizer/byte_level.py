@@ -10,6 +10,7 @@ from typing import Any
 
 from ropetool.errors import CorruptFile, LossyExport
 from ropetool.files.hf.jsontext import shown
+from ropetool.files.json_types import LIST, OBJECT, check_members
 
 
 def check_byte_level(tokenizer: Mapping[str, Any], where: str) -> None:
@@ -26,8 +27,7 @@ def check_bpe(model: Mapping[str, Any], where: str) -> None:
 
     Raises: CorruptFile if vocab or merges are missing or invalid; LossyExport for a setting that llama.cpp ignores.
     """
-    if not isinstance(model.get("vocab"), Mapping) or not isinstance(model.get("merges"), list):
-        raise CorruptFile("vocab or merges is missing", where=where)
+    check_members(model, {"vocab": OBJECT, "merges": LIST}, where=where)
     for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.get(key):
             raise LossyExport(f"sets {key} {shown(model[key])}, which llama.cpp does not support", where=where)

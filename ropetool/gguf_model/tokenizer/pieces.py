@@ -16,7 +16,7 @@ from typing import Any
 
 from ropetool.errors import CorruptFile, LossyExport
 from ropetool.files.hf.jsontext import ABSENT, is_text, shown
-from ropetool.files.hf.typed import LIST, TEXT, taken
+from ropetool.files.json_types import LIST, TEXT, taken
 from ropetool.gguf_model.tokenizer import model_file
 from ropetool.gguf_model.tokenizer.byte_level import check_bpe
 from ropetool.gguf_model.tokenizer.merges import pair_scores, pairs_without_merge

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ropetool.errors import CorruptFile, LossyExport
+from ropetool.errors import LossyExport
 from ropetool.files.hf.jsontext import shown
+from ropetool.files.json_types import LIST, STRING, check_members, taken
 from ropetool.gguf_model.tokenizer.merges import merges_make_every_token
 from ropetool.gguf_model.tokenizer.pretokenizer_names import DIGIT, GPT2, NAMES, PRE_TOKENIZERS
 
@@ -54,7 +55,7 @@ def _name(splits: tuple[str, ...], tokenizer: Mapping[str, Any], where: str) -> 
 
 
 def _normaliser_notes(normaliser: Any, where: str) -> tuple[str, ...]:
-    types = [_type(step, where) for step in steps_of(normaliser, "normalizers", where)]
+    types = [step["type"] for step in steps_of(normaliser, "normalizers", where)]
     others = [step_type for step_type in types if step_type != "NFC"]
     if others:
         raise LossyExport(
@@ -66,7 +67,7 @@ def _normaliser_notes(normaliser: Any, where: str) -> tuple[str, ...]:
 def _splits(pre_tokenizer: Any, where: str) -> Iterator[str]:
     """Yield the regular expressions that split the text, in order. ByteLevel must be the last step."""
     steps = list(steps_of(pre_tokenizer, "pretokenizers", where))
-    if not steps or _type(steps[-1], where) != "ByteLevel":
+    if not steps or steps[-1]["type"] != "ByteLevel":
         raise LossyExport("does not encode text as bytes: its last pre-tokenizer is not ByteLevel", where=where)
     for step in steps[:-1]:
         yield _expression(step, where)
@@ -78,7 +79,7 @@ def _splits(pre_tokenizer: Any, where: str) -> Iterator[str]:
 
 def _expression(step: Mapping[str, Any], where: str) -> str:
     """Return the regular expression of a step that splits text and keeps every character, each match separate."""
-    step_type, pattern = _type(step, where), step.get("pattern")
+    step_type, pattern = step["type"], step.get("pattern")
     if step_type == "Digits" and step.get("individual_digits") is True:
         return DIGIT
     expression = pattern.get("Regex") if step_type == "Split" and isinstance(pattern, Mapping) else None
@@ -100,18 +101,9 @@ def steps_of(part: Any, inner: str, where: str) -> Iterator[Mapping[str, Any]]:
     """Yield the steps of a normaliser or pre-tokenizer, and the steps inside sequences. Each step has a type."""
     if part is None:
         return
-    if _type(part, where) != "Sequence":
+    check_members(part, {"type": STRING}, place="a tokenizer step", where=where)
+    if part["type"] != "Sequence":
         yield part
         return
-    steps = part.get(inner)
-    if not isinstance(steps, list):
-        raise CorruptFile(f"contains a Sequence without {inner}", where=where)
-    for step in steps:
+    for step in taken(part, inner, LIST, where):
         yield from steps_of(step, inner, where)
-
-
-def _type(part: Any, where: str) -> str:
-    step_type = part.get("type") if isinstance(part, Mapping) else None
-    if not isinstance(step_type, str):
-        raise CorruptFile(f"the tokenizer step {shown(part)} has no type", where=where)
-    return step_type

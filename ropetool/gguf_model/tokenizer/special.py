@@ -15,7 +15,7 @@ from ropetool import names
 from ropetool.errors import CheckpointError, CorruptFile, LossyExport
 from ropetool.files.hf import read_optional_object
 from ropetool.files.hf.jsontext import shown
-from ropetool.files.hf.typed import LIST, OBJECT, TEXT, checked, list_of, taken, whole
+from ropetool.files.json_types import LIST, OBJECT, STRING, TEXT, check_members, checked, list_of, taken, whole
 from ropetool.files.regular import read_regular
 
 SPECIAL_TOKENS_MAP_JSON = "special_tokens_map.json"
@@ -33,7 +33,9 @@ KNOWN_ENDS = frozenset({
     "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
     "<end_of_utterance>", "<eos>", "<turn|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~[",
 })  # fmt: skip
-TOKEN_IDS = list_of(whole(0, 2**31 - 1), 16)
+TOKEN_ID = whole(0, 2**31 - 1)
+TOKEN_IDS = list_of(TOKEN_ID, 16)
+_STEPS = list_of(OBJECT, 1000)
 MAX_TEMPLATE = 1 << 20  # bytes; the longest known has a twentieth of this
 
 
@@ -195,10 +197,10 @@ def _around(post_processor: Any, where: str) -> tuple[tuple[int | None, int | No
 def _steps(part: Any, where: str) -> Iterator[Mapping[str, Any]]:
     if part is None:
         return
-    inner = part.get("processors") if isinstance(part, Mapping) and part.get("type") == "Sequence" else [part]
-    if not isinstance(inner, list) or not all(isinstance(step, Mapping) for step in inner):
-        raise CorruptFile(f"post_processor must be an object: {shown(part)}", where=where)
-    yield from inner
+    checked(part, OBJECT, "post_processor", where)
+    yield from (
+        taken(part, "processors", _STEPS, f"{where}: post_processor") if part.get("type") == "Sequence" else [part]
+    )
 
 
 def _template(step: Mapping[str, Any], where: str) -> tuple[list[int], list[int]]:
@@ -238,8 +240,7 @@ def chat_templates(path: Path) -> list[dict[str, str]]:
         return []
     listed = templates if isinstance(templates, list) else [{"name": "default", "template": templates}]
     for one in listed:
-        if not isinstance(one, Mapping) or not all(isinstance(one.get(key), str) for key in ("name", "template")):
-            raise CorruptFile(f"a chat template must have a name and a template: {shown(one)}", where=str(path))
+        check_members(one, {"name": STRING, "template": STRING}, place="a chat template", where=str(path))
     chosen = [{"name": one["name"], "template": one["template"]} for one in listed]
     return sorted(chosen, key=lambda one: one["name"] != "default")
 

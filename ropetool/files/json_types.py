@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ropetool.errors import CorruptFile
+from ropetool.errors import CorruptFile, RopetoolError
 from ropetool.files.hf.jsontext import ABSENT, is_text, shown
 from ropetool.rope.tables import is_number
 
@@ -74,27 +74,29 @@ def taken(data: Mapping[str, Any], key: str, type_: JsonType, where: str, defaul
     return checked(value, type_, key, where)
 
 
-def checked(value: Any, type_: JsonType, name: str, where: str) -> Any:
-    """Return the value if it follows the rule. Raises: CorruptFile, with this name, if it does not."""
+def checked(value: Any, type_: JsonType, name: str, where: str, error: type[RopetoolError] = CorruptFile) -> Any:
+    """Return the value if it follows the rule. Raises: the error, with this name, if it does not."""
     if not type_.holds(value):
-        raise CorruptFile(f"{name} is {shown(value)}; it must be {type_.rule}", where=where)
+        raise error(f"{name} is {shown(value)}; it must be {type_.rule}", where=where)
     return value
 
 
 def check_members(
-    data: Any, required: Mapping[str, JsonType], present: Mapping[str, JsonType] | None = None, place: str = ""
-) -> None:
+    data: Any, required: Mapping[str, JsonType], present: Mapping[str, JsonType] | None = None, place: str = "",
+    where: str = "",
+) -> None:  # fmt: skip
     """Check the members of an object, and ignore those without a rule.
 
     required: the rules of members that must exist.
     present: the rules of members that may be missing.
     place: the name of the object in errors; empty for the whole file.
+    where: the file, for errors; empty if the caller adds it.
     Raises: CorruptFile for another value than an object, or the first member that breaks its rule.
     """
-    checked(data, OBJECT, place or "it", "")
+    checked(data, OBJECT, place or "it", where)
     within = f" of {place}" if place else ""
     for key, type_ in required.items():
-        checked(data.get(key, ABSENT), type_, f"{key}{within}", "")
+        checked(data.get(key, ABSENT), type_, f"{key}{within}", where)
     for key, type_ in (present or {}).items():
         if key in data:
-            checked(data[key], type_, f"{key}{within}", "")
+            checked(data[key], type_, f"{key}{within}", where)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ropetool.errors import CorruptFile
-from ropetool.files.hf.typed import (
+from ropetool.errors import CorruptFile, ServerError
+from ropetool.files.json_types import (
     BOOLEAN,
     INTEGER,
     LIST,
@@ -20,6 +20,7 @@ from ropetool.files.hf.typed import (
     TEXT,
     JsonType,
     check_members,
+    checked,
     list_of,
     matching,
     one_of,
@@ -64,6 +65,16 @@ def test_a_default_stands_for_what_is_absent_or_null() -> None:
     assert (taken({}, "a", TEXT, "f", "x"), taken({"a": None}, "a", TEXT, "f", "x")) == ("x", "x")
     with pytest.raises(CorruptFile, match="a is absent; it must be text"):
         taken({}, "a", TEXT, "f")
+
+
+def test_an_error_has_the_class_and_place_of_the_caller() -> None:
+    with pytest.raises(ServerError) as refused:
+        checked(7, TEXT, "a", "http://x", ServerError)
+    assert (refused.value.where, refused.value.message) == ("http://x", "a is 7; it must be text")
+    for data, required, present in (([], {}, {}), ({}, {"a": TEXT}, {}), ({"a": 7}, {}, {"a": TEXT})):
+        with pytest.raises(CorruptFile) as corrupt:
+            check_members(data, required, present, where="f.json")
+        assert corrupt.value.where == "f.json"
 
 
 def test_null_follows_an_optional_rule() -> None:
