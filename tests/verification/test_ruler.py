@@ -19,7 +19,7 @@ from ropetool.lab.measures.ruler import (
     prepare_effective_length,
     single_tokens,
 )
-from ropetool.verification.measures.retrieval import WORDS, Context
+from ropetool.verification.measures.contexts import WORDS, Context
 from ropetool.verification.results import NO_WORSE, NOT_ASKED, WORSE
 from ropetool.verification.scoring import BASELINE, TARGET, Done, Predictions, ignore
 from ropetool.verification.shares import PairedTrials, chance_of_so_low, paired_ratio, ratio_bounds

@@ -20,8 +20,8 @@ import numpy.typing as npt
 from ropetool.sections import NONE, Cell, Section, Table, number, row
 from ropetool.verification.gate import NOTHING_BEYOND
 from ropetool.verification.measure import TONES, Grading, Measure, Setting
+from ropetool.verification.measures.contexts import MOST_OF_CONTEXT, WORDS, Context, woven
 from ropetool.verification.measures.fillers import text_of_others
-from ropetool.verification.measures.retrieval import MOST_OF_CONTEXT, WORDS, Context, woven
 from ropetool.verification.results import (
     NO_WORSE,
     NOT_ASKED,

@@ -13,6 +13,7 @@ import numpy as np
 from ropetool.rope.tables import Array
 from ropetool.sections import NONE, Section, Table, change, row, with_interval
 from ropetool.verification.measure import Grading, Measure, Setting
+from ropetool.verification.measures.contexts import Context
 from ropetool.verification.measures.long_pass import (
     FEWEST,
     LONG,
@@ -21,7 +22,7 @@ from ropetool.verification.measures.long_pass import (
     key_tokens_check,
     token_evidence,
 )
-from ropetool.verification.measures.retrieval import Context, Retrieval
+from ropetool.verification.measures.retrieval import Retrieval
 from ropetool.verification.results import Check
 from ropetool.verification.scoring import TARGET, Done, Measurement, Runner
 from ropetool.verification.statistics import clustered, paired_difference
