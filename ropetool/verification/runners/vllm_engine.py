@@ -27,7 +27,6 @@ from ropetool.servers.base import (
     ServerLimits,
     answer_of,
     lacks,
-    left_out,
     log_probability,
     not_one_score_each,
 )
@@ -97,12 +96,8 @@ class VllmModel:
         drawn = {} if requested is None else {"allowed_token_ids": [int(requested)]}
         output = _within(self._output(ids, {"logprobs": self.limits.shown, **drawn}), "outputs", 0, "logprobs", 0)
         by_token = output if isinstance(output, dict) else {}
-        answer = answer_of(
-            [(token, _within(by_token, token, "logprob")) for token in by_token], self.limits.shown, OPTION
-        )
-        if requested is not None and requested not in answer.shown:
-            raise ServerError(left_out(requested), where=OPTION)
-        return answer
+        pairs = [(token, _within(by_token, token, "logprob")) for token in by_token]
+        return answer_of(pairs, self.limits.shown, OPTION, requested=requested)
 
     def tokens_of(self, text: str) -> None:
         """Return None, because vLLM's tokenizer is not loaded. Prompts are ids."""
