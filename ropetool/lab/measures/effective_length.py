@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ropetool.lab.measures.ruler import TASKS, context_of, single_tokens
 from ropetool.sections import NONE, Cell, Section, Table, number, row
 from ropetool.verification.gate import NOTHING_BEYOND
-from ropetool.verification.measure import TONES, Grading, Measure, Setting
+from ropetool.verification.measure import TONES, Measure, Setting
 from ropetool.verification.measures.contexts import MOST_OF_CONTEXT, Context
 from ropetool.verification.results import (
     NO_WORSE,
@@ -24,7 +24,6 @@ from ropetool.verification.results import (
     UNDECIDED,
     WORSE,
     Check,
-    VerifyResult,
 )
 from ropetool.verification.scoring import TARGET, Corpus, Done, Measurement, Runner
 from ropetool.verification.shares import PairedTrials, chance_of_so_low, paired_ratio, ratio_bounds
@@ -312,12 +311,10 @@ def _prepare(setting: Setting, measurements: Sequence[Measurement]) -> Effective
     )  # fmt: skip
 
 
-def _checks(lengths: EffectiveLengthResult, grading: Grading) -> list[Check]:
-    return [effective_length_check(lengths, grading.context_length)]
-
-
-def _sections(lengths: EffectiveLengthResult, result: VerifyResult) -> list[Section]:
-    return [effective_length_section(lengths, result.trained_length)]
-
-
-MEASURES = (Measure(NAME, "effective_length", 70, _prepare, checks=_checks, sections=_sections),)
+MEASURES = (
+    Measure(
+        NAME, "effective_length", 70, _prepare,
+        checks=lambda lengths, grading: [effective_length_check(lengths, grading.context_length)],
+        sections=lambda lengths, result: [effective_length_section(lengths, result.trained_length)],
+    ),
+)  # fmt: skip

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ropetool.sections import Cell, Section, Table, number, row
 from ropetool.verification.gate import NOTHING_BEYOND, Grade
-from ropetool.verification.measure import Grading, Measure, Setting, VerdictSentence
+from ropetool.verification.measure import Measure, Setting, VerdictSentence
 from ropetool.verification.measures.contexts import KEYS, TASKS, Context, ContextMaker, RetrievalTask, single_tokens
 from ropetool.verification.results import (
     FAIL,
@@ -396,10 +396,6 @@ def _prepare(task: str) -> Callable[[Setting, Sequence[Measurement]], Retrieval]
     return prepared
 
 
-def _checks(grid: RetrievalResult, grading: Grading) -> list[Check]:
-    return retrieval_checks(grid, grading.limits.asked, grading.trained_length, FAR in grading.results)
-
-
 SENTENCES = {
     "retrieval": {
         FAIL: VerdictSentence(
@@ -417,7 +413,8 @@ SENTENCES = {
 MEASURES = tuple(
     Measure(
         name_of(task), "retrieval", 40 + index, _prepare(task), suites=("standard", "full") if task == KEYS else ("full",),
-        several=True, by_tokens=True, checks=_checks, words=SENTENCES, sections=_sections,
+        several=True, by_tokens=True, words=SENTENCES, sections=_sections,
+        checks=lambda grid, g: retrieval_checks(grid, g.limits.asked, g.trained_length, FAR in g.results),
     )
     for index, task in enumerate(TASKS)
 )  # fmt: skip
