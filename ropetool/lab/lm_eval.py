@@ -29,16 +29,7 @@ from ropetool.runtimes.inspection import inspect_checkpoint
 from ropetool.sections import Cell, Section, Table, number, row
 from ropetool.verification.gate import Grade
 from ropetool.verification.measure import TONES
-from ropetool.verification.results import (
-    FAIL,
-    NO_WORSE,
-    NOT_JUDGED,
-    NOT_RUN,
-    PASS,
-    UNDECIDED,
-    WORSE,
-    Check,
-)
+from ropetool.verification.results import FAIL, NO_WORSE, NOT_JUDGED, NOT_RUN, PASS, UNDECIDED, WORSE, Check
 from ropetool.verification.scoring import BASELINE, TARGET
 from ropetool.verification.session import lengths_of, unchanged_source
 from ropetool.verification.shares import ONE_SIDED, chance_of_so_few, paired_bounds
@@ -154,11 +145,7 @@ def lm_eval_result(folder: Path, target: Path, original: Checkpoint | None, max_
 def _needed(original: Checkpoint | None) -> Checkpoint:
     """Return the baseline. Raises: ConfigError if it is None."""
     if original is None:
-        raise ConfigError(
-            "comparing its scores needs a baseline",
-            where=WHERE,
-            try_="--baseline SOURCE",
-        )
+        raise ConfigError("comparing its scores needs a baseline", where=WHERE, try_="--baseline SOURCE")
     return original
 
 

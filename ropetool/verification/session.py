@@ -185,8 +185,5 @@ def lengths_of(look: Inspection, checkpoint: Checkpoint) -> tuple[int, int]:
     context = look.rope.max_position_embeddings if look.rope else look.stated.get(key)
     trained = look.trained_length or context
     if type(context) is not int or type(trained) is not int:
-        raise ConfigError(
-            f"{key} is missing, so the trained length is unknown",
-            where=checkpoint.where,
-        )
+        raise ConfigError(f"{key} is missing, so the trained length is unknown", where=checkpoint.where)
     return context, trained

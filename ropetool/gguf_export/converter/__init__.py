@@ -219,11 +219,7 @@ def _tokens(
             f"llama.cpp's converter cannot write its tokenizer: {reason}; ropetool cannot write it either: {error.message}",
             where=str(checkpoint.path),
         ) from None
-    return (
-        ours,
-        checks,
-        (*notes, f"ropetool wrote the tokenizer, because llama.cpp's converter cannot: {reason}"),
-    )
+    return (ours, checks, (*notes, f"ropetool wrote the tokenizer, because llama.cpp's converter cannot: {reason}"))
 
 
 def _layout(file: GgufCheckpoint, patch: Patch, outtype: str) -> Layout:

@@ -115,10 +115,7 @@ class ModelShape:
         caveats = self.rules.caveats(self)
         if activation not in self.table.approximated:
             return caveats
-        return (
-            *caveats,
-            f"llama.cpp computes {activation} in its tanh form; logits can differ by 1e-3 of the largest",
-        )
+        return (*caveats, f"llama.cpp computes {activation} in its tanh form; logits can differ by 1e-3 of the largest")
 
     @property
     def drafts(self) -> int:

@@ -18,13 +18,7 @@ from ropetool.sections import NONE, Cell, Section, Table, number, row
 from ropetool.verification.gate import NOTHING_BEYOND
 from ropetool.verification.measure import TONES, Measure, Setting
 from ropetool.verification.measures.contexts import MOST_OF_CONTEXT, Context
-from ropetool.verification.results import (
-    NO_WORSE,
-    NOT_ASKED,
-    UNDECIDED,
-    WORSE,
-    Check,
-)
+from ropetool.verification.results import NO_WORSE, NOT_ASKED, UNDECIDED, WORSE, Check
 from ropetool.verification.scoring import TARGET, Corpus, Done, Measurement, Runner
 from ropetool.verification.shares import PairedTrials, chance_of_so_low, paired_ratio, ratio_bounds
 from ropetool.verification.statistics import rejected

@@ -245,10 +245,7 @@ def _long_pass(result: LongPassResult) -> Section:
     )
     legend = (
         ("position", f"position of the tokens in rows of {result.length} tokens"),
-        (
-            "truncated",
-            "nats per token, baseline after text of its trained length; loss: target in one pass",
-        ),
+        ("truncated", "nats per token, baseline after text of its trained length; loss: target in one pass"),
         ("difference", "loss minus truncated, same tokens, ± 95 % interval; above 0, the longer context does harm"),
     )
     notes = (result.note,) if result.note else ()

@@ -280,10 +280,7 @@ def _worth(result: VerifyResult) -> Section:
         ),
         ("useful", "the verdict is better: the gain is significantly above 0, over all lengths together"),
         ("doubling", "loss of the target at the previous length minus its loss at this length, in nats per token"),
-        (
-            "regression",
-            f"loss minus the baseline's loss at the same length, up to {trained} tokens, in nats per token",
-        ),
+        ("regression", f"loss minus the baseline's loss at the same length, up to {trained} tokens, in nats per token"),
     )
     head = ("length", "gain over truncation", "useful", "gain of doubling", "regression")
     return Section("worth", "Last segment: does the longer context help?", Table(head, rows), legend)

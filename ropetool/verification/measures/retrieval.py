@@ -13,15 +13,7 @@ from ropetool.sections import Cell, Section, Table, number, row
 from ropetool.verification.gate import NOTHING_BEYOND, Grade
 from ropetool.verification.measure import Measure, Setting, VerdictSentence
 from ropetool.verification.measures.contexts import KEYS, TASKS, Context, ContextMaker, RetrievalTask, single_tokens
-from ropetool.verification.results import (
-    FAIL,
-    NOT_ASKED,
-    NOT_RUN,
-    PASS,
-    UNDECIDED,
-    Check,
-    VerifyResult,
-)
+from ropetool.verification.results import FAIL, NOT_ASKED, NOT_RUN, PASS, UNDECIDED, Check, VerifyResult
 from ropetool.verification.scoring import TARGET, Corpus, Done, Measurement, Runner
 from ropetool.verification.shares import chance_of_so_few, paired_bounds
 from ropetool.verification.statistics import rejected, wilson

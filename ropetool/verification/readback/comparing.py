@@ -28,10 +28,7 @@ from ropetool.rope.deviation import deviation
 from ropetool.rope.tables import TABLE_TOLERANCE, RopeSet
 from ropetool.runtimes import inspection
 from ropetool.runtimes.decoded import Decoded, decoded
-from ropetool.verification.readback.carried_files import (
-    compare_files,
-    compare_keys,
-)
+from ropetool.verification.readback.carried_files import compare_files, compare_keys
 from ropetool.verification.readback.table_parity import compare_tables
 from ropetool.verification.readback.terms import COPY, FILES, LOGITS_DECIDE, NO_WEIGHTS, TABLES, WEIGHTS, Terms
 from ropetool.verification.readback.weights import Named
@@ -58,9 +55,7 @@ class Origin:
 
 
 def read_back(
-    target: Path | Checkpoint,
-    baseline: Path | Checkpoint | None = None,
-    terms: Terms | None = None,
+    target: Path | Checkpoint, baseline: Path | Checkpoint | None = None, terms: Terms | None = None
 ) -> list[Check]:
     """Return the checks of tables, weights and files.
 

@@ -266,11 +266,7 @@ class OpenInVllm:
         needed = min(self._longest, trained)
         for reach in map(self.reach, baseline):
             if reach is not None and reach < needed:
-                raise ConfigError(
-                    _too_long_for("baseline", reach, needed),
-                    where="--baseline",
-                    try_="without --runner",
-                )
+                raise ConfigError(_too_long_for("baseline", reach, needed), where="--baseline", try_="without --runner")
 
     @property
     def settings(self) -> list[str]:
