@@ -23,9 +23,8 @@ from ropetool.files.gguf.splitting import SplitLimits
 from ropetool.files.hf import SafetensorsInfo
 from ropetool.files.output import check_output, check_place
 from ropetool.gguf_export import container, kquants
-from ropetool.gguf_export.container import File, Progress
+from ropetool.gguf_export.container import File, Progress, split
 from ropetool.gguf_export.options import ExportOptions
-from ropetool.gguf_export.splitting import split
 from ropetool.gguf_model import mxfp4
 from ropetool.gguf_model.outtypes import dtype_of, is_made_by_libllama
 from ropetool.gguf_model.sources import SourceTensor

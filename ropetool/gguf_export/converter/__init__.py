@@ -23,7 +23,7 @@ from ropetool.files.hf import SafetensorsInfo
 from ropetool.files.hidden import hidden_folder
 from ropetool.gguf_export import files
 from ropetool.gguf_export import sidecars as companions
-from ropetool.gguf_export.container import Progress
+from ropetool.gguf_export.container import Progress, moved
 from ropetool.gguf_export.converter import child, computable
 from ropetool.gguf_export.converter.corrections import check_norms, corrected, known_differences, with_heads
 from ropetool.gguf_export.converter.finding import OPTION, Converter, find
@@ -32,7 +32,6 @@ from ropetool.gguf_export.converter.rotary import with_rotation
 from ropetool.gguf_export.converter.staging import AUTO_MAP, stage
 from ropetool.gguf_export.options import ExportOptions
 from ropetool.gguf_export.preparing import PreparedExport, beside
-from ropetool.gguf_export.splitting import moved
 from ropetool.gguf_export.token_check import check_tokens
 from ropetool.gguf_model import metadata
 from ropetool.gguf_model.contents import check_weights
