@@ -13,7 +13,7 @@ from ropetool.files.gguf import Value
 from ropetool.files.hf.jsontext import shown
 from ropetool.rope.tables import is_number
 
-OPTIONAL, REQUIRED, ABSENT = "optional", "required", "absent"  # how llama.cpp treats output.weight
+REQUIRED, ABSENT = "required", "absent"  # how llama.cpp treats output.weight
 
 
 @dataclass(frozen=True)
