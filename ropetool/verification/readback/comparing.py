@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import TypeVar
 
 from ropetool import names
 from ropetool.checkpoint import certificate, gguf_keys, provenance
@@ -34,7 +33,6 @@ from ropetool.verification.readback.terms import COPY, FILES, LOGITS_DECIDE, NO_
 from ropetool.verification.readback.weights import Named
 from ropetool.verification.results import FAIL, INEXACT, NOT_ASKED, NOT_RUN, PASS, Check
 
-T = TypeVar("T")
 Open = Callable[["Path | Checkpoint"], Checkpoint]
 SAME_TABLES = certificate.SAME_TABLES
 NO_RECORD = f"no {names.PROVENANCE_JSON} describes how it was made"
