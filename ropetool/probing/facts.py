@@ -15,7 +15,6 @@ FILLED = r"rope_parameters|max_position_embeddings|hidden_size|num_(hidden_layer
 WINDOWS = r"sliding_window(_size)?|attention_window_size|attention_chunk_size|local_attention"
 SWITCH = "use_sliding_window"
 LIMITED = ("sliding", "chunked")  # windows
-ROTATING_CODE = r"(?i)rotary|relative_positional_encoding"
 
 
 def probe(model_type: str) -> dict[str, Any]:
