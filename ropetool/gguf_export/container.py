@@ -5,15 +5,17 @@ A single thread writes in the order of the file, so the same input always produc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ropetool.files.gguf import TensorInfo, Value
+from ropetool.files.gguf import GgufHeader, TensorInfo, Value
 from ropetool.files.gguf.copying import write_all
 from ropetool.files.gguf.splitting import SplitLimits, grouped, part_values
 from ropetool.files.gguf.tensors import padded
 from ropetool.files.gguf.writer import creating, encode_head, encode_info
+from ropetool.files.hf import SafetensorsInfo
+from ropetool.gguf_model.sources import SourceTensor
 from ropetool.gguf_model.streaming import converted
 from ropetool.gguf_model.tensors import ALIGNMENT, Layout, Placed, vector_infos
 from ropetool.runtimes.llama_cpp.encodings import Vector
@@ -68,13 +70,22 @@ def _part(file: File, part: range, number: int, count: int, total: int) -> File:
     return File(values, replace(file.layout, tensors=tuple(moved(chosen))), rest)
 
 
-def moved(tensors: Sequence[Placed]) -> Iterator[Placed]:
+def moved(tensors: Iterable[Placed]) -> Iterator[Placed]:
     """Yield the tensors with their new places in a separate file."""
     offset = 0
     for placed in tensors:
         info = replace(placed.info, offset=offset)
         yield replace(placed, info=info)
         offset = padded(info.end, ALIGNMENT)
+
+
+def stored_tensors(header: GgufHeader, without: Collection[str] = ()) -> Iterator[Placed]:
+    """Yield the tensors of a GGUF file as they are stored. without: the names of tensors that are left out."""
+    for info in header.tensors:
+        if info.name not in without:
+            begin = header.data_start + info.offset
+            stored = SafetensorsInfo(info.name, info.type_name, info.shape[::-1], begin, begin + info.nbytes)
+            yield Placed(info, info.type_name, (SourceTensor(header.path, stored),))
 
 
 def write(destination: Path, file: File, progress: Progress, *, allow_nan: bool = False) -> int:
