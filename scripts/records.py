@@ -241,7 +241,8 @@ RECORDS = (
     Record("golden", (), ("golden/golden.py",), 2, ("tests/golden/yarn.json",), versions=("transformers",)),
     Record("settled", (), ("settled/settle.py",), 8, ("tests/settled.json",), versions=("transformers", "llama-cpp-python", "gguf")),
     Record(
-        "families", ("ropetool/probing/*.py",), ("families/probe",), 6, ("ropetool/families/generated/llama.json",), "families.md",
+        "families", ("ropetool/probing/*.py", "scripts/families/probe_records.py"), ("families/probe",), 6,
+        ("ropetool/families/generated/llama.json",), "families.md",
         versions=("transformers",),
     ),
     Record(

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loading import script
 
 from ropetool import families
 from ropetool.errors import ConfigError
 from ropetool.families.family import read
 from ropetool.families.wrappers import WRAPPERS
-from ropetool.probing import records
 
+probe_records = script("families/probe_records")
 FOLDER = Path(families.__file__).parent / "generated"
 RECORDS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 PROVEN = sorted(name for name, entry in RECORDS.items() if entry["outcome"] == "proven")
@@ -143,7 +144,7 @@ def test_the_wrappers_agree() -> None:
 
 def test_a_record_is_the_same_text_again() -> None:
     for name, entry in RECORDS.items():
-        assert (FOLDER / f"{name}.json").read_text() == records.text(entry), name
+        assert (FOLDER / f"{name}.json").read_text() == probe_records.text(entry), name
 
 
 def planted() -> list[tuple[str, str, Any]]:
@@ -160,7 +161,7 @@ def planted() -> list[tuple[str, str, Any]]:
 @pytest.mark.parametrize(("name", "place", "value"), planted(), ids=[one[1] for one in planted()])
 def test_a_changed_entry_is_one_sentence(name: str, place: str, value: Any) -> None:
     real = RECORDS[name]
-    records.compare(name, real, copy.deepcopy(real))
+    probe_records.compare(name, real, copy.deepcopy(real))
     changed = copy.deepcopy(real)
     *way, last = place.replace("[", ".[").split(".")
     holder: Any = changed
@@ -169,7 +170,7 @@ def test_a_changed_entry_is_one_sentence(name: str, place: str, value: Any) -> N
     assert holder[last] != value
     holder[last] = value
     with pytest.raises(ConfigError) as refusal:
-        records.compare(name, changed, real)
+        probe_records.compare(name, changed, real)
     assert refusal.value.where == f"ropetool/families/generated/{name}.json: {place}"
     assert refusal.value.message.startswith(f"is {json.dumps(value)} in the record, but ")
     assert refusal.value.message.endswith(f" in transformers {real['transformers']}")
@@ -178,4 +179,4 @@ def test_a_changed_entry_is_one_sentence(name: str, place: str, value: Any) -> N
 
 def test_a_type_without_a_record_is_one_sentence() -> None:
     with pytest.raises(ConfigError, match="there is no record of this type"):
-        records.compare("nothing", None, RECORDS["llama"])
+        probe_records.compare("nothing", None, RECORDS["llama"])

@@ -193,7 +193,7 @@ def test_module_imports_only_what_its_layer_may(module: str) -> None:
         ("verification.gate", "from torch import nn", "load it inside a function"),
         ("verification.gate", "from ropetool.cli import main", "it stands above"),
         ("verification.gate", "from ropetool import inspect", "no such module"),
-        ("verification.run", "def f():\n    from ropetool.lab.lm_eval import has_logs", "it stands above"),
+        ("verification.run", "def f():\n    from ropetool.lab.lm_eval_logs import has_logs", "it stands above"),
         ("cli.options", "def f():\n    from ropetool.lab.tuning.spaces import SPACES", "it stands above"),
         ("lab.tuning.command", "from ropetool.plans.plan import Plan", "in its body"),
         ("cli.extend", "from ropetool.plans.search import make_plan", "in its body"),

@@ -14,17 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.choosing.candidates import Candidate, Refused, candidates_of
-from ropetool.choosing.measuring import (
-    Field,
-    Raw,
-    Trial,
-    checked,
-    foretell,
-    measure,
-    prepare,
-    views,
-    whole_work,
-)
+from ropetool.choosing.measuring import Field, Raw, Trial, checked, foretell, measure, prepare, views, whole_work
 from ropetool.choosing.options import CandidateOptions, CompareArguments, split_arguments
 from ropetool.choosing.ranking import Ranking, ranked
 from ropetool.choosing.results import CandidateResult, Comparison

@@ -40,10 +40,7 @@ def permuted(a: Keys, b: Keys, runs: Iterable[int]) -> Relation | None:
 
 def known_orders(run: int) -> tuple[tuple[str, Ints], ...]:
     """Return the known orders of this many rows, with their names."""
-    return (
-        ("half to interleaved", half_to_interleaved(run)),
-        ("interleaved to half", interleaved_to_half(run)),
-    )
+    return (("half to interleaved", half_to_interleaved(run)), ("interleaved to half", interleaved_to_half(run)))
 
 
 def _explains(a: Keys, b: Keys, order: Ints) -> bool:

@@ -20,16 +20,13 @@ from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import OutputError
 from ropetool.files.gguf import model_name, read_header, shard_paths
 from ropetool.files.gguf.splitting import SplitLimits
-from ropetool.files.hf import SafetensorsInfo
 from ropetool.files.output import check_output, check_place
 from ropetool.gguf_export import container, kquants
-from ropetool.gguf_export.container import File, Progress
+from ropetool.gguf_export.container import File, Progress, split, stored_tensors
 from ropetool.gguf_export.options import ExportOptions
-from ropetool.gguf_export.splitting import split
 from ropetool.gguf_model import mxfp4
 from ropetool.gguf_model.outtypes import dtype_of, is_made_by_libllama
-from ropetool.gguf_model.sources import SourceTensor
-from ropetool.gguf_model.tensors import Layout, Placed, narrow_note
+from ropetool.gguf_model.tensors import Layout, narrow_note
 from ropetool.plans import gguf_output
 from ropetool.verification.results import KL_NAMES, Check
 
@@ -200,9 +197,4 @@ def _quantised(
 def _read(path: Path) -> File:
     """Return the content of a GGUF file, to write it again."""
     header = read_header(path)
-    tensors = []
-    for info in header.tensors:
-        begin = header.data_start + info.offset
-        stored = SafetensorsInfo(info.name, info.type_name, info.shape[::-1], begin, begin + info.nbytes)
-        tensors.append(Placed(info, info.type_name, (SourceTensor(path, stored),)))
-    return File(header.values, Layout("", tuple(tensors)), {})
+    return File(header.values, Layout("", tuple(stored_tensors(header))), {})

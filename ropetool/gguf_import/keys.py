@@ -58,6 +58,11 @@ _BY_TENSORS = {"stablelm": ("use_parallel_residual",)}  # llama.cpp decides by t
 _OF_LAYERS = frozenset({archs.RECURRENT_LAYERS, archs.ATTENTION_INTERVAL})
 
 
+def value_of(source: GgufCheckpoint, key: str) -> Any:
+    """Return the value of an architecture's key as plain data, or ABSENT."""
+    return plain(source.values.get(f"{source.name}.{key}"))
+
+
 def compare_keys(source: GgufCheckpoint, model: ModelShape) -> tuple[str, ...]:
     """Return a note on missing keys for which llama.cpp's default agrees with the config.
 

@@ -61,8 +61,7 @@ def check_outtype(name: str) -> None:
     """Raise UnknownName unless this is a type of `export`, or auto."""
     if name not in NAMES:
         raise UnknownName(
-            f"unknown type {name!r}{did_you_mean(name, NAMES)}; known: {', '.join(NAMES)}",
-            where="--outtype",
+            f"unknown type {name!r}{did_you_mean(name, NAMES)}; known: {', '.join(NAMES)}", where="--outtype"
         )
 
 

@@ -169,8 +169,7 @@ def _computable(considered: Sequence[Hypothesis], reference: Reference) -> list[
     listed = [one for one in considered if reference.computes(one)]
     if len(listed) < 2:
         raise ConfigError(
-            "all known misreadings of this checkpoint give the same table",
-            where=str(reference.runner.path),
+            "all known misreadings of this checkpoint give the same table", where=str(reference.runner.path)
         )
     return listed
 

@@ -85,8 +85,7 @@ class FiledServer:
         for ids in self.answers:
             if vocabulary is not None and max(ids) >= vocabulary:
                 raise CheckpointError(
-                    f"a prompt contains token {max(ids)}, but the checkpoint has {vocabulary} tokens",
-                    where=self.where,
+                    f"a prompt contains token {max(ids)}, but the checkpoint has {vocabulary} tokens", where=self.where
                 )
             if context is not None and len(ids) > context:
                 raise CheckpointError(

@@ -1,19 +1,12 @@
-"""Compare the scores of two models in lm-evaluation-harness, from its logs, and print the commands that write the logs.
-
-Reads the output of `lm_eval run --log_samples`, one line per sample, and keeps only scores and hashes.
-Source: EleutherAI/lm-evaluation-harness 0.4.13, lm_eval/evaluator.py and loggers/evaluation_tracker.py.
-"""
+"""Compare the scores of two models in lm-evaluation-harness, and print the commands that write its logs."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,22 +14,22 @@ from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
 from ropetool.errors import ConfigError
 from ropetool.escaping import command
 from ropetool.files import hub
-from ropetool.files.regular import open_regular
-from ropetool.rope.tables import Array, is_number
+from ropetool.lab.lm_eval_logs import (
+    WHERE,
+    HarnessSample,
+    HarnessSeries,
+    ScoreKey,
+    falling_scores,
+    has_logs,
+    refusal,
+    series_of,
+)
+from ropetool.rope.tables import Array
 from ropetool.runtimes.inspection import inspect_checkpoint
 from ropetool.sections import Cell, Section, Table, number, row
 from ropetool.verification.gate import Grade
 from ropetool.verification.measure import TONES
-from ropetool.verification.results import (
-    FAIL,
-    NO_WORSE,
-    NOT_JUDGED,
-    NOT_RUN,
-    PASS,
-    UNDECIDED,
-    WORSE,
-    Check,
-)
+from ropetool.verification.results import FAIL, NO_WORSE, NOT_JUDGED, NOT_RUN, PASS, UNDECIDED, WORSE, Check
 from ropetool.verification.scoring import BASELINE, TARGET
 from ropetool.verification.session import lengths_of, unchanged_source
 from ropetool.verification.shares import ONE_SIDED, chance_of_so_few, paired_bounds
@@ -85,60 +78,13 @@ class HarnessResult:
     note: str
 
 
-WHERE = "--lm-eval"
 # Three tasks with choices and one with an answer in words. All fit into the trained length.
 SHORT_TASKS = ("hellaswag", "arc_challenge", "winogrande", "gsm8k")
 LONG_TASKS = "ruler"
-FILE = re.compile(r"samples_(.+)_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.jsonl")
-NOT_SCORES = {
-    "doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics", "doc_hash", "prompt_hash",
-    "target_hash",
-}  # fmt: skip
 FALLING = {
-    "perplexity",
-    "word_perplexity",
-    "byte_perplexity",
-    "bits_per_byte",
-    "ter",
-    "brier_score",
-    "mse",
-    "mae",
-    "wer",
-    "cer",
-}
-LINE = 256 * 2**20  # bytes; a prompt of a million tokens takes 6 MB, and is logged twice
-RESULTS = 64 * 2**20
+    "perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "ter", "brier_score", "mse", "mae", "wer", "cer",
+}  # fmt: skip
 FEWEST = 8  # samples or documents that a verdict needs
-LEFT_OUT = -1.0  # a sample of RULER has a metric per length, with this value for all lengths but its own
-
-
-@dataclass(frozen=True)
-class _Sample:
-    """A score, and the hashes of the document and the prompt. A hash is empty if the log does not contain it."""
-
-    score: float
-    document: str
-    prompt: str
-
-
-@dataclass(frozen=True)
-class _Log:
-    """A log of samples, and the task and the time in its name."""
-
-    path: Path
-    task: str
-    time: str
-
-
-@dataclass(frozen=True)
-class _Series:
-    """All samples of one metric and filter, by their numbers."""
-
-    path: Path
-    samples: Mapping[str, _Sample]
-
-
-_Key = tuple[str, str, str]  # task, metric and filter
 
 
 def command_lines(target: Path, baseline: Path, folder: Path, trained_length: int, context_length: int) -> list[str]:
@@ -171,11 +117,6 @@ def command_lines(target: Path, baseline: Path, folder: Path, trained_length: in
     return lines
 
 
-def has_logs(folder: Path) -> bool:
-    """Return whether either model has a log of samples."""
-    return any(_logs(folder / role) for role in (TARGET, BASELINE))
-
-
 def lm_eval_lines(
     target: str | Path, folder: Path, *, baseline: str | Path | None = None, trained_length: int | None = None
 ) -> list[str]:
@@ -204,11 +145,7 @@ def lm_eval_result(folder: Path, target: Path, original: Checkpoint | None, max_
 def _needed(original: Checkpoint | None) -> Checkpoint:
     """Return the baseline. Raises: ConfigError if it is None."""
     if original is None:
-        raise ConfigError(
-            "comparing its scores needs a baseline",
-            where=WHERE,
-            try_="--baseline SOURCE",
-        )
+        raise ConfigError("comparing its scores needs a baseline", where=WHERE, try_="--baseline SOURCE")
     return original
 
 
@@ -220,15 +157,15 @@ def compared(folder: Path, target: Path, baseline: Path, max_lost: float) -> Har
     max_lost: the largest allowed loss, as a share of a full score. Holm's rule corrects for the number of scores.
     Raises: ConfigError if logs are missing or broken, or belong to different models, documents or prompts.
     """
-    ours, theirs = _read(folder / TARGET, target), _read(folder / BASELINE, baseline)
+    ours, theirs = series_of(folder / TARGET, target), series_of(folder / BASELINE, baseline)
     for here, there, role in ((ours, theirs, TARGET), (theirs, ours, BASELINE)):
         unmatched = [key for key in here if key not in there and not (role == TARGET and _own_length(key, there))]
         if unmatched:
             task, metric, _ = unmatched[0]
-            raise _refusal(
+            raise refusal(
                 here[unmatched[0]].path, f"only the {role} has {metric} of {task}; both models need the same scores"
             )
-    falling = _falling(folder)
+    falling = falling_scores(folder)
     scores: list[tuple[HarnessScore, float]] = []
     unread: list[str] = []
     for key in sorted(ours, key=lambda key: (key[0], _length(key), key)):
@@ -245,7 +182,7 @@ def compared(folder: Path, target: Path, baseline: Path, max_lost: float) -> Har
             scores.append(scored)
     note = f"left out, because their scores are not between 0 and 1 or 0 and 100: {', '.join(unread)}" if unread else ""
     if not scores:
-        raise _refusal(folder, note or "the logs do not contain any score")
+        raise refusal(folder, note or "the logs do not contain any score")
     worse = rejected([chance for _, chance in scores])
     return HarnessResult(
         tuple(
@@ -256,111 +193,14 @@ def compared(folder: Path, target: Path, baseline: Path, max_lost: float) -> Har
     )
 
 
-# --- reading
-
-
-def _logs(folder: Path) -> list[_Log]:
-    """Return the logs of samples, old ones first."""
-    paths = folder.rglob("samples_*.jsonl") if folder.is_dir() else ()
-    logs = [_Log(path, match[1], match[2]) for path in paths if (match := FILE.fullmatch(path.name))]
-    return sorted(logs, key=lambda log: (log.time, log.path))
-
-
-def _read(folder: Path, model: Path) -> dict[_Key, _Series]:
-    """Return all series of a model. If several runs have the same series, return the newest."""
-    series: dict[_Key, _Series] = {}
-    logs = _logs(folder)
-    for log in logs:
-        _check_model(log, model)
-        series.update({key: _Series(log.path, samples) for key, samples in _samples(log).items()})
-    if not logs:
-        raise _refusal(
-            folder,
-            "no log of samples (samples_TASK_TIME.jsonl) in this folder",
-            "lm_eval run --log_samples --output_path DIR",
-        )
-    return series
-
-
-def _check_model(log: _Log, model: Path) -> None:
-    """Raise ConfigError if the results next to a log name a different model that is on this machine."""
-    results = log.path.with_name(f"results_{log.time}.json")
-    named = Path(str(_results(results).get("model_name", "")))
-    ours = {model.resolve(), *([] if model.is_dir() else [model.parent.resolve()])}
-    if named.is_absolute() and os.path.exists(named) and named.resolve() not in ours:
-        raise _refusal(results, f"these are results of {named}, not of {model}")
-
-
-def _results(path: Path) -> Mapping[str, Any]:
-    """Return the results file of a run. Empty if it is missing or not JSON, because it is optional."""
-    if not path.is_file() or path.stat().st_size > RESULTS:
-        return {}
-    try:
-        with open_regular(path) as file:
-            content = json.load(file)
-    except (ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _falling(folder: Path) -> dict[tuple[str, str], bool]:
-    """Return whether a lower value is better, for each task and metric in the results files."""
-    lower_is_better = {}
-    for path in sorted(folder.rglob("results_*.json")):
-        by_task = _results(path).get("higher_is_better")
-        for task, metrics in by_task.items() if isinstance(by_task, dict) else ():
-            for metric, higher in metrics.items() if isinstance(metrics, dict) else ():
-                if isinstance(higher, bool):
-                    lower_is_better[str(task), str(metric)] = not higher
-    return lower_is_better
-
-
-def _samples(log: _Log) -> dict[_Key, dict[str, _Sample]]:
-    series: dict[_Key, dict[str, _Sample]] = {}
-    seen: set[tuple[str, str]] = set()
-    for line_number, line in enumerate(_lines(log.path), 1):
-        sample = _sample(line, f"{log.path}:{line_number}")
-        sample_id, filter_name = str(sample["doc_id"]), str(sample.get("filter", "none"))
-        if (sample_id, filter_name) in seen:
-            raise _refusal(log.path, f"sample {sample_id} occurs twice; the log must contain only one run")
-        seen.add((sample_id, filter_name))
-        hashes = [str(sample.get(name, "")) for name in ("doc_hash", "prompt_hash")]
-        metrics = sample.get("metrics")
-        for name in map(str, metrics if isinstance(metrics, list) else sorted(sample.keys() - NOT_SCORES)):
-            value = sample.get(name)
-            left_out = name.isdigit() and value == LEFT_OUT
-            if (isinstance(value, bool) or is_number(value)) and not left_out:
-                series.setdefault((log.task, name, filter_name), {})[sample_id] = _Sample(float(value), *hashes)
-    return series
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    with open_regular(path) as file:
-        while line := file.readline(LINE + 1):
-            if len(line) > LINE:
-                raise _refusal(path, f"a line is longer than the limit of {LINE:,} bytes")
-            if line.strip():
-                yield line
-
-
-def _sample(line: bytes, where: str) -> Mapping[str, Any]:
-    try:
-        sample = json.loads(line)
-    except (ValueError, RecursionError):
-        raise _refusal(where, "the line is not JSON, so it is not a log of samples") from None
-    if not isinstance(sample, dict) or not isinstance(sample.get("doc_id"), (int, str)):
-        raise _refusal(where, "the line has no doc_id, so it is not a sample of lm-evaluation-harness")
-    return sample
-
-
-def _check_alike(task: str, ours: _Series, theirs: _Series) -> None:
+def _check_alike(task: str, ours: HarnessSeries, theirs: HarnessSeries) -> None:
     """Raise ConfigError unless both have the same samples, with the same documents and prompts."""
     for here, there, role in ((ours, theirs, TARGET), (theirs, ours, BASELINE)):
         unmatched = sorted(
             here.samples.keys() - there.samples.keys(), key=lambda sample_id: (len(sample_id), sample_id)
         )
         if unmatched:
-            raise _refusal(
+            raise refusal(
                 here.path,
                 f"only the log of the {role} contains {len(unmatched)} samples of {task}, first {unmatched[0]}",
             )
@@ -370,16 +210,13 @@ def _check_alike(task: str, ours: _Series, theirs: _Series) -> None:
         changed = [what for what, hashes in pairs.items() if all(hashes) and hashes[0] != hashes[1]]
         if changed:
             problem = f"the {changed[0]} of sample {sample_id} of {task} differs from the log of the baseline, {theirs.path.name}"
-            raise _refusal(ours.path, problem)
-
-
-# --- comparing
+            raise refusal(ours.path, problem)
 
 
 def _score(
-    key: _Key,
-    ours: Mapping[str, _Sample],
-    theirs: Mapping[str, _Sample],
+    key: ScoreKey,
+    ours: Mapping[str, HarnessSample],
+    theirs: Mapping[str, HarnessSample],
     paired: bool,
     falling: bool,
     max_lost: float,
@@ -413,12 +250,12 @@ def _score(
     return scored, 1.0 if few else chance
 
 
-def _length(key: _Key) -> int:
+def _length(key: ScoreKey) -> int:
     """Return the length of a metric of RULER in tokens, or 0 for any other metric."""
     return int(key[1]) if key[1].isdigit() else 0
 
 
-def _own_length(key: _Key, theirs: Mapping[_Key, _Series]) -> list[_Key]:
+def _own_length(key: ScoreKey, theirs: Mapping[ScoreKey, HarnessSeries]) -> list[ScoreKey]:
     """Return the baseline's shortest length of the same task of RULER that is shorter than this length.
 
     Empty or one key.
@@ -451,10 +288,6 @@ def _verdict(score: HarnessScore, worse: bool, max_lost: float) -> str:
     if score.verdict:
         return score.verdict
     return WORSE if worse else NO_WORSE if score.lower >= -max_lost else UNDECIDED
-
-
-def _refusal(where: Path | str, sentence: str, step: str = "") -> ConfigError:
-    return ConfigError(f"{where}: {sentence}", where=WHERE, try_=step)
 
 
 def lm_eval_check(result: HarnessResult, grade: Grade) -> Check:

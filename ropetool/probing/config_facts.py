@@ -7,101 +7,29 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ropetool.probing import rotating, rotation, tiny
+from ropetool.probing.changed_configs import (
+    ONE,
+    ROPE_TYPES,
+    Maker,
+    Tables,
+    nested,
+    of_type,
+    part,
+    rope_parameters,
+    with_keys,
+    without_base,
+)
 from ropetool.probing.rotation import Subject
 
-Tables = dict[str, tuple[Any, float]]  # by label: inverse frequencies in float64, and the factor on cos and sin
-ONE = "full_attention"  # the label if a class has one table
 BASE = 54321.0
-ROPE_TYPES: Mapping[str, Mapping[str, Any]] = {
-    "linear": {"factor": 4.0},
-    "dynamic": {"factor": 4.0},
-    "yarn": {"factor": 4.0, "original_max_position_embeddings": 1024},
-    "longrope": {"factor": 4.0, "original_max_position_embeddings": 1024},
-    "llama3": {
-        "factor": 4.0, "original_max_position_embeddings": 1024, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    },
-    "proportional": {"factor": 2.0, "partial_rotary_factor": 0.5},
-}  # fmt: skip
-OF_TYPES = {
-    *(key for keys in ROPE_TYPES.values() for key in keys), "type", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
-    "attention_factor", "truncate", "short_factor", "long_factor", "short_mscale", "long_mscale",
-} - {"partial_rotary_factor"}  # fmt: skip
 HEAD_KEYS = r"(qk_rope_|global_|swa_|local_|attention_|rope_)?head_dim|kv_channels|head_size|d_kv|attention_head_size"
 SHARE_KEYS = ("partial_rotary_factor", "rotary_pct", "rotary_percentage", "rotary_emb_fraction", "rotary_dim")
 BASE_KEYS = (
     "rope_theta", "rotary_emb_base", "rope_local_base_freq", "global_rope_theta", "local_rope_theta", "swa_rope_theta",
     "compress_rope_theta",
 )  # fmt: skip
-TEMPERATURES = r".*(scaling_beta|attn_temperature_tuning|log_scaling_alpha)"
-WINDOWS = r"sliding_window(_size)?|attention_window_size|attention_chunk_size|local_attention"
-SWITCH = "use_sliding_window"
 STRETCH = "alpha"
 MSCALES = ("short_mscale", "long_mscale")
-
-
-class Maker:
-    """Builds tiny configs of one class with given keys, and rotary modules from them."""
-
-    def __init__(self, text: Any, subject: Subject, used: Iterable[str]) -> None:
-        self.text, self.subject = text, subject
-        self.small = tiny.overrides(text)
-        self.small.pop("head_dim", None)
-        self.modules = {name: subject.rotary[name] for name in sorted({one.partition(":")[0] for one in used})}
-
-    def config(self, **keys: Any) -> Any:
-        """Return a tiny config with additional keys."""
-        config = type(self.text)(**copy.deepcopy({**self.small, **keys}))
-        config.allow_global_per_layer_attribute_access = True
-        return config
-
-    def tables(self, config: Any) -> Tables:
-        """Return the tables of the rotary modules for this config, by label."""
-        tables: Tables = {}
-        for module in self.modules.values():
-            built = type(module)(part(config, module))
-            for key, value in built.named_buffers(recurse=False):
-                if key.endswith("inv_freq") and "original" not in key:
-                    label = key.removesuffix("inv_freq").rstrip("_")
-                    factor = getattr(built, f"{label}_attention_scaling" if label else "attention_scaling", 1.0)
-                    tables[label or ONE] = (value.double(), float(factor))
-        return tables
-
-    def changed(self, base: Tables, **keys: Any) -> list[str]:
-        """Return the labels whose tables differ with these keys. Empty if the class does not accept the keys."""
-        try:
-            other = self.tables(self.config(**keys))
-        except Exception:  # noqa: BLE001 - a class may stop at a key with any error
-            return []
-        return sorted(label for label in base.keys() & other.keys() if not _same(base[label], other[label]))
-
-    def shares(self, base: Tables, **keys: Any) -> dict[str, float]:
-        """Return the length of each table with these keys, relative to its length before, by label."""
-        try:
-            other = self.tables(self.config(**keys))
-        except Exception:  # noqa: BLE001 - a class may stop at a key with any error
-            return {}
-        return {label: len(other[label][0]) / len(base[label][0]) for label in base.keys() & other.keys()}
-
-
-def part(config: Any, module: Any) -> Any:
-    """Return the config, or the part of it, from which a rotary module was built."""
-    config_class = type(getattr(module, "config", config))
-    parts = (one for one in vars(config).values() if type(one) is config_class)
-    return config if type(config) is config_class else next(parts, config)
-
-
-def _same(one: tuple[Any, float], other: tuple[Any, float]) -> bool:
-    if one[0].shape != other[0].shape:
-        return False
-    return bool((one[0] - other[0]).abs().max() <= 1e-6 * one[0].abs().max()) and abs(one[1] - other[1]) < 1e-6
-
-
-def rope_parameters(config: Any) -> dict[str, dict[str, Any]]:
-    """Return the rope parameters of a config by label."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    nested = {key: value for key, value in parameters.items() if isinstance(value, dict)}
-    return nested or {ONE: dict(parameters)}
 
 
 def facts(maker: Maker, default: Any, build: Callable[..., Subject]) -> dict[str, Any]:
@@ -145,7 +73,7 @@ def facts(maker: Maker, default: Any, build: Callable[..., Subject]) -> dict[str
     class_facts.update(_head_dim(maker, default, base, names))
     class_facts.update(_shares(maker, base, parameters, build))
     alone = {key: changed for key in BASE_KEYS if (changed := maker.changed(base, **{key: BASE}))}
-    bare = _bare(small)
+    bare = without_base(small)
     beside = {key: changed for key in BASE_KEYS if (changed := _changed_beside(maker, bare, key))}
     class_facts["base_keys"] = {**beside, **alone}
     class_facts["base_keys_need_rope_parameters"] = bool(beside) and not alone
@@ -166,15 +94,6 @@ def _changed_beside(maker: Maker, bare: dict[str, Any], key: str) -> list[str]:
     except Exception:  # noqa: BLE001 - a class may require a base there
         base = {}
     return maker.changed(base, rope_parameters=copy.deepcopy(bare), **{key: BASE})
-
-
-def _bare(config: Any) -> dict[str, Any]:
-    """Return rope parameters of the default type without a base."""
-    kept = {"rope_type": "default"}
-    parameters = getattr(config, "rope_parameters", None) or {}
-    if nested(config):
-        return {label: dict(kept) if isinstance(value, dict) else value for label, value in parameters.items()}
-    return kept
 
 
 def _table(table: tuple[Any, float], parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,7 +180,7 @@ def _head_dim(maker: Maker, default: Any, base: Tables, names: Mapping[str, str]
 
 def _breaks(maker: Maker, **keys: Any) -> bool:
     """Return whether yarn raises an error because the head size is null."""
-    values = _of_type("yarn", maker.config())
+    values = of_type("yarn", maker.config())
     try:
         maker.tables(maker.config(rope_parameters=values, **keys))
     except TypeError:
@@ -280,7 +199,7 @@ def _shares(
     keys = {one: longest // 2 if one == "rotary_dim" else first / 2 for one in SHARE_KEYS}
     key = next((one for one, value in keys.items() if _halves(maker, base, build, **{one: value})), "")
     halved = {label: {"partial_rotary_factor": default[label] / 2} for label in parameters}
-    inner = {"rope_parameters": _with(maker.config(), halved)}
+    inner = {"rope_parameters": with_keys(maker.config(), halved)}
     facts: dict[str, Any] = {
         "partial_rotary_key": key,
         "default_partial_rotary_factor": first,
@@ -302,41 +221,6 @@ def _halves(maker: Maker, base: Tables, build: Callable[..., Subject], **keys: A
     return True
 
 
-def nested(config: Any) -> bool:
-    """Return whether the rope parameters of a config are nested by label."""
-    return any(isinstance(value, dict) for value in (getattr(config, "rope_parameters", None) or {}).values())
-
-
-def _with(config: Any, more: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the rope parameters of a config with more keys under each label."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    if not nested(config):
-        return {**parameters, **next(iter(more.values()))}
-    return {
-        label: {**value, **more[label]} if isinstance(value, dict) and label in more else value
-        for label, value in parameters.items()
-    }
-
-
-def _of_type(rope_type: str, config: Any, tables: Tables | None = None) -> dict[str, Any]:
-    """Return the rope parameters of a config with a different type, without the keys of other types."""
-
-    def changed(label: str, one: Mapping[str, Any]) -> dict[str, Any]:
-        more = {"rope_type": rope_type, **ROPE_TYPES[rope_type]}
-        if rope_type == "longrope":
-            pairs = len(tables[label][0]) if tables and label in tables else 0
-            more |= {"short_factor": [1.0] * pairs, "long_factor": [2.0] * pairs}
-        share = {} if rope_type != "proportional" else {"partial_rotary_factor": 0.5}
-        return {**{key: value for key, value in one.items() if key not in OF_TYPES}, **more, **share}
-
-    parameters = getattr(config, "rope_parameters", None) or {}
-    if nested(config):
-        return {
-            label: changed(label, value) if isinstance(value, dict) else value for label, value in parameters.items()
-        }
-    return changed(ONE, parameters)
-
-
 def _rope_types(maker: Maker) -> dict[str, Any]:
     """Return the types that the rotary modules accept, and the errors for the others."""
     small = maker.config()
@@ -349,7 +233,7 @@ def _rope_types(maker: Maker) -> dict[str, Any]:
     taken, refused = ["default"], {}
     more: dict[str, float] = {}
     for rope_type in ROPE_TYPES:
-        values = _of_type(rope_type, small, tables)
+        values = of_type(rope_type, small, tables)
         try:
             try:
                 maker.tables(maker.config(rope_parameters={**values, **more}, **size))
@@ -371,13 +255,13 @@ def _stretch_key(maker: Maker) -> dict[str, Any]:
     """Return the rope key whose number stretches the base of a `dynamic` table, if the class has one."""
     try:
         small = maker.config(head_dim=128)
-        values = _of_type("dynamic", small)
+        values = of_type("dynamic", small)
         base = maker.tables(maker.config(rope_parameters=values, head_dim=128))
     except Exception:  # noqa: BLE001 - a class may not accept the type
         return {}
     more = {label: {STRETCH: 1000.0} for label in (values if nested(small) else [ONE])}
     small.rope_parameters = values
-    stretched = _with(small, more)
+    stretched = with_keys(small, more)
     return {"stretch_key": STRETCH} if maker.changed(base, rope_parameters=stretched, head_dim=128) else {}
 
 
@@ -404,7 +288,7 @@ def _unusual(maker: Maker, base: Tables, known: Mapping[str, Any]) -> dict[str, 
     if known["layer_types"] and _scaled_labels(maker, base, "rope_type") != _scaled_labels(maker, base, "type"):
         facts["shadows_type"] = True
     try:
-        bare = maker.tables(maker.config(rope_parameters=_bare(maker.config())))
+        bare = maker.tables(maker.config(rope_parameters=without_base(maker.config())))
     except Exception:  # noqa: BLE001 - a class may require more rope parameters
         return facts
     thetas = {label: _base_of(table[0]) for label, table in bare.items()}
@@ -475,68 +359,3 @@ def _scaled_labels(maker: Maker, base: Tables, spelling: str = "rope_type", msca
 def _base_of(table: Any) -> float:
     """Return the base of a plain table."""
     return float(table[1]) ** -len(table)
-
-
-# --- facts that need a model
-
-
-def interleave_key(default: Any, layout: str, build: Callable[..., Subject]) -> str:
-    """Return the boolean key that changes the layout when it is inverted, or an empty text."""
-    for key, value in default.to_dict().items():
-        if isinstance(value, bool) and re.search(r"interleave", key):
-            subject = build(**{key: not value})
-            if layout_of(rotating.layers(subject, [])) not in ("", layout):
-                return str(key)
-    return ""
-
-
-def off_key(default: Any, build: Callable[..., Subject]) -> str:
-    """Return the boolean key that switches the rotation off when it is inverted, or an empty text."""
-    for key, value in default.to_dict().items():
-        if isinstance(value, bool) and re.search(r"alibi|rope|rotary|nope|mem_rope", key) and "interleave" not in key:
-            try:
-                subject = build(**{key: not value})
-                gone = not subject.rotary or not any(one["rotates"] for one in rotating.layers(subject, []))
-            except Exception:  # noqa: BLE001 - a class may require more keys with the switch
-                continue
-            if gone:
-                return str(key)
-    return ""
-
-
-def layout_of(layers: Iterable[Mapping[str, Any]]) -> str:
-    """Return the layout of the attention's channels, or an empty text if no single layout was observed."""
-    seen = {one["layout"] for layer in layers for one in layer.get("rotations", []) if "in" not in one}
-    return seen.pop() if len(seen) == 1 else ""
-
-
-def temperature_key(maker: Maker, build: Callable[..., Subject]) -> str:
-    """Return the key without which no score depends on the position, or an empty text."""
-    small = maker.config()
-    for key, value in small.to_dict().items():
-        if re.fullmatch(TEMPERATURES, key) and value:
-            subject = build(**{key: False if value is True else 0.0})
-            if not rotating.temperatures(subject, subject.run()):
-                return str(key)
-    parameters = dict(getattr(small, "rope_parameters", None) or {})
-    for key in parameters:
-        if re.fullmatch(TEMPERATURES, str(key)):
-            subject = build(rope_parameters={**parameters, key: 0.0})
-            if not rotating.temperatures(subject, subject.run()):
-                return str(key)
-    return ""
-
-
-def follows_mscale(maker: Maker, build: Callable[..., Subject]) -> bool:
-    """Return whether mscale_all_dim changes the scores although the table stays the same.
-
-    The table stays the same if mscale and mscale_all_dim are equal.
-    """
-    runs = []
-    for keys in ({"attention_factor": 1.0}, {"mscale": 1.0, "mscale_all_dim": 1.0}):
-        config = maker.config()
-        config.rope_parameters = _of_type("yarn", config)
-        more = dict.fromkeys(config.rope_parameters if nested(config) else [ONE], keys)
-        subject = build(rope_parameters=_with(config, more))
-        runs.append(subject.run(lambda _, output: rotation.unrotated(output)))
-    return rotation.score_change(runs[0], runs[1]) > rotation.MOVES

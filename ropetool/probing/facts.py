@@ -7,13 +7,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ropetool.probing import config_facts, rotating, tiny
-from ropetool.probing.config_facts import SWITCH, WINDOWS, Maker
+from ropetool.probing import config_facts, model_facts, rotating, tiny
+from ropetool.probing.changed_configs import Maker
 from ropetool.probing.rotation import NotProbed, Subject
 
 FILLED = r"rope_parameters|max_position_embeddings|hidden_size|num_(hidden_layers|attention_heads|key_value_heads)|head_dim|sliding_window"
+WINDOWS = r"sliding_window(_size)?|attention_window_size|attention_chunk_size|local_attention"
+SWITCH = "use_sliding_window"
 LIMITED = ("sliding", "chunked")  # windows
-ROTATING_CODE = r"(?i)rotary|relative_positional_encoding"
 
 
 def probe(model_type: str) -> dict[str, Any]:
@@ -52,13 +53,13 @@ def probe(model_type: str) -> dict[str, Any]:
         }
     maker = Maker(text, subject, used)
     record |= config_facts.facts(maker, text, build)
-    record["layout"] = config_facts.layout_of(layers)
-    record["interleave_key"] = config_facts.interleave_key(text, record["layout"], build)
-    record["off_key"] = config_facts.off_key(text, build)
+    record["layout"] = model_facts.layout_of(layers)
+    record["interleave_key"] = model_facts.interleave_key(text, record["layout"], build)
+    record["off_key"] = model_facts.off_key(text, build)
     record["temperature_key"] = (
-        config_facts.temperature_key(maker, build) if any("temperature" in one for one in layers) else ""
+        model_facts.temperature_key(maker, build) if any("temperature" in one for one in layers) else ""
     )
-    record["mla"] = hasattr(text, "kv_lora_rank") and config_facts.follows_mscale(maker, build)
+    record["mla"] = hasattr(text, "kv_lora_rank") and model_facts.follows_mscale(maker, build)
     record |= windows(text, build, layers)
     record |= pattern(kinds(text))
     record["layers"] = runs(layers)

@@ -149,14 +149,3 @@ def scores(
     ordered = np.asarray(positions)
     products[:, ordered[:, None] < ordered[None, :]] = -np.inf
     return products
-
-
-def attention(scored: Array, v: Array) -> Array:
-    """Return the values mixed by a softmax of the scores over the keys, in float64.
-
-    Shapes: scored (heads, n, n), v (kv_heads, n, head_dim) -> (heads, n, head_dim).
-    """
-    weights = np.exp(scored - scored.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
-    mixed: Array = weights @ np.repeat(v, scored.shape[0] // v.shape[0], axis=0)
-    return mixed

@@ -127,13 +127,17 @@ Score = tuple[float, bool]
 """A log probability, and whether the token is the likeliest of all."""
 
 
-def answer_of(pairs: Sequence[Any], likeliest: int, where: str, unnamed: Sequence[Any] = ()) -> Answer:
+def answer_of(
+    pairs: Sequence[Any], likeliest: int, where: str, unnamed: Sequence[Any] = (), requested: int | None = None
+) -> Answer:
     """Return the answer with these pairs of a token and its log probability.
 
     likeliest: the number of pairs that are the likeliest of all tokens.
     where: the address for errors.
     unnamed: log probabilities of tokens with unknown ids.
-    Raises: ServerError for an invalid token or log probability, for an empty answer, or if the probabilities exceed 1.
+    requested: a token that the answer must contain; None for any answer.
+    Raises: ServerError for an invalid token or log probability, for an answer that is empty or lacks the requested
+      token, or if the probabilities exceed 1.
     """
     shown: dict[int, float] = {}
     for token, number in pairs:
@@ -143,6 +147,8 @@ def answer_of(pairs: Sequence[Any], likeliest: int, where: str, unnamed: Sequenc
         raise ServerError(NO_LOG_PROBABILITIES, where=where)
     if math.fsum(math.exp(one) for one in (*shown.values(), *others)) > 1 + MASS:
         raise ServerError("the answer contains probabilities with a sum above 1", where=where)
+    if requested is not None and requested not in shown:
+        raise ServerError(left_out(requested), where=where)
     return Answer(shown, min(likeliest, len(shown)), others)
 
 

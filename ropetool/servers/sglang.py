@@ -12,7 +12,6 @@ from ropetool.servers.base import (
     Score,
     ServerLimits,
     answer_of,
-    left_out,
     listed,
     log_probability,
     not_one_score_each,
@@ -48,10 +47,7 @@ class SglangServer:
         if requested is not None:
             entries = [*entries, *listed(answered, "output_token_ids_logprobs", 0, where=self._where)]
         pairs = [(within(one, 1, where=self._where), within(one, 0, where=self._where)) for one in entries]
-        answer = answer_of(pairs, self.limits.shown, self._where)
-        if requested is not None and requested not in answer.shown:
-            raise ServerError(left_out(requested), where=self._where)
-        return answer
+        return answer_of(pairs, self.limits.shown, self._where, requested=requested)
 
     def tokens_of(self, text: str) -> list[int] | None:
         """Return the ids of a text, without special tokens, or None if this release has no such interface."""

@@ -18,7 +18,6 @@ from ropetool.servers.base import (
     Score,
     ServerLimits,
     answer_of,
-    left_out,
     listed,
     log_probability,
     named,
@@ -52,10 +51,7 @@ class VllmServer:
         answered = self._with_as_many(ids, {"return_tokens_as_token_ids": True, **drawn})
         shown = named(answered, "choices", 0, "logprobs", "top_logprobs", 0, where=self._where)
         pairs = [(_id(name), number) for name, number in shown.items()]
-        answer = answer_of(pairs, self.limits.shown, self._where)
-        if requested is not None and requested not in answer.shown:
-            raise ServerError(left_out(requested), where=self._where)
-        return answer
+        return answer_of(pairs, self.limits.shown, self._where, requested=requested)
 
     def tokens_of(self, text: str) -> list[int] | None:
         """Return the ids of a text, without special tokens."""

@@ -105,7 +105,6 @@ def planned_rows(
     trained_length: int,
     chosen: Sequence[Suite],
     limits: Limits,
-    seed: int = 0,
 ) -> list[Counter[int]]:
     """Return the number of rows of each length that `verify` would compute for target and baseline, for each suite.
 
@@ -114,7 +113,7 @@ def planned_rows(
     corpus, rows = read_corpus(texts, {TARGET: reader}, {}), []
     for suite in chosen:
         whole = with_proofs(suite, limits, max(lengths) > trained_length, len(texts))
-        setting = Setting(whole, corpus, reader, lengths, trained_length, max(lengths), limits, seed)
+        setting = Setting(whole, corpus, reader, lengths, trained_length, max(lengths), limits)
         rows.append(work_of(prepared(setting), (TARGET, BASELINE)))
     return rows
 

@@ -43,11 +43,6 @@ class Estimate:
     effective: float
     degrees: float
 
-    @property
-    def half_width(self) -> float:
-        """Half of the width of the interval."""
-        return (self.high - self.low) / 2
-
 
 @dataclass(frozen=True)
 class KindResult:

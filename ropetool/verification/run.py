@@ -33,15 +33,7 @@ from ropetool.verification.preparing import (
 )
 from ropetool.verification.results import Check, DivergenceResult, VerifyResult, YardstickResult
 from ropetool.verification.runners.torch_runner import TorchRunner
-from ropetool.verification.scoring import (
-    BASELINE,
-    JUDGE,
-    TARGET,
-    Measurement,
-    Progress,
-    Runner,
-    ignore,
-)
+from ropetool.verification.scoring import BASELINE, JUDGE, TARGET, Measurement, Progress, Runner, ignore
 from ropetool.verification.short_divergence import with_own_noise
 from ropetool.verification.statistics import attainable
 from ropetool.verification.texts import Document, fingerprint

@@ -34,9 +34,9 @@ from ropetool.verification.runners.served_words import TokenizerWords
 from ropetool.verification.runners.server_runner import Counting, ServerRunner, TextTokenizer, Unseen
 from ropetool.verification.runners.torch_tokenizer import TorchTokenizer
 from ropetool.verification.scoring import BASELINE, TARGET, Measurement, Progress, Runner, ignore
-from ropetool.verification.session import documents_of, lengths_of
+from ropetool.verification.session import documents_of, lengths_of, vocabulary_of
 from ropetool.verification.texts import Document
-from ropetool.verification.whole_suites import Wrap, kept_on_disk, missing_comparisons, vocabulary_of
+from ropetool.verification.whole_suites import Wrap, kept_on_disk, missing_comparisons
 
 SERVED = Path("the served model")  # replaces the target's path, because target and baseline may have the same path
 SHOWN = "answers shown"

@@ -167,6 +167,14 @@ def _before_edits(checkpoint: Checkpoint, look: Inspection, trained: int, notes:
     return before
 
 
+def vocabulary_of(checkpoint: Checkpoint) -> int | None:
+    """Return the number of tokens in the vocabulary, or None if the files do not contain it."""
+    if isinstance(checkpoint, HfCheckpoint):
+        size = checkpoint.section.get("vocab_size", checkpoint.config.get("vocab_size"))
+        return size if isinstance(size, int) and not isinstance(size, bool) else None
+    return next((tensor.shape[-1] for name, tensor in checkpoint.tensors.items() if name == "token_embd.weight"), None)
+
+
 def lengths_of(look: Inspection, checkpoint: Checkpoint) -> tuple[int, int]:
     """Return the configured context length and the trained length of a checkpoint, in tokens.
 
@@ -177,8 +185,5 @@ def lengths_of(look: Inspection, checkpoint: Checkpoint) -> tuple[int, int]:
     context = look.rope.max_position_embeddings if look.rope else look.stated.get(key)
     trained = look.trained_length or context
     if type(context) is not int or type(trained) is not int:
-        raise ConfigError(
-            f"{key} is missing, so the trained length is unknown",
-            where=checkpoint.where,
-        )
+        raise ConfigError(f"{key} is missing, so the trained length is unknown", where=checkpoint.where)
     return context, trained

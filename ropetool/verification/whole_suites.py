@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ropetool import names
 from ropetool.checkpoint import certificate, fingerprints, provenance
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
@@ -23,7 +22,6 @@ from ropetool.errors import ConfigError
 from ropetool.files import hub
 from ropetool.files.counting import nobody
 from ropetool.registry import addition
-from ropetool.runtimes.inspection import Inspection
 from ropetool.verification import catalogue, floors, suites
 from ropetool.verification.beside import OPTION as YARDSTICKS
 from ropetool.verification.beside import Beside
@@ -41,9 +39,9 @@ from ropetool.verification.remade import kl_to_claim
 from ropetool.verification.results import INEXACT, NOT_RUN, Check, VerifyResult
 from ropetool.verification.run import AGAINST, ComparedFile, Models, Workload, verify
 from ropetool.verification.runners.llama_cache import BLOCK_TYPES, cache_ways
-from ropetool.verification.runners.vllm_engine import OPTION, Engine, VllmRunner, version
+from ropetool.verification.runners.vllm_engine import OPTION, OpenInVllm, version
 from ropetool.verification.scoring import JUDGE, TARGET, Progress, Runner
-from ropetool.verification.session import UNDECODED, Session, documents_of, unchanged_source
+from ropetool.verification.session import Session, documents_of, unchanged_source
 from ropetool.verification.short_divergence import ModelLengths
 from ropetool.verification.texts import Document
 
@@ -218,83 +216,6 @@ def missing_comparisons(comparable: bool, lengths: Sequence[int], trained: int, 
     elif longest < context:
         missing.append(not_reached(longest, context))
     return missing
-
-
-def vocabulary_of(checkpoint: Checkpoint) -> int | None:
-    """Return the number of tokens in the vocabulary, or None if the files do not contain it."""
-    if isinstance(checkpoint, HfCheckpoint):
-        size = checkpoint.section.get("vocab_size", checkpoint.config.get("vocab_size"))
-        return size if isinstance(size, int) and not isinstance(size, bool) else None
-    return next((tensor.shape[-1] for name, tensor in checkpoint.tensors.items() if name == "token_embd.weight"), None)
-
-
-class OpenInVllm:
-    """Opens directories in vLLM in this process, and GGUF files in llama.cpp.
-
-    looks: the decoded settings of the target, then of the baseline, by path.
-    lengths: the lengths to measure, in tokens.
-    trained: tokens; up to this length the target is compared with the baseline.
-    Raises: ConfigError if vLLM cannot run the target or the baseline up to the necessary length.
-    """
-
-    def __init__(self, engine: Engine, looks: Mapping[Path, Inspection], lengths: Sequence[int], trained: int) -> None:
-        self._engine, self._looks, self._longest = engine, looks, max(lengths, default=0)
-        target, *baseline = looks
-        if not target.is_dir():
-            raise ConfigError(
-                f"vLLM needs a directory here, and {target.name} is a file", where=OPTION, try_="without --runner"
-            )
-        reach = self.reach(target)
-        if reach is None or reach < self._longest:
-            why = UNDECODED if reach is None else too_long_for("target", reach, self._longest)
-            raise ConfigError(why, where=OPTION, try_="without --runner")
-        needed = min(self._longest, trained)
-        for reach in map(self.reach, baseline):
-            if reach is not None and reach < needed:
-                raise ConfigError(
-                    too_long_for("baseline", reach, needed),
-                    where="--baseline",
-                    try_="without --runner",
-                )
-
-    @property
-    def settings(self) -> list[str]:
-        """What affects the figures: vLLM's settings, and the longest text, which selects a factor list of longrope."""
-        return [str(self._engine), *(f"{self.reach(path)} tokens" for path in self._looks)]
-
-    def reach(self, path: Path) -> int | None:
-        """Return the longest row that vLLM reads, in tokens, or None if vLLM cannot run this checkpoint.
-
-        A row may be longer than the configured context length only if the table is unscaled.
-        """
-        look = self._looks.get(path)
-        if look is None or look.rope is None or look.format != HfCheckpoint.format:
-            return None
-        return self._longest if _unscaled(look) else min(self._longest, look.rope.max_position_embeddings)
-
-    def __call__(self, path: Path, *, device: str, dtype: str, report: Callable[[str], None]) -> Runner:
-        look, reach = self._looks.get(path), self.reach(path)
-        if look is None or reach is None:
-            return Open({})(path, device=device, dtype=dtype, report=report)
-        assert look.rope is not None
-        longer: dict[str, Any] = {}
-        if reach > look.rope.max_position_embeddings:
-            longer = {names.MAX_POSITION_EMBEDDINGS: reach}
-            for section in reversed(look.family.text_path if look.family else ()):
-                longer = {section: longer}
-        return VllmRunner(
-            path, self._engine, dtype=dtype, reach=reach, overrides=longer,
-            vocabulary=vocabulary_of(open_checkpoint(path)),
-        )  # fmt: skip
-
-
-def too_long_for(role: str, reach: int, needed: int) -> str:
-    """Return the message for a table that ends after `reach` tokens, if `needed` tokens are necessary."""
-    return f"the table of the {role} ends at its context length of {reach} tokens, and vLLM would have to read {needed}"
-
-
-def _unscaled(look: Inspection) -> bool:
-    return look.rope is not None and all(entry.unscaled for entry in look.rope.entries.values() if entry.table)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ import numpy.typing as npt
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from ropetool.lab.measures.ruler import KEPT
+from ropetool.lab.measures.effective_length import KEPT
 from ropetool.verification.gate import GRADES
 from ropetool.verification.measures.loss import verdicts
 from ropetool.verification.measures.segments import lacking

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ropetool.sections import half_width
 from ropetool.verification.statistics import clustered
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,7 +97,7 @@ def _measured(run: dict[str, Any] | None, method: str) -> str:
 
 def _difference(by_text: np.ndarray) -> str:
     found = clustered(by_text, range(len(by_text)))
-    return f"{found.mean:+.1f} ± {found.half_width:.1f}"
+    return f"{found.mean:+.1f} ± {half_width(found):.1f}"
 
 
 def _published(name: str, method: str) -> str:

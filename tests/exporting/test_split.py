@@ -17,7 +17,7 @@ from ropetool.errors import ConfigError, OutputError
 from ropetool.files.gguf import read_shards
 from ropetool.files.gguf.splitting import SplitLimits, grouped, limits_of
 from ropetool.files.renames import file_key
-from ropetool.gguf_export import container, files, splitting
+from ropetool.gguf_export import container, files
 from ropetool.gguf_export.options import ExportOptions
 from ropetool.gguf_export.preparing import prepare
 
@@ -67,7 +67,7 @@ def test_the_parts_are_byte_for_byte_those_of_gguf_split(
     whole = write_whole(tmp_path / "whole.gguf")
     assert hashlib.sha256(whole.read_bytes()).hexdigest() == WHOLE  # what gguf-split was given
     found = hashlib.sha256()
-    parts = splitting.split(files._read(whole), limits)
+    parts = container.split(files._read(whole), limits)
     for number, part in enumerate(parts):
         container.write(tmp_path / str(number), part, lambda *_: None)
         found.update((tmp_path / str(number)).read_bytes())

@@ -15,6 +15,7 @@ from transformers.models.llama import modeling_llama
 from ropetool import families
 from ropetool.probing import facts, records
 
+probe_records = script("families/probe_records")
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(families.__file__).parent / "generated"
 # Of each mechanism one: plain, two bases, MLA, linear attention, no rotation on full layers, norm behind the rotation and
@@ -34,12 +35,12 @@ def written(name: str) -> dict[str, Any]:
 )
 @pytest.mark.parametrize("name", SAMPLE)
 def test_the_record_is_what_the_classes_do(name: str) -> None:
-    records.compare(name, written(name), records.record(name))
+    probe_records.compare(name, written(name), records.record(name))
 
 
 def test_there_is_a_record_of_every_type() -> None:
     records.load()
-    assert {path.stem for path in FOLDER.glob("*.json")} == set(records.model_types())
+    assert {path.stem for path in FOLDER.glob("*.json")} == set(probe_records.model_types())
 
 
 def llama(monkeypatch: pytest.MonkeyPatch, rotate: Any) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def half(q: Any, k: Any, cos: Any, sin: Any) -> tuple[Any, Any]:
 
 
 def test_the_same_rotation_written_anew_is_the_same_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    records.compare("llama", written("llama"), llama(monkeypatch, half))
+    probe_records.compare("llama", written("llama"), llama(monkeypatch, half))
 
 
 def test_neighbours_that_pair_up_are_interleaved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,9 +127,9 @@ def test_the_check_refuses_a_planted_entry(
     program = script("families/probe")
     monkeypatch.setattr(program, "FOLDER", tmp_path)
     monkeypatch.setattr("sys.argv", ["families", "--check", "--jobs", "1", "cohere2"])
-    (tmp_path / "cohere2.json").write_text(records.text(written("cohere2")))
+    (tmp_path / "cohere2.json").write_text(probe_records.text(written("cohere2")))
     assert program.main() == 0
-    (tmp_path / "cohere2.json").write_text(records.text({**written("cohere2"), "rotates": "all"}))
+    (tmp_path / "cohere2.json").write_text(probe_records.text({**written("cohere2"), "rotates": "all"}))
     assert program.main() == 1
     said = capfd.readouterr().err.splitlines()
     assert said[-2:] == [
@@ -142,10 +143,10 @@ HOLD_OTHERS = {"fuyu", "got_ocr2", "moss_transcribe_diarize", "gemma4_assistant"
 
 def test_the_types_without_rotary_positions_are_all_that_have_no_such_code() -> None:
     records.load()
-    without = {name for name in facts.causal() if not records._rotates_somewhere(name)}
+    without = {name for name in facts.causal() if not probe_records.rotates_somewhere(name)}
     listed = families.records.unrotated() - families.records.OTHERS
-    assert without - HOLD_OTHERS - {*records.UNLIMITED} <= listed
-    assert not {name for name in listed if records._rotates_somewhere(name)}
+    assert without - HOLD_OTHERS - {*probe_records.UNLIMITED} <= listed
+    assert not {name for name in listed if probe_records.rotates_somewhere(name)}
     assert not listed & families.records.names()
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ropetool.lab.lm_eval import EXACT, HarnessResult, HarnessScore, lm_eval_section
-from ropetool.lab.measures.many_shot import ManyShotLength, ManyShotResult, many_shot_section
-from ropetool.lab.measures.ruler import (
+from ropetool.lab.measures.effective_length import (
     EffectiveLengthResult,
     EffectiveLengthStep,
     EffectiveLengthTask,
     effective_length_section,
 )
+from ropetool.lab.measures.many_shot import ManyShotLength, ManyShotResult, many_shot_section
 from ropetool.report.terminal import terminal_text
 from ropetool.sections import Section
 from ropetool.verification.measures.cached_generation import CacheLength, CacheResult, cache_section

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from ropetool.errors import ConfigError
-from ropetool.lab.lm_eval import HarnessResult, command_lines, compared, has_logs, lm_eval_check
+from ropetool.lab.lm_eval import HarnessResult, command_lines, compared, lm_eval_check
+from ropetool.lab.lm_eval_logs import has_logs
 from ropetool.verification.gate import GRADES
 from ropetool.verification.results import FAIL, NO_WORSE, NOT_RUN, PASS, UNDECIDED, WORSE, Check
 from ropetool.verification.shares import paired_bounds

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from verifying import verify
 
 from ropetool.errors import CheckpointError, ConfigError
+from ropetool.sections import half_width
 from ropetool.verification import suites
 from ropetool.verification.gate import Limits
 from ropetool.verification.measures.loss import perplexity
@@ -158,7 +159,7 @@ def test_useful_needs_the_whole_interval_below_zero(fake: Any, better: float, us
 
     entry = run(Noisy).lengths[-1]
     assert entry.difference_to_truncation.mean == pytest.approx(-better, abs=0.04)
-    assert 0.03 < entry.difference_to_truncation.half_width < 0.1
+    assert 0.03 < half_width(entry.difference_to_truncation) < 0.1
     assert entry.useful is useful
 
 

@@ -11,7 +11,7 @@ import pytest
 from word_reading import Blind, Reader, Vocabulary, make_corpus
 
 from ropetool.lab.measures.many_shot import LABELS, ManyShot, ManyShotResult, many_shot_check, prepare_many_shot
-from ropetool.verification.measures.retrieval import WORDS
+from ropetool.verification.measures.contexts import WORDS
 from ropetool.verification.results import BETTER, NOT_ASKED, UNDECIDED, WORSE
 from ropetool.verification.scoring import BASELINE, TARGET, Done, Predictions, ignore
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ropetool.errors import ConfigError
+from ropetool.sections import half_width
 from ropetool.verification.measures import fillers
 from ropetool.verification.measures.fillers import Passage, text_of_others
 from ropetool.verification.measures.repeats import FarDependence, FarResult, prepare_far
@@ -285,7 +286,7 @@ def test_the_gain_is_paired() -> None:
     (entry,) = measured(Hard(), distances=[300]).distances
     assert (entry.repeated.mean, entry.gain.mean) == (0.5, 0.5)
     # Six documents, three of 1 and three of 0: standard deviation sqrt(.3), Student's t of 5 degrees of freedom 2.571.
-    assert entry.gain.half_width == pytest.approx(2.571 * math.sqrt(0.3 / 6), rel=1e-3)
+    assert half_width(entry.gain) == pytest.approx(2.571 * math.sqrt(0.3 / 6), rel=1e-3)
 
 
 # --- too little

@@ -13,17 +13,9 @@ import numpy as np
 import pytest
 
 from ropetool.errors import ConfigError
-from ropetool.verification.measures import retrieval
-from ropetool.verification.measures.retrieval import (
-    DEPTHS,
-    TASKS,
-    WORDS,
-    Context,
-    Retrieval,
-    RetrievalResult,
-    prepare_retrieval,
-    single_tokens,
-)
+from ropetool.verification.measures.contexts import TASKS, WORDS, Context, ContextMaker, single_tokens
+from ropetool.verification.measures.fillers import filler_of_others
+from ropetool.verification.measures.retrieval import DEPTHS, Retrieval, RetrievalResult, prepare_retrieval
 from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Done, Predictions, Scores, ignore
 from ropetool.verification.shares import paired_bounds
 from ropetool.verification.statistics import wilson
@@ -232,7 +224,7 @@ def test_every_candidate_is_asked_for() -> None:
 
 
 def with_change(change: Callable[[Context], Context]) -> Callable[..., Context]:
-    right = retrieval._Maker.make
+    right = ContextMaker.make
     return lambda *given: change(right(*given))
 
 
@@ -267,15 +259,16 @@ CHANGES = [candidate_missing, said_twice, one_short, wrong_answer, wrong_depth]
 def test_a_wrong_context_is_seen(
     monkeypatch: pytest.MonkeyPatch, task: str, change: Callable[[Context], Context]
 ) -> None:
-    monkeypatch.setattr(retrieval._Maker, "make", with_change(change))
+    monkeypatch.setattr(ContextMaker, "make", with_change(change))
     vocabulary = Vocabulary()
     with pytest.raises((AssertionError, KeyError)):
         check(prepared(task, vocabulary), vocabulary)
 
 
 def test_filler_that_holds_the_words_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = retrieval.filler_of_others
-    monkeypatch.setattr(retrieval, "filler_of_others", lambda *given: plain(*given[:4]))
+    monkeypatch.setattr(
+        "ropetool.verification.measures.contexts.filler_of_others", lambda *given: filler_of_others(*given[:4])
+    )
     vocabulary = Vocabulary()
     with pytest.raises(AssertionError):
         check(prepared("keys", vocabulary), vocabulary)

@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 from word_reading import Blind, Reader, Vocabulary, make_corpus
 
-from ropetool.lab.measures import ruler
-from ropetool.lab.measures.ruler import (
-    TASKS,
+from ropetool.lab.measures import effective_length
+from ropetool.lab.measures.effective_length import (
     EffectiveLength,
     EffectiveLengthResult,
     effective_length_check,
     prepare_effective_length,
-    single_tokens,
 )
-from ropetool.verification.measures.retrieval import WORDS, Context
+from ropetool.lab.measures.ruler import TASKS, single_tokens
+from ropetool.verification.measures.contexts import WORDS, Context
 from ropetool.verification.results import NO_WORSE, NOT_ASKED, WORSE
 from ropetool.verification.scoring import BASELINE, TARGET, Done, Predictions, ignore
 from ropetool.verification.shares import PairedTrials, chance_of_so_low, paired_ratio, ratio_bounds
@@ -202,7 +201,7 @@ def test_a_hole_ends_the_effective_length(monkeypatch: pytest.MonkeyPatch) -> No
     result = measurement.result(found, None)
     assert [step.verdict for step in result.steps] == [WORSE, NO_WORSE]
     assert (result.longest, result.surely, result.possibly) == (0, 0, 0)
-    monkeypatch.setattr(ruler, "takewhile", filter)  # the defect: any length that holds
+    monkeypatch.setattr(effective_length, "takewhile", filter)  # the defect: any length that holds
     assert measurement.result(found, None).longest == 2048
 
 

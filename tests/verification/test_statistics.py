@@ -8,6 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 
+from ropetool.sections import half_width
 from ropetool.verification.results import Estimate
 from ropetool.verification.statistics import (
     chance_of_less,
@@ -49,7 +50,7 @@ def test_equal_documents_give_the_standard_error_of_their_means() -> None:
     error = means.std(ddof=1) / math.sqrt(6)
     assert found.mean == pytest.approx(means.mean(), abs=1e-14)
     assert found.standard_error == pytest.approx(error, rel=1e-12)
-    assert found.half_width == pytest.approx(2.570581835636314 * error, rel=1e-12)
+    assert half_width(found) == pytest.approx(2.570581835636314 * error, rel=1e-12)
     assert (found.documents, found.tokens) == (6, 768)
 
 
@@ -187,9 +188,9 @@ def test_the_paired_difference_is_that_of_the_tokens() -> None:
     found = paired_difference(better, hard, documents)
     means = (better - hard).reshape(8, -1).mean(axis=1)
     assert found.mean == pytest.approx(means.mean(), rel=1e-12)
-    assert found.half_width == pytest.approx(2.364624251592785 * means.std(ddof=1) / math.sqrt(8), rel=1e-12)
+    assert half_width(found) == pytest.approx(2.364624251592785 * means.std(ddof=1) / math.sqrt(8), rel=1e-12)
     assert found.high < 0
-    assert clustered(better, documents).half_width > 10 * found.half_width
+    assert half_width(clustered(better, documents)) > 10 * half_width(found)
     with pytest.raises(ValueError, match="not of the same tokens"):
         paired_difference(better, hard[:, :-1], documents)
 

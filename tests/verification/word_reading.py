@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ropetool.verification.measures.retrieval import WORDS
+from ropetool.verification.measures.contexts import WORDS
 from ropetool.verification.scoring import Corpus, Done, Predictions, Scores
 
 PIECES = re.compile(r" ?[A-Za-z]+|\s|[^\sA-Za-z]| (?=[^A-Za-z])")

@@ -19,11 +19,10 @@ from ropetool.errors import ConfigError, LossyExport, MissingDependency, Ropetoo
 from ropetool.escaping import escaped
 from ropetool.files import hub
 from ropetool.files.gguf import Patch, Value
-from ropetool.files.hf import SafetensorsInfo
 from ropetool.files.hidden import hidden_folder
 from ropetool.gguf_export import files
 from ropetool.gguf_export import sidecars as companions
-from ropetool.gguf_export.container import Progress
+from ropetool.gguf_export.container import Progress, moved, stored_tensors
 from ropetool.gguf_export.converter import child, computable
 from ropetool.gguf_export.converter.corrections import check_norms, corrected, known_differences, with_heads
 from ropetool.gguf_export.converter.finding import OPTION, Converter, find
@@ -32,13 +31,11 @@ from ropetool.gguf_export.converter.rotary import with_rotation
 from ropetool.gguf_export.converter.staging import AUTO_MAP, stage
 from ropetool.gguf_export.options import ExportOptions
 from ropetool.gguf_export.preparing import PreparedExport, beside
-from ropetool.gguf_export.splitting import moved
 from ropetool.gguf_export.token_check import check_tokens
 from ropetool.gguf_model import metadata
 from ropetool.gguf_model.contents import check_weights
 from ropetool.gguf_model.outtypes import AUTO, is_made_by_libllama
-from ropetool.gguf_model.sources import SourceTensor
-from ropetool.gguf_model.tensors import Layout, Placed
+from ropetool.gguf_model.tensors import Layout
 from ropetool.gguf_model.tokenizer import tokenizer_values
 from ropetool.plans import gguf_output
 from ropetool.plans.formats import HfFormat
@@ -219,24 +216,12 @@ def _tokens(
             f"llama.cpp's converter cannot write its tokenizer: {reason}; ropetool cannot write it either: {error.message}",
             where=str(checkpoint.path),
         ) from None
-    return (
-        ours,
-        checks,
-        (*notes, f"ropetool wrote the tokenizer, because llama.cpp's converter cannot: {reason}"),
-    )
+    return (ours, checks, (*notes, f"ropetool wrote the tokenizer, because llama.cpp's converter cannot: {reason}"))
 
 
 def _layout(file: GgufCheckpoint, patch: Patch, outtype: str) -> Layout:
     """Return the file's tensors, without the vectors that the patch replaces."""
-    header = file.files[0]
-    placed = []
-    for info in header.tensors:
-        if info.name in patch.tensors:
-            continue
-        begin = header.data_start + info.offset
-        stored = SafetensorsInfo(info.name, info.type_name, info.shape[::-1], begin, begin + info.nbytes)
-        placed.append(Placed(info, info.type_name, (SourceTensor(header.path, stored),)))
-    return Layout(outtype, tuple(moved(placed)))
+    return Layout(outtype, tuple(moved(stored_tensors(file.files[0], patch.tensors))))
 
 
 def _note(converter: Converter, checkpoint: HfCheckpoint) -> str:

@@ -18,14 +18,7 @@ from ropetool.files.hf.jsontext import shown, uncollected
 from ropetool.gguf_import.tokenizer.byte_level import ORIGINAL, byte_level, read_pre_tokenizer
 from ropetool.gguf_import.tokenizer.core import Component, Core, sequence
 from ropetool.gguf_import.tokenizer.pieces import joined_by_score, likeliest
-from ropetool.gguf_import.tokenizer.vocabulary import (
-    AGAIN,
-    MODEL,
-    Vocabulary,
-    read_special,
-    read_text,
-    read_vocabulary,
-)
+from ropetool.gguf_import.tokenizer.vocabulary import AGAIN, MODEL, Vocabulary, read_special, read_text, read_vocabulary
 from ropetool.gguf_model.tokenizer import TEMPLATE
 from ropetool.gguf_model.tokenizer.special import CHAT_TEMPLATE_JINJA, MAX_TEMPLATE, MORE_TEMPLATES, SpecialTokens
 

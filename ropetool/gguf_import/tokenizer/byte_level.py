@@ -11,22 +11,8 @@ from ropetool.errors import CorruptFile, LossyExport, did_you_mean
 from ropetool.files.gguf import Value
 from ropetool.files.hf.jsontext import is_text, shown
 from ropetool.gguf_import.tokenizer.core import Component, Core, bpe, sequence
-from ropetool.gguf_import.tokenizer.vocabulary import (
-    AGAIN,
-    MAX_MERGES,
-    MERGES,
-    PRE,
-    Vocabulary,
-    read_text,
-    read_texts,
-)
-from ropetool.gguf_model.tokenizer.pretokenizer_names import (
-    DIGIT,
-    GPT2,
-    PRE_TOKENIZERS,
-    PreTokenizer,
-    composes,
-)
+from ropetool.gguf_import.tokenizer.vocabulary import AGAIN, MAX_MERGES, MERGES, PRE, Vocabulary, read_text, read_texts
+from ropetool.gguf_model.tokenizer.pretokenizer_names import DIGIT, GPT2, PRE_TOKENIZERS, PreTokenizer, composes
 
 ORIGINAL = "copy tokenizer.json and tokenizer_config.json of the original model into the output"
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}

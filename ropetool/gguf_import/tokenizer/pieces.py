@@ -14,15 +14,7 @@ from ropetool.errors import CorruptFile, LossyExport
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf.jsontext import shown
 from ropetool.gguf_import.tokenizer.core import Component, Core, bpe, sequence
-from ropetool.gguf_import.tokenizer.vocabulary import (
-    AGAIN,
-    MODEL,
-    PREFIX,
-    SCORES,
-    Vocabulary,
-    read_bool,
-    read_numbers,
-)
+from ropetool.gguf_import.tokenizer.vocabulary import AGAIN, MODEL, PREFIX, SCORES, Vocabulary, read_bool, read_numbers
 from ropetool.gguf_model.tokenizer.merges import MAX_STEPS
 from ropetool.gguf_model.tokenizer.model_file import MAX_CHARSMAP
 from ropetool.gguf_model.tokenizer.pieces import CHARSMAP_NOTE

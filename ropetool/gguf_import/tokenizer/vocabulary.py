@@ -16,14 +16,7 @@ from ropetool.errors import CorruptFile, LossyExport
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf.jsontext import is_text, shown
 from ropetool.gguf_model.tokenizer.special import KNOWN_ENDS, SpecialTokens
-from ropetool.gguf_model.tokenizer.vocabulary import (
-    BYTE,
-    CONTROL,
-    NORMAL,
-    UNKNOWN,
-    USER_DEFINED,
-    check_lengths,
-)
+from ropetool.gguf_model.tokenizer.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, check_lengths
 
 PREFIX = "tokenizer.ggml."
 MODEL, PRE, TOKENS, TYPES, SCORES, MERGES = (

@@ -13,7 +13,7 @@ from ropetool.files.gguf import Value
 from ropetool.files.hf.jsontext import shown
 from ropetool.rope.tables import is_number
 
-OPTIONAL, REQUIRED, ABSENT = "optional", "required", "absent"  # how llama.cpp treats output.weight
+REQUIRED, ABSENT = "required", "absent"  # how llama.cpp treats output.weight
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,7 @@ class ModelShape:
         caveats = self.rules.caveats(self)
         if activation not in self.table.approximated:
             return caveats
-        return (
-            *caveats,
-            f"llama.cpp computes {activation} in its tanh form; logits can differ by 1e-3 of the largest",
-        )
+        return (*caveats, f"llama.cpp computes {activation} in its tanh form; logits can differ by 1e-3 of the largest")
 
     @property
     def drafts(self) -> int:

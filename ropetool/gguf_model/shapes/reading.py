@@ -225,8 +225,7 @@ def _check_computable(config: Mapping[str, Any], table: Export, where: str) -> N
     activation = config.get(table.activation_key, known[0])
     if activation not in known:
         raise LossyExport(
-            f"{table.activation_key} is {shown(activation)}; llama.cpp computes {known[0]} for this family",
-            where=where,
+            f"{table.activation_key} is {shown(activation)}; llama.cpp computes {known[0]} for this family", where=where
         )
     for key, values in table.fixed.items():
         value = config.get(key, table.switches.get(key, values[0]))

@@ -19,13 +19,7 @@ from ropetool.files.hf.jsontext import JsonLimits, shown, uncollected
 from ropetool.files.json_types import LIST, OBJECT, taken
 from ropetool.gguf_model.metadata import collected
 from ropetool.gguf_model.tokenizer.byte_level import check_bpe, check_byte_level
-from ropetool.gguf_model.tokenizer.pieces import (
-    SENTENCEPIECE_MODEL,
-    T5,
-    Pieces,
-    pieces_of_json,
-    pieces_of_model_file,
-)
+from ropetool.gguf_model.tokenizer.pieces import SENTENCEPIECE_MODEL, T5, Pieces, pieces_of_json, pieces_of_model_file
 from ropetool.gguf_model.tokenizer.pretokenizer import recognise
 from ropetool.gguf_model.tokenizer.special import TOKEN_ID, SpecialTokens, chat_templates, special_tokens
 from ropetool.gguf_model.tokenizer.vocabulary import Tokens, laid_out, numbered

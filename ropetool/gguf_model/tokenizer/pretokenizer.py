@@ -49,8 +49,7 @@ def _name(splits: tuple[str, ...], tokenizer: Mapping[str, Any], where: str) -> 
         )  # fmt: skip
     spelled = " then ".join(splits) or "no regular expression"
     raise LossyExport(
-        f"its pre-tokenizer is unknown: it splits text by {spelled}; known: {', '.join(NAMES.values())}",
-        where=where,
+        f"its pre-tokenizer is unknown: it splits text by {spelled}; known: {', '.join(NAMES.values())}", where=where
     )
 
 

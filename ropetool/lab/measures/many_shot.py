@@ -16,9 +16,9 @@ from ropetool.lab.measures.ruler import ASKED, PAIR, single_tokens
 from ropetool.rope.tables import Array
 from ropetool.sections import NONE, Cell, Section, Table, change, row, with_interval
 from ropetool.verification.gate import NOTHING_BEYOND
-from ropetool.verification.measure import TONES, Grading, Measure, Setting
+from ropetool.verification.measure import TONES, Measure, Setting
 from ropetool.verification.measures.fillers import text_of_others
-from ropetool.verification.results import BETTER, NOT_ASKED, UNDECIDED, WORSE, Check, Estimate, VerifyResult
+from ropetool.verification.results import BETTER, NOT_ASKED, UNDECIDED, WORSE, Check, Estimate
 from ropetool.verification.scoring import TARGET, Corpus, Done, Measurement, Runner
 from ropetool.verification.statistics import (
     chance_of_less,
@@ -277,12 +277,9 @@ def _prepare(setting: Setting, measurements: Sequence[Measurement]) -> ManyShot:
     )  # fmt: skip
 
 
-def _checks(learned: ManyShotResult, grading: Grading) -> list[Check]:
-    return [many_shot_check(learned)]
-
-
-def _sections(learned: ManyShotResult, result: VerifyResult) -> list[Section]:
-    return [many_shot_section(learned, result.trained_length)]
-
-
-MEASURES = (Measure(NAME, "many_shot", 80, _prepare, checks=_checks, sections=_sections),)
+MEASURES = (
+    Measure(
+        NAME, "many_shot", 80, _prepare, checks=lambda learned, _: [many_shot_check(learned)],
+        sections=lambda learned, result: [many_shot_section(learned, result.trained_length)],
+    ),
+)  # fmt: skip

@@ -12,9 +12,10 @@ import numpy as np
 from ropetool.errors import ConfigError
 from ropetool.lab.tuning.figures import Documents, PointLosses
 from ropetool.rope.tables import Array
+from ropetool.verification.measures.contexts import Context
 from ropetool.verification.measures.fillers import passage_length, passages
 from ropetool.verification.measures.loss import LastSegment, prepare_last_segment, row
-from ropetool.verification.measures.retrieval import Context, prepare_retrieval
+from ropetool.verification.measures.retrieval import prepare_retrieval
 from ropetool.verification.measures.segments import MIN_DOCUMENTS
 from ropetool.verification.scoring import Corpus, Done, Runner
 

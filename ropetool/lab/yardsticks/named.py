@@ -141,10 +141,7 @@ def _numbers(spec: str, inside: str, variant: Variant) -> tuple[int, ...]:
         part.isascii() and part.isdecimal() and int(part) for part in given
     ):
         needed = f"needs {' and '.join(variant.parameters)}, whole numbers of at least 1"
-        raise ConfigError(
-            f"{spec.strip()!r} {needed if variant.parameters else 'accepts no parameters'}",
-            where=OPTION,
-        )
+        raise ConfigError(f"{spec.strip()!r} {needed if variant.parameters else 'accepts no parameters'}", where=OPTION)
     return tuple(map(int, given))
 
 

@@ -11,9 +11,8 @@ nested: whether the model has a table per layer type, see `Family.nested`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
 
 import numpy as np
 
@@ -23,12 +22,12 @@ from ropetool.lab.yardsticks.attention import attention
 from ropetool.lab.yardsticks.named import Yardstick
 from ropetool.rope.tables import RopeSet
 from ropetool.verification.beside import OPTION
+from ropetool.verification.runners.altered import AlteredRunner
 from ropetool.verification.runners.rotated import RotatedRunner
 from ropetool.verification.runners.torch_attention import Unfit
 from ropetool.verification.runners.torch_runner import TorchRunner
-from ropetool.verification.scoring import Done, Generated, Logits, Predictions, Runner, Scores, Wrapped, ignore
+from ropetool.verification.scoring import Done, Generated, Runner, ignore
 
-Found = TypeVar("Found")
 PROBE = 24  # tokens for which the blocked attention must give the model's own results
 APART = {"float64": 1e-4, "float32": 1e-3}  # relative to the largest logit; the tables are float32 in both
 APART_ROUNDED = 0.1  # if states are bfloat16 or float16
@@ -67,42 +66,20 @@ def layers_of(rope: RopeSet, where: str) -> frozenset[int]:
     return frozenset(layer for entry in chosen for layer in entry.layers)
 
 
-class YardstickRunner(Wrapped):
-    """A loaded checkpoint with a different attention during each call. The checkpoint's owner closes it."""
+class YardstickRunner(AlteredRunner):
+    """A loaded checkpoint with a different attention during each call."""
 
     def __init__(self, yardstick: Yardstick, runner: TorchRunner, layers: frozenset[int], trained: int) -> None:
         super().__init__(runner)
         self._torch_runner, self._layers = runner, layers
         self._attend = attention(yardstick, trained)
 
-    def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
-        """Return the losses of the last tokens of each row."""
-        return self._attending(lambda: self._torch_runner.score(rows, scored, done))
-
-    def predict(
-        self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
-    ) -> Predictions:
-        """Return the log probabilities of the candidates after each row."""
-        return self._attending(lambda: self._torch_runner.predict(rows, candidates, done))
-
-    def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
-        """Yield the logits of a row. No other call may use the model until the last piece is read."""
-        with self._with_variant():
-            yield from self._torch_runner.logits(ids)
-
     def generated(self, ids: Sequence[int], count: int, done: Done = ignore) -> Generated:
         """Raise ConfigError, because a variant reads whole rows and has no cache."""
         raise ConfigError("a reference attention variant reads whole texts, without a cache", where=OPTION)
 
-    def close(self) -> None:
-        """Do nothing. The owner of the model closes it."""
-
-    def _attending(self, compute: Callable[[], Found]) -> Found:
-        with self._with_variant():
-            return compute()
-
     @contextmanager
-    def _with_variant(self) -> Iterator[None]:
+    def _altered(self, length: int) -> Iterator[None]:
         try:
             with self._torch_runner.model.attending(self._layers, self._attend):
                 yield

@@ -149,8 +149,7 @@ def reach_note(method: str, source: Source, inv_freq: Array, target_length: int)
     )
 
 
-def with_attention_factor(
-    native: Mapping[str, Any], attention_factor: float, default: float, key: str = "attention_factor"
-) -> Mapping[str, Any]:
+def with_attention_factor(native: Mapping[str, Any], attention_factor: float, default: float) -> Mapping[str, Any]:
     """Return the native keys, with the attention factor only if the runtime's default differs."""
-    return dict(native) if math.isclose(attention_factor, default, rel_tol=1e-12) else {**native, key: attention_factor}
+    is_default = math.isclose(attention_factor, default, rel_tol=1e-12)
+    return dict(native) if is_default else {**native, "attention_factor": attention_factor}

@@ -13,7 +13,7 @@ import numpy as np
 
 from ropetool.rope.tables import Array
 from ropetool.sections import Section, Table, number, row
-from ropetool.verification.measure import Grading, Measure, Setting, VerdictSentence
+from ropetool.verification.measure import Measure, Setting, VerdictSentence
 from ropetool.verification.measures.divergence import divergence_rows
 from ropetool.verification.results import FAIL, NOT_ASKED, PASS, Check
 from ropetool.verification.scoring import TARGET, Corpus, Done, Generated, Logits, Measurement, Runner
@@ -183,10 +183,6 @@ def _prepare(setting: Setting, prepared: Sequence[Measurement]) -> Cache:
     return prepare_cache(setting.corpus, setting.lengths, setting.trained_length, seed=setting.seed)
 
 
-def _checks(generated: CacheResult, grading: Grading) -> list[Check]:
-    return [cache_check(generated)]
-
-
 SENTENCES = {
     "cache": {
         FAIL: VerdictSentence(
@@ -199,7 +195,8 @@ SENTENCES = {
 
 MEASURES = (
     Measure(
-        NAME, "cache", 90, _prepare, of_variants=False, checks=_checks, checked=75, words=SENTENCES,
+        NAME, "cache", 90, _prepare, of_variants=False, words=SENTENCES,
+        checks=lambda generated, _: [cache_check(generated)], checked=75,
         sections=lambda generated, result: [cache_section(generated)],
     ),
 )  # fmt: skip

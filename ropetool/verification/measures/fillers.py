@@ -64,24 +64,14 @@ def passages(corpus: Corpus, size: int, filler: int, count: int, seed: int) -> t
 
 
 def text_of_others(
-    corpus: Corpus,
-    document: int | None,
-    count: int,
-    rng: random.Random,
-    without: Collection[int] = (),
-    kind: str = "",
+    corpus: Corpus, document: int | None, count: int, rng: random.Random, without: Collection[int] = (), kind: str = ""
 ) -> tuple[int, ...]:
     """Return the filler of `filler_of_others` without its document."""
     return filler_of_others(corpus, document, count, rng, without, kind)[0]
 
 
 def filler_of_others(
-    corpus: Corpus,
-    document: int | None,
-    count: int,
-    rng: random.Random,
-    without: Collection[int] = (),
-    kind: str = "",
+    corpus: Corpus, document: int | None, count: int, rng: random.Random, without: Collection[int] = (), kind: str = ""
 ) -> tuple[tuple[int, ...], int | None]:
     """Return `count` tokens of other documents, and the index of the document in which they begin.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -246,10 +245,7 @@ def _long_pass(result: LongPassResult) -> Section:
     )
     legend = (
         ("position", f"position of the tokens in rows of {result.length} tokens"),
-        (
-            "truncated",
-            "nats per token, baseline after text of its trained length; loss: target in one pass",
-        ),
+        ("truncated", "nats per token, baseline after text of its trained length; loss: target in one pass"),
         ("difference", "loss minus truncated, same tokens, ± 95 % interval; above 0, the longer context does harm"),
     )
     notes = (result.note,) if result.note else ()
@@ -289,19 +285,12 @@ def _prepare_judged(setting: Setting, prepared: Sequence[Measurement]) -> LongPa
     return _prepare(setting, prepared) if setting.judged else None
 
 
-def _of_copies(results: Mapping[str, Any], trained_length: int) -> KeyTokenResult | None:
-    return of_copies(results.get(FAR), trained_length)
-
-
-def _key_token_checks(tokens: KeyTokenResult, grading: Grading) -> list[Check]:
-    return [key_tokens_check(tokens)]
-
-
 MEASURES = (
     Measure("by-position", "long_pass", 50, _prepare, measurement=LongPass.name, sections=lambda passed, result: [_long_pass(passed)]),
     Measure(
-        KEY_TOKENS, "key_tokens", 60, _prepare_judged, derive=_of_copies, judged=Judged(LongPass.name, LongPass.key_tokens),
-        evidence=token_evidence("key tokens"), checks=_key_token_checks, checked=11,
+        KEY_TOKENS, "key_tokens", 60, _prepare_judged, judged=Judged(LongPass.name, LongPass.key_tokens),
+        derive=lambda results, trained_length: of_copies(results.get(FAR), trained_length),
+        evidence=token_evidence("key tokens"), checks=lambda tokens, _: [key_tokens_check(tokens)], checked=11,
         sections=lambda tokens, result: [_key_tokens(tokens, result.judge)],
     ),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ropetool.rope.tables import Array
-from ropetool.sections import NONE, WARN, Cell, Section, Table, change, number, optional, yes_no
+from ropetool.sections import NONE, WARN, Cell, Section, Table, change, counted, number, optional, yes_no
 from ropetool.sections import perplexity as perplexity_text
 from ropetool.sections import row as cells
 from ropetool.verification.gate import Evidence, loss_checks, reading_check
@@ -227,7 +227,10 @@ def _loss(result: VerifyResult) -> Section:
             NONE if entry.upper is None else number(entry.upper),
             perplexity_text(entry.target),
             perplexity_text(entry.baseline),
-            Cell(f"{entry.segments} in {texts_of(entry)}{'!' if entry.partial else ''}", WARN if entry.partial else ""),
+            Cell(
+                f"{entry.segments} in {counted(entry.documents, 'text')}{'!' if entry.partial else ''}",
+                WARN if entry.partial else "",
+            ),
             optional(entry.target_bits),
             optional(entry.baseline_bits),
         )
@@ -280,10 +283,7 @@ def _worth(result: VerifyResult) -> Section:
         ),
         ("useful", "the verdict is better: the gain is significantly above 0, over all lengths together"),
         ("doubling", "loss of the target at the previous length minus its loss at this length, in nats per token"),
-        (
-            "regression",
-            f"loss minus the baseline's loss at the same length, up to {trained} tokens, in nats per token",
-        ),
+        ("regression", f"loss minus the baseline's loss at the same length, up to {trained} tokens, in nats per token"),
     )
     head = ("length", "gain over truncation", "useful", "gain of doubling", "regression")
     return Section("worth", "Last segment: does the longer context help?", Table(head, rows), legend)
@@ -307,11 +307,6 @@ def _kinds(result: VerifyResult) -> Section:
     legend = (("change", "target minus baseline, as for the ratio above, in nats per token, paired, ± 95 % interval"),)
     head = ("length", "type of text", "documents", "ratio", "change")
     return Section("kinds", "Last segment: by type of text", Table(head, rows, words=(1,)), legend)
-
-
-def texts_of(entry: LengthResult) -> str:
-    """Return the number of texts with segments of a length, in words."""
-    return f"{entry.documents} text{'' if entry.documents == 1 else 's'}"
 
 
 def _limit(result: VerifyResult) -> str:

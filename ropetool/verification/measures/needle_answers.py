@@ -12,7 +12,8 @@ import numpy as np
 
 from ropetool.rope.tables import Array
 from ropetool.sections import NONE, Section, Table, change, row, with_interval
-from ropetool.verification.measure import Grading, Measure, Setting
+from ropetool.verification.measure import Measure, Setting
+from ropetool.verification.measures.contexts import Context
 from ropetool.verification.measures.long_pass import (
     FEWEST,
     LONG,
@@ -21,8 +22,7 @@ from ropetool.verification.measures.long_pass import (
     key_tokens_check,
     token_evidence,
 )
-from ropetool.verification.measures.retrieval import Context, Retrieval
-from ropetool.verification.results import Check
+from ropetool.verification.measures.retrieval import Retrieval
 from ropetool.verification.scoring import TARGET, Done, Measurement, Runner
 from ropetool.verification.statistics import clustered, paired_difference
 from ropetool.verification.suites import KEY_TOKENS
@@ -116,13 +116,10 @@ def _prepare(setting: Setting, prepared: Sequence[Measurement]) -> NeedleAnswers
     return needle_answers(tasks, setting.corpus.prefix, setting.trained_length)
 
 
-def _checks(answers: KeyTokenResult, grading: Grading) -> list[Check]:
-    return [key_tokens_check(answers, "needle answers")]
-
-
 MEASURES = (
     Measure(
-        NAME, "needle_answers", 900, _prepare, part_of=KEY_TOKENS, evidence=token_evidence("needle answers"), checks=_checks,
-        checked=12, sections=lambda answers, result: [_needle_answers(answers, result.trained_length)], shown=65,
+        NAME, "needle_answers", 900, _prepare, part_of=KEY_TOKENS, evidence=token_evidence("needle answers"),
+        checks=lambda answers, _: [key_tokens_check(answers, "needle answers")], checked=12,
+        sections=lambda answers, result: [_needle_answers(answers, result.trained_length)], shown=65,
     ),
 )  # fmt: skip

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ropetool.rope.tables import Array
 from ropetool.sections import NONE, Section, Table, change, row, with_interval
 from ropetool.verification.gate import NOTHING_BEYOND, Grade
-from ropetool.verification.measure import Grading, Measure, Setting, VerdictSentence
+from ropetool.verification.measure import Measure, Setting, VerdictSentence
 from ropetool.verification.measures.fillers import Passage, passage_length, passages
 from ropetool.verification.measures.segments import lacking
 from ropetool.verification.results import NOT_ASKED, NOT_RUN, PASS, Check, Estimate
@@ -206,16 +206,13 @@ def _prepare(setting: Setting, prepared: Sequence[Measurement]) -> PositionProbe
     return prepare_position(setting.corpus, setting.lengths, setting.trained_length, count=count, seed=seed)
 
 
-def _checks(probed: PositionResult, grading: Grading) -> list[Check]:
-    return [position_check(probed, grading.limits.asked)]
-
-
 SENTENCES = {POSITION: {NOT_RUN: VerdictSentence("the cost of late positions was not measured ({detail})", "{larger}")}}
 
 
 MEASURES = (
     Measure(
-        "position", "position", 20, _prepare, suites=("standard", "full"), by_tokens=True, checks=_checks, words=SENTENCES,
+        "position", "position", 20, _prepare, suites=("standard", "full"), by_tokens=True, words=SENTENCES,
+        checks=lambda probed, grading: [position_check(probed, grading.limits.asked)],
         sections=lambda probed, result: [_position(probed)],
     ),
 )  # fmt: skip

@@ -253,10 +253,6 @@ def _evidence(far: FarResult, grading: Grading) -> list[Evidence]:
     return [Evidence(f"gain from a copy {last.distance} tokens before", last.gain)]
 
 
-def _checks(far: FarResult, grading: Grading) -> list[Check]:
-    return [copies_check(far, grading.limits.asked)]
-
-
 SENTENCES = {
     COPIES: {
         FAIL: VerdictSentence(
@@ -273,7 +269,8 @@ SENTENCES = {
 
 MEASURES = (
     Measure(
-        FAR, "far", 30, _prepare, suites=("standard", "full"), by_tokens=True, evidence=_evidence, checks=_checks,
-        words=SENTENCES, sections=lambda far, result: [_far(far)],
+        FAR, "far", 30, _prepare, suites=("standard", "full"), by_tokens=True, evidence=_evidence, words=SENTENCES,
+        checks=lambda far, grading: [copies_check(far, grading.limits.asked)],
+        sections=lambda far, result: [_far(far)],
     ),
 )  # fmt: skip

@@ -49,11 +49,7 @@ def read_back_claim(target: Checkpoint, source: Checkpoint, terms: Terms) -> lis
 
 
 def read_back_rest(
-    target: Checkpoint,
-    source: Checkpoint,
-    expected: Checkpoint,
-    terms: Terms,
-    plan: Plan | None,
+    target: Checkpoint, source: Checkpoint, expected: Checkpoint, terms: Terms, plan: Plan | None
 ) -> list[Check]:
     """Return the checks of weights, files and cosmetic differences. expected: the source after the plan's extension."""
     weights = _weights(target, source, plan, terms)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import TypeVar
 
 from ropetool import names
 from ropetool.checkpoint import certificate, gguf_keys, provenance
@@ -28,16 +27,12 @@ from ropetool.rope.deviation import deviation
 from ropetool.rope.tables import TABLE_TOLERANCE, RopeSet
 from ropetool.runtimes import inspection
 from ropetool.runtimes.decoded import Decoded, decoded
-from ropetool.verification.readback.carried_files import (
-    compare_files,
-    compare_keys,
-)
+from ropetool.verification.readback.carried_files import compare_files, compare_keys
 from ropetool.verification.readback.table_parity import compare_tables
 from ropetool.verification.readback.terms import COPY, FILES, LOGITS_DECIDE, NO_WEIGHTS, TABLES, WEIGHTS, Terms
 from ropetool.verification.readback.weights import Named
 from ropetool.verification.results import FAIL, INEXACT, NOT_ASKED, NOT_RUN, PASS, Check
 
-T = TypeVar("T")
 Open = Callable[["Path | Checkpoint"], Checkpoint]
 SAME_TABLES = certificate.SAME_TABLES
 NO_RECORD = f"no {names.PROVENANCE_JSON} describes how it was made"
@@ -58,9 +53,7 @@ class Origin:
 
 
 def read_back(
-    target: Path | Checkpoint,
-    baseline: Path | Checkpoint | None = None,
-    terms: Terms | None = None,
+    target: Path | Checkpoint, baseline: Path | Checkpoint | None = None, terms: Terms | None = None
 ) -> list[Check]:
     """Return the checks of tables, weights and files.
 

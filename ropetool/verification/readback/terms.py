@@ -33,6 +33,5 @@ class Terms:
         length = self.trained_length
         if length is not None and not 2 <= length <= MAX_LENGTH:
             raise ConfigError(
-                f"must be a whole number of tokens from 2 to {MAX_LENGTH}, not {length}",
-                where="--trained-length",
+                f"must be a whole number of tokens from 2 to {MAX_LENGTH}, not {length}", where="--trained-length"
             )

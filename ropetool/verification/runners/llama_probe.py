@@ -23,14 +23,7 @@ from ropetool.rope.tables import MAX_LENGTH, Array, LayerRope
 from ropetool.runtimes.decoded import decoded
 from ropetool.runtimes.llama_cpp.decoding import CONTEXT_STEP
 from ropetool.verification.runners.llama_library import free, last_words, library, listening, load
-from ropetool.verification.runners.probe_model import (
-    ARCHITECTURES,
-    BLOCK,
-    VOCABULARY,
-    forward,
-    tokens_of,
-    write_probe,
-)
+from ropetool.verification.runners.probe_model import ARCHITECTURES, BLOCK, VOCABULARY, forward, tokens_of, write_probe
 from ropetool.verification.scoring import Tokens
 
 TOLERANCE = 2e-4  # share of the largest logit, for float32 over 1024 positions

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TypeVar
 
 from ropetool.errors import ConfigError
 from ropetool.rope.tables import Regime, RopeSet
+from ropetool.verification.runners.altered import AlteredRunner
 from ropetool.verification.runners.torch_runner import TorchRunner
-from ropetool.verification.scoring import Done, Generated, Logits, Predictions, Scores, Wrapped, ignore
-
-T = TypeVar("T")
 
 
-class RotatedRunner(Wrapped):
+class RotatedRunner(AlteredRunner):
     """A view of a loaded checkpoint with a different rotation, which applies only during a call.
 
-    Each row uses the table for its length. The owner of `runner` closes the model.
+    Each row uses the table for its length, and generation the table for the whole row.
 
     runner: the loaded checkpoint.
     rope: the rotation to apply.
@@ -36,32 +32,6 @@ class RotatedRunner(Wrapped):
             raise ConfigError(f"the rotation of a loaded model cannot change this: {fixed}", where=str(runner.path))
         self._scores = softmax_ratios(rope, own)
 
-    def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
-        """Return the losses of the last `scored` tokens of every row."""
-        return self._rotated(len(rows[0]), lambda: self._torch_runner.score(rows, scored, done))
-
-    def predict(
-        self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
-    ) -> Predictions:
-        """Return the predictions after every row."""
-        return self._rotated(len(rows[0]), lambda: self._torch_runner.predict(rows, candidates, done))
-
-    def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
-        """Yield the logits of a row. The model must not be used for anything else until the last piece is read."""
-        with self._rotation(len(ids)):
-            yield from self._torch_runner.logits(ids)
-
-    def generated(self, ids: Sequence[int], count: int, done: Done = ignore) -> Generated:
-        """Return the logits of generation and of whole passes, with the table for the whole row."""
-        return self._rotated(len(ids), lambda: self._torch_runner.generated(ids, count, done))
-
-    def close(self) -> None:
-        """Do nothing, because the owner closes the model."""
-
-    def _rotated(self, length: int, compute: Callable[[], T]) -> T:
-        with self._rotation(length):
-            return compute()
-
     def check(self) -> None:
         """Load the model. Raises: ConfigError if its softmax scale would have to change and cannot be changed."""
         if not self._torch_runner.model.scalable >= self._scores.keys():
@@ -70,7 +40,7 @@ class RotatedRunner(Wrapped):
                 where=str(self._torch_runner.path), try_="ropetool extend, then ropetool verify OUTPUT",
             )  # fmt: skip
 
-    def _rotation(self, length: int) -> AbstractContextManager[None]:
+    def _altered(self, length: int) -> AbstractContextManager[None]:
         self.check()
         return self._torch_runner.model.rotated(tables_at(self._rope, length), self._nested, self._scores)
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from ropetool.errors import ConfigError
+from ropetool.verification.runners.altered import AlteredRunner
 from ropetool.verification.runners.torch_runner import TorchRunner
-from ropetool.verification.scoring import Done, Generated, Logits, Predictions, Runner, Scores, Wrapped, ignore
+from ropetool.verification.scoring import Runner
 from ropetool.weights.edits import RowChange, TensorEdit, by_tensor
 
-T = TypeVar("T")
 LAYERS = "layers."
 
 
-class ScaledRunner(Wrapped):
+class ScaledRunner(AlteredRunner):
     """A view of a loaded checkpoint with edited weights. After each call, the original weights are restored exactly.
 
     The edited numbers are rounded once, to the type of the loaded model.
@@ -29,34 +29,8 @@ class ScaledRunner(Wrapped):
         super().__init__(runner)
         self._loaded, self._changes = loaded, by_tensor(edits)
 
-    def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
-        """Return the losses of the last `scored` tokens of every row."""
-        return self._scaled(lambda: self._runner.score(rows, scored, done))
-
-    def predict(
-        self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
-    ) -> Predictions:
-        """Return the predictions after every row."""
-        return self._scaled(lambda: self._runner.predict(rows, candidates, done))
-
-    def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
-        """Yield the logits of a row. The model must not be used for anything else until the last piece is read."""
-        with self._scaling():
-            yield from self._runner.logits(ids)
-
-    def generated(self, ids: Sequence[int], count: int, done: Done = ignore) -> Generated:
-        """Return the logits of generation and of whole passes."""
-        return self._scaled(lambda: self._runner.generated(ids, count, done))
-
-    def close(self) -> None:
-        """Do nothing, because the owner closes the model."""
-
-    def _scaled(self, compute: Callable[[], T]) -> T:
-        with self._scaling():
-            return compute()
-
     @contextmanager
-    def _scaling(self) -> Iterator[None]:
+    def _altered(self, length: int) -> Iterator[None]:
         kept: list[tuple[Any, Any, Any]] = []
         try:
             for parameter, change in self._places():

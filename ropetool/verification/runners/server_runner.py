@@ -196,10 +196,7 @@ class ServerRunner:
         answer = self._server.next(ids, token if self._server.limits.exact else None)
         largest = max(answer.shown, default=0)
         if self._vocabulary is not None and largest >= self._vocabulary:
-            raise ServerError(
-                not_in_vocabulary(largest, self._vocabulary),
-                where=self._where,
-            )
+            raise ServerError(not_in_vocabulary(largest, self._vocabulary), where=self._where)
         return answer
 
     def _log_probs(self, answer: Answer, tokens: Sequence[int]) -> list[float]:

@@ -14,13 +14,7 @@ from typing import Any
 from ropetool.rope.tables import Regime
 from ropetool.verification.runners.torch_attention import Attend, attending
 from ropetool.verification.runners.torch_noise import is_gelu, noisy
-from ropetool.verification.runners.torch_rotation import (
-    RopeState,
-    SoftmaxScales,
-    rotations,
-    set_tables,
-    swapped_pairs,
-)
+from ropetool.verification.runners.torch_rotation import RopeState, SoftmaxScales, rotations, set_tables, swapped_pairs
 
 LENGTH_RULES = ("dynamic", "longrope")  # types whose tables depend on the number of tokens in a call
 

@@ -15,14 +15,7 @@ import numpy as np
 from ropetool.errors import CheckpointError, MissingFile, NotACheckpoint
 from ropetool.files.parts import pickled
 from ropetool.names import CONFIG_JSON, MODEL_TYPE, PICKLE_SUFFIXES
-from ropetool.verification.runners.torch_library import (
-    MAP,
-    is_out_of_memory,
-    library,
-    quiet,
-    torch_device,
-    torch_dtype,
-)
+from ropetool.verification.runners.torch_library import MAP, is_out_of_memory, library, quiet, torch_device, torch_dtype
 from ropetool.verification.runners.torch_model import Hidden, TorchModel
 from ropetool.verification.runners.torch_tokenizer import TorchTokenizer, reading
 from ropetool.verification.scoring import (

@@ -8,14 +8,18 @@ from __future__ import annotations
 import gc
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ropetool import names
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.errors import CheckpointError, ConfigError, MissingDependency, ServerError
+from ropetool.runtimes.inspection import Inspection
 from ropetool.servers.base import (
     MOST_SHOWN,
     Answer,
@@ -23,13 +27,14 @@ from ropetool.servers.base import (
     ServerLimits,
     answer_of,
     lacks,
-    left_out,
     log_probability,
     not_one_score_each,
 )
+from ropetool.verification.opening import Open
 from ropetool.verification.runners.server_runner import ServerRunner
 from ropetool.verification.runners.torch_tokenizer import TorchTokenizer
-from ropetool.verification.scoring import Done, Generated, Logits, Predictions, Scores, ignore
+from ropetool.verification.scoring import Done, Generated, Logits, Predictions, Runner, Scores, ignore
+from ropetool.verification.session import UNDECODED, vocabulary_of
 
 OPTION = "--runner vllm"
 NO_LOGITS = "vLLM does not return all logits"
@@ -91,12 +96,8 @@ class VllmModel:
         drawn = {} if requested is None else {"allowed_token_ids": [int(requested)]}
         output = _within(self._output(ids, {"logprobs": self.limits.shown, **drawn}), "outputs", 0, "logprobs", 0)
         by_token = output if isinstance(output, dict) else {}
-        answer = answer_of(
-            [(token, _within(by_token, token, "logprob")) for token in by_token], self.limits.shown, OPTION
-        )
-        if requested is not None and requested not in answer.shown:
-            raise ServerError(left_out(requested), where=OPTION)
-        return answer
+        pairs = [(token, _within(by_token, token, "logprob")) for token in by_token]
+        return answer_of(pairs, self.limits.shown, OPTION, requested=requested)
 
     def tokens_of(self, text: str) -> None:
         """Return None, because vLLM's tokenizer is not loaded. Prompts are ids."""
@@ -240,3 +241,68 @@ def _sentence(error: Exception) -> str:
     """Return the message of an error in one line, cut to 300 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return f"{text:.300}"
+
+
+class OpenInVllm:
+    """Opens directories in vLLM in this process, and GGUF files in llama.cpp.
+
+    looks: the decoded settings of the target, then of the baseline, by path.
+    lengths: the lengths to measure, in tokens.
+    trained: tokens; up to this length the target is compared with the baseline.
+    Raises: ConfigError if vLLM cannot run the target or the baseline up to the necessary length.
+    """
+
+    def __init__(self, engine: Engine, looks: Mapping[Path, Inspection], lengths: Sequence[int], trained: int) -> None:
+        self._engine, self._looks, self._longest = engine, looks, max(lengths, default=0)
+        target, *baseline = looks
+        if not target.is_dir():
+            raise ConfigError(
+                f"vLLM needs a directory here, and {target.name} is a file", where=OPTION, try_="without --runner"
+            )
+        reach = self.reach(target)
+        if reach is None or reach < self._longest:
+            why = UNDECODED if reach is None else _too_long_for("target", reach, self._longest)
+            raise ConfigError(why, where=OPTION, try_="without --runner")
+        needed = min(self._longest, trained)
+        for reach in map(self.reach, baseline):
+            if reach is not None and reach < needed:
+                raise ConfigError(_too_long_for("baseline", reach, needed), where="--baseline", try_="without --runner")
+
+    @property
+    def settings(self) -> list[str]:
+        """What affects the figures: vLLM's settings, and the longest text, which selects a factor list of longrope."""
+        return [str(self._engine), *(f"{self.reach(path)} tokens" for path in self._looks)]
+
+    def reach(self, path: Path) -> int | None:
+        """Return the longest row that vLLM reads, in tokens, or None if vLLM cannot run this checkpoint.
+
+        A row may be longer than the configured context length only if the table is unscaled.
+        """
+        look = self._looks.get(path)
+        if look is None or look.rope is None or look.format != HfCheckpoint.format:
+            return None
+        return self._longest if _unscaled(look) else min(self._longest, look.rope.max_position_embeddings)
+
+    def __call__(self, path: Path, *, device: str, dtype: str, report: Callable[[str], None]) -> Runner:
+        look, reach = self._looks.get(path), self.reach(path)
+        if look is None or reach is None:
+            return Open({})(path, device=device, dtype=dtype, report=report)
+        assert look.rope is not None
+        longer: dict[str, Any] = {}
+        if reach > look.rope.max_position_embeddings:
+            longer = {names.MAX_POSITION_EMBEDDINGS: reach}
+            for section in reversed(look.family.text_path if look.family else ()):
+                longer = {section: longer}
+        return VllmRunner(
+            path, self._engine, dtype=dtype, reach=reach, overrides=longer,
+            vocabulary=vocabulary_of(open_checkpoint(path)),
+        )  # fmt: skip
+
+
+def _too_long_for(role: str, reach: int, needed: int) -> str:
+    """Return the message for a table that ends after `reach` tokens, if `needed` tokens are necessary."""
+    return f"the table of the {role} ends at its context length of {reach} tokens, and vLLM would have to read {needed}"
+
+
+def _unscaled(look: Inspection) -> bool:
+    return look.rope is not None and all(entry.unscaled for entry in look.rope.entries.values() if entry.table)
