@@ -6,6 +6,8 @@ and images.
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -115,6 +117,15 @@ def listing(
     columns = len(head) or max(map(len, cells), default=0)
     words = tuple(index for index in range(columns) if index not in figures)
     return Section("", title, Table(tuple(head), cells, words, listed=True, whole=whole), depth=depth)
+
+
+def csv_text(table: Table) -> str:
+    """Return a table as CSV, the head first."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(
+        [table.head, *([cell.text for cell in cells] for cells in table.rows)]
+    )
+    return text.getvalue()
 
 
 def counted(count: int, noun: str) -> str:

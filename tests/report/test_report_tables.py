@@ -10,7 +10,7 @@ import sample
 from ropetool import charts
 from ropetool.report.losses import by_length
 from ropetool.report.plot import chart_lines
-from ropetool.sections import change, exact, number, perplexity, with_interval
+from ropetool.sections import Table, change, csv_text, exact, number, perplexity, row, with_interval
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,11 @@ def test_one_document_gives_no_interval() -> None:
 
 def test_a_loss_beyond_the_largest_float_is_shown_as_a_large_number() -> None:
     assert perplexity(sample.estimate(5000.0)).startswith("8.2e307")
+
+
+def test_csv_has_the_head_and_quotes_what_needs_quotes() -> None:
+    table = Table(("name", "loss"), (row('x "a", b', "1.5"), row("ü\nü", "")))
+    assert csv_text(table) == 'name,loss\n"x ""a"", b",1.5\n"ü\nü",\n'
 
 
 def plotted(series: dict[str, list[tuple[int, float]]], trained_length: int) -> list[str]:
