@@ -1,32 +1,25 @@
 """Results as plain data for people: lines, sections with tables of ready-made text, and numbers as text.
 
-Each result and each measure becomes these objects once. The writers in `report` turn them into text and HTML.
+Each result and each measure becomes these objects and charts once. The writers in `report` turn them into text, HTML
+and images.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from ropetool.charts import Chart, Interval
 
 NONE = "-"
 GOOD, BAD, WARN = "good", "bad", "warn"
 BOLD, DIM = "bold", "dim"
 TONES = {"pass": GOOD, "fail": BAD, "partial": WARN, "undecided": WARN, "not run": WARN, "inexact": WARN}
-
-
-class Interval(Protocol):
-    """A mean between two bounds, which are infinite if there is no interval."""
-
-    @property
-    def mean(self) -> float: ...
-
-    @property
-    def low(self) -> float: ...
-
-    @property
-    def high(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -97,15 +90,7 @@ class Section:
     depth: int = 0
 
 
-class Drawing(Protocol):
-    """A plot in characters."""
-
-    def lines(self, width: int) -> list[str]:
-        """Return the lines of the plot. width: characters in a line, at most."""
-        ...
-
-
-Part = str | Line | Section | Drawing
+Part: TypeAlias = "str | Line | Section | Chart"
 """A part of a result: a string is one line, which is never broken."""
 
 
@@ -132,6 +117,15 @@ def listing(
     columns = len(head) or max(map(len, cells), default=0)
     words = tuple(index for index in range(columns) if index not in figures)
     return Section("", title, Table(tuple(head), cells, words, listed=True, whole=whole), depth=depth)
+
+
+def csv_text(table: Table) -> str:
+    """Return a table as CSV, the head first."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(
+        [table.head, *([cell.text for cell in cells] for cells in table.rows)]
+    )
+    return text.getvalue()
 
 
 def counted(count: int, noun: str) -> str:

@@ -22,7 +22,7 @@ PACKAGE = Path(ropetool.__file__).parent
 
 # A package imports those above it in this list, which begins with what imports nothing; `demo` and `texts` are data.
 LAYERS = (
-    ("errors", "escaping", "names", "machine", "registry", "sections"),
+    ("errors", "escaping", "names", "machine", "registry", "charts", "sections"),
     ("rope",),
     ("files", "probing", "servers"),
     ("families",),
@@ -50,7 +50,8 @@ AT_MODULE_LEVEL = {
 INSIDE_FUNCTIONS = {
     "files.gguf": {"gguf"},
     "files.hub": {"huggingface_hub"},
-    "report": {"matplotlib", "jinja2"},
+    "report.drawing": {"matplotlib"},
+    "report.page": {"jinja2"},
     "verification": {"torch", "transformers", "accelerate", "tokenizers", "safetensors", "llama_cpp"},
     "gguf_export": {"torch", "tokenizers"},
     "gguf_model": {"gguf"},
@@ -189,7 +190,8 @@ def test_module_imports_only_what_its_layer_may(module: str) -> None:
         ("files.gguf.header", "import gguf", "load it inside a function"),
         ("runtimes.inspection", "from ropetool.plans import search", "it stands above"),
         ("comparison", "from ropetool import verification", "right of, the importer"),
-        ("report.text", "import matplotlib.pyplot as plt", "load it inside a function"),
+        ("report.drawing", "import matplotlib.pyplot as plt", "load it inside a function"),
+        ("report.verified", "def f():\n    import matplotlib", "not a package of this layer"),
         ("verification.gate", "from torch import nn", "load it inside a function"),
         ("verification.gate", "from ropetool.cli import main", "it stands above"),
         ("verification.gate", "from ropetool import inspect", "no such module"),

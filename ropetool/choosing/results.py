@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 from ropetool.choosing.ranking import Ranking
 from ropetool.escaping import Tabular
 from ropetool.plans.plan import Plan
+from ropetool.sections import Table, csv_text, row
 from ropetool.verification.results import Estimate, LengthResult, VerifyResult, plain
 
 SCHEMA = 1
@@ -140,11 +139,8 @@ class Comparison(Tabular):
 
     def to_csv(self) -> str:
         """Return the rows as CSV with a header. Missing values are empty."""
-        text = io.StringIO()
-        table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-        table.writeheader()
-        table.writerows(self.rows())
-        return text.getvalue()
+        texts = (["" if value is None else str(value) for value in each.values()] for each in self.rows())
+        return csv_text(Table(COLUMNS, tuple(row(*cells) for cells in texts)))
 
 
 COLUMNS = (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ropetool.report.plot import TARGET, Plot
+from ropetool import charts
+from ropetool.report.losses import by_length
 from ropetool.sections import BAD, GOOD, NONE, WARN, Cell, Section, Table, counted, row
 from ropetool.verification.gate import BROKEN as BROKEN_TEXTS
 from ropetool.verification.gate import LENGTHS, LONG, SHORT, YARDSTICK
@@ -134,11 +135,15 @@ def texts_section(result: VerifyResult) -> Section:
     )
 
 
-def curve_plot(answers: Answers) -> Iterator[Plot]:
-    """Yield the target's perplexity by position; nothing if too few positions were read."""
+def curve_charts(answers: Answers) -> Iterator[charts.Chart]:
+    """Yield the target's loss by position; nothing if too few positions were read."""
     if len(answers.curve) >= 3:
-        points = [(point.position, point.loss) for point in answers.curve]
-        yield Plot({TARGET: points}, {TARGET: "target, by position"}, "", answers.trained_length)
+        positions = tuple(point.position for point in answers.curve)
+        losses = charts.Series(
+            "target, by position", charts.TARGET, positions, tuple(point.loss for point in answers.curve)
+        )
+        panel = by_length([losses], positions, answers.trained_length)
+        yield charts.Chart("curve", "answers", "Loss by position", "Mean loss of all texts by position.", (panel,))
 
 
 def _answer(answers: Answers, question: Question | None, otherwise: str) -> tuple[Cell, str]:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from string import ascii_lowercase
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from ropetool import __version__
+from ropetool import __version__, charts
 from ropetool.choosing.ranking import PairResult, Ranking
 from ropetool.choosing.results import CandidateResult, Comparison
+from ropetool.report.losses import by_length, target_losses
 from ropetool.report.page import Page
-from ropetool.report.plot import BASELINE, Plot
 from ropetool.sections import BOLD, DIM, NONE, TONES, Cell, Line, Part, Section, Table, change, counted, number, row
 from ropetool.verification.gate import GRADES
 from ropetool.verification.measures.loss import JUDGED
 from ropetool.verification.measures.retrieval import RetrievalPair
 from ropetool.verification.results import NOT_JUDGED, Estimate, LengthResult
 
-MOST_DRAWN = 6  # candidates in one plot; more would be unreadable in a terminal
+# The looks of candidates in one chart; more curves would be unreadable. In grey, marks and dashes still differ.
+LOOKS = tuple(
+    charts.Look(colour, mark, dashes, sign=sign)
+    for colour, mark, dashes, sign in (
+        ("target", "o", "-", "a"), ("second", "s", "--", "b"), ("third", "D", "-.", "c"), ("fourth", "^", ":", "d"),
+        ("fifth", "v", (5, 1, 1, 1), "e"), ("sixth", "P", (3, 1), "f"),
+    )
+)  # fmt: skip
 
 
 def compare_parts(comparison: Comparison) -> Iterator[Part]:
@@ -27,7 +35,7 @@ def compare_parts(comparison: Comparison) -> Iterator[Part]:
     for section in sections(comparison):
         yield section
         if section.key == "ratios":
-            yield _plot(comparison)
+            yield _losses_in_terminal(comparison)
 
 
 def sentences(comparison: Comparison) -> list[str]:
@@ -193,15 +201,91 @@ def _gain(each: CandidateResult, name: str) -> str:
     return change(gain)
 
 
-def _plot(comparison: Comparison) -> Plot:
-    """Return the losses of the best at the longest length, a letter for each, and of the source."""
-    drawn = (comparison.beside or comparison.rankings[-1]).order[:MOST_DRAWN]
-    names = dict(zip(ascii_lowercase, drawn, strict=False))
-    series = {BASELINE: [(length, loss.mean) for length, loss in comparison.baseline.items()]}
-    for sign, name in names.items():
-        measured = comparison.candidate(name).measured
-        series[sign] = [(entry.length, entry.target.mean) for entry in (measured.lengths if measured else ())]
-    return Plot(series, {**names, BASELINE: "the source"}, "several", comparison.trained_length)
+# --- charts
+
+
+def compare_charts(comparison: Comparison) -> Iterator[charts.Chart]:
+    """Yield the charts of everything that was measured."""
+    if comparison.beside is not None:
+        yield losses_chart(comparison, comparison.beside, "losses-beside", ", with reference attention variants")
+    for ranking in reversed(comparison.rankings):
+        yield losses_chart(comparison, ranking, f"losses-{ranking.length}")
+    if comparison.rankings:
+        yield _costs_chart(comparison)
+
+
+def _losses_in_terminal(comparison: Comparison) -> charts.Chart:
+    """Return the losses of the best at the longest length and of the source, at all measured lengths."""
+    ranking = comparison.beside or comparison.rankings[-1]
+    longest = max(ranking.length, *comparison.lengths, *comparison.baseline)
+    return losses_chart(comparison, replace(ranking, length=longest), "losses")
+
+
+def losses_chart(comparison: Comparison, ranking: Ranking, name: str, extra: str = "") -> charts.Chart:
+    """Return the losses of the best candidates of a ranking and of the source, by length up to the ranking's length.
+
+    Beyond its own length, the line of the source is dotted.
+    name: the name of the chart.
+    extra: the end of the title.
+    """
+    drawn, length = ranking.order[: len(LOOKS)], ranking.length
+    lengths = [n for n in comparison.lengths if n <= length]
+    own = {n: loss for n, loss in comparison.baseline.items() if n <= length}
+    marks = [charts.series("the source", charts.BASELINE, own.items())]
+    beyond = tuple(n for n in lengths if own and n >= max(own))
+    if len(beyond) > 1:  # the tokens are the same at every length, so cut text gives the same loss
+        cut = (own[max(own)].mean,) * len(beyond)
+        look = charts.Look(charts.BASELINE.colour, dashes=":")
+        marks.append(charts.Series(f"the source, text cut to {max(own)} tokens", look, beyond, cut))
+    for look, each in zip(LOOKS, drawn, strict=False):
+        measured = comparison.candidate(each).measured
+        marks.append(
+            target_losses(each, look, (e for e in (measured.lengths if measured else ()) if e.length <= length))
+        )
+    rest = f", the {len(drawn)} best" if len(drawn) == len(LOOKS) else ""
+    caption = (
+        f"Mean loss of the same last {comparison.scored} tokens by context length, for candidates measured at {length} tokens{rest}. "
+        "Band: 95 % interval of the source over documents. Intervals of differences are narrower than intervals of losses, so "
+        "curves within one band can differ significantly. The table of pairs contains these differences."
+    )
+    panel = by_length(marks, lengths, comparison.trained_length)
+    return charts.Chart(
+        name, "ratios", f"Losses up to {length} tokens{extra}", caption, (panel,), 4.0, several="several"
+    )
+
+
+def _costs_chart(comparison: Comparison) -> charts.Chart:
+    """Return two ratios per candidate: at the longest length in its own context, and the worst in the trained length."""
+    shown = [each for each in comparison.candidates if each.regression is not None and each.reached is not None]
+    caption = (
+        "Perplexity of each candidate / perplexity of the source at min(length, trained length), with one-sided 95 % bounds. "
+        "Left of 1, the candidate is better than the source with text of its trained length."
+    )
+    marks = (
+        _ratios_series(
+            "at the longest length within its own context", charts.TARGET, [each.reached for each in shown], -0.12
+        ),
+        _ratios_series("worst within the trained length", charts.BASELINE, [each.regression for each in shown], 0.12),
+        charts.Guide("", charts.THIN, 1, level=True),
+    )
+    candidates = charts.Axis("", charts.NAMES, names=tuple(each.name for each in shown))
+    panel = charts.Panel(candidates, charts.Axis("perplexity ratio", charts.RATIOS), marks, sideways=True)
+    return charts.Chart("costs", "candidates", "Cost of each candidate", caption, (panel,), 1.4 + 0.34 * len(shown))
+
+
+def _ratios_series(name: str, look: charts.Look, entries: Sequence[LengthResult | None], shift: float) -> charts.Series:
+    """Return the ratio of each candidate with its bounds. A bound that is missing or infinite is the ratio itself."""
+    known = [entry for entry in entries if entry is not None]
+    lows = tuple(entry.ratio - _finite(entry.ratio - (entry.lower or entry.ratio)) for entry in known)
+    highs = tuple(entry.ratio + _finite((entry.upper or entry.ratio) - entry.ratio) for entry in known)
+    places = tuple(index + shift for index in range(len(known)))
+    return charts.Series(
+        name, replace(look, dashes=""), places, tuple(entry.ratio for entry in known), lows, highs, charts.BARS
+    )
+
+
+def _finite(reach: float) -> float:
+    return max(0.0, reach) if math.isfinite(reach) else 0.0
 
 
 # --- as a page
@@ -209,8 +293,6 @@ def _plot(comparison: Comparison) -> Plot:
 
 def compare_page(comparison: Comparison, command: str = "") -> Page:
     """Return the page of a comparison. command: the command line of the comparison."""
-    from ropetool.report.compared_charts import charts
-
     best = sentences(comparison)
     longest = best[len(comparison.rankings) - 1] if comparison.rankings else best[0]
     word, _, sentence = longest.partition(": ")
@@ -233,7 +315,7 @@ def compare_page(comparison: Comparison, command: str = "") -> Page:
             ("command", command),
         ],
         sections=list(sections(comparison)),
-        charts=charts(comparison),
+        charts=compare_charts(comparison),
         notes=(*(best[-1:] if comparison.beside else ()), *comparison.notes),
         documents=comparison.documents,
         fingerprint=comparison.text_fingerprint,

@@ -10,8 +10,7 @@ from ropetool import names, runtimes
 from ropetool.files.counting import byte_size
 from ropetool.plans.advice import Advice
 from ropetool.report.advised import way_row
-from ropetool.report.charts import bands_chart
-from ropetool.report.grids import bands_section
+from ropetool.report.bands import bands_chart, bands_section
 from ropetool.report.inspected import AGREES, made_of, named, readings_alike
 from ropetool.report.page import Page
 from ropetool.rope.tables import LayerRope

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ropetool import __version__
+from ropetool.charts import Chart
 from ropetool.errors import MissingDependency, OutputError
 from ropetool.escaping import install_line
 from ropetool.files.output import Rule, check_output, output_error
 from ropetool.files.transaction import staged
 from ropetool.report import drawing
-from ropetool.report.charts import Chart
 from ropetool.sections import Section
 
 PAGE = "index.html"
@@ -36,7 +36,7 @@ class Page:
     tone: the colour of the first line: `GOOD`, `BAD`, `WARN` or empty.
     conditions: the conditions of the result.
     facts: names and values, which are folded away. A name with an empty value is omitted.
-    charts: drawn when the page is rendered, each in its section.
+    charts: each is shown in its section.
     documents, fingerprint, texts: the texts that were read, if any.
     """
 
@@ -164,10 +164,9 @@ def _refusals(place: Path, option: str = REPORT) -> Iterator[None]:
 
 def rendered(page: Page) -> dict[str, bytes]:
     """Return the files of a report by name: the page, then the plots."""
-    with drawing.style():
-        drawn = list(page.charts)
-        plots = {f"{chart.name}.png": drawing.encoded(chart.figure, "png") for chart in drawn}
-        vectors = [(chart, drawing.encoded(chart.figure, "svg")) for chart in drawn]
+    drawn = [(chart, drawing.images(chart, "png", "svg")) for chart in page.charts]
+    plots = {f"{chart.name}.png": png for chart, (png, _) in drawn}
+    vectors = [(chart, svg) for chart, (_, svg) in drawn]
     text = _filled(
         page=page,
         generator=f"ropetool {page.command} {__version__}",
@@ -190,8 +189,8 @@ def _of(section: Section, vectors: Sequence[tuple[Chart, bytes]]) -> list[dict[s
             "title": chart.title,
             "caption": chart.caption,
             "data": base64.b64encode(data).decode(),
-            "width": round(chart.figure.get_figwidth() * CSS_PIXELS),
-            "height": round(chart.figure.get_figheight() * CSS_PIXELS),
+            "width": round(drawing.WIDTH * CSS_PIXELS),
+            "height": round(chart.height * CSS_PIXELS),
         }
         for chart, data in vectors
         if chart.section == section.key

@@ -1,10 +1,13 @@
-"""Reference attention variants compared with a target, as sections."""
+"""Reference attention variants compared with a target: sections and a chart."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import cycle
 from typing import TYPE_CHECKING
 
+from ropetool import charts
+from ropetool.report.losses import by_length, target_and_baseline, target_losses
 from ropetool.sections import NONE, Cell, Section, Table, change, number, perplexity, row
 from ropetool.verification.results import Estimate, VerifyResult
 
@@ -12,6 +15,11 @@ if TYPE_CHECKING:
     from ropetool.verification.measures.repeats import FarResult
     from ropetool.verification.measures.retrieval import RetrievalResult
 
+# The variants differ only by marks and dashes, because the colours mean target and baseline.
+LOOKS = tuple(
+    charts.Look("quiet", mark, dashes, width=1.2)
+    for mark, dashes in (("^", "-."), ("v", ":"), ("x", (3, 1, 1, 1)), ("+", (6, 2)), ("*", (1, 1)))
+)
 TITLE = "Reference attention variants: no file can store them"
 
 
@@ -53,6 +61,21 @@ def _losses(result: VerifyResult) -> Section:
     served = (f"{variant.name}: {variant.served}" for variant in result.yardsticks if variant.served)
     notes = (f"applied to {result.yardsticks[0].on}; they do not affect the verdict", *served)
     return Section("yardsticks", TITLE, Table(head, tuple(rows), words=(1,)), legend, notes)
+
+
+def reference_attention_chart(result: VerifyResult) -> charts.Chart:
+    """Return the losses of target, baseline and reference attention variants by length."""
+    caption = (
+        f"Mean loss of the same last {result.scored} tokens. Reference attention variants, applied to "
+        f"{result.yardsticks[0].on}, cannot be stored in a file. The table contains the differences with their intervals."
+    )
+    variants = (
+        target_losses(variant.name, look, variant.lengths)
+        for variant, look in zip(result.yardsticks, cycle(LOOKS), strict=False)
+    )
+    marks = (*target_and_baseline(result, charts.LINE), *variants)
+    panel = by_length(marks, [entry.length for entry in result.lengths], result.trained_length)
+    return charts.Chart("yardsticks", "yardsticks", "Loss of reference attention variants", caption, (panel,))
 
 
 def _apart(difference: Estimate) -> Cell:

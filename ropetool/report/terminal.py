@@ -1,4 +1,4 @@
-"""The writer for terminals: lines, sections and plots as text of a width, with colours and legends on request."""
+"""The writer for terminals: lines, sections and charts as text of a width, with colours and legends on request."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def terminal_text(
         elif isinstance(part, Section):
             lines += _section(part, width or WIDTH, explained)
         else:
-            lines += [[], *([(line, "")] for line in part.lines(width or WIDTH))]
+            from ropetool.report.plot import chart_lines  # few results have a chart
+
+            lines += [[], *([(line, "")] for line in chart_lines(part, width or WIDTH))]
     if not explained and any(isinstance(part, Section) and part.legend for part in parts):
         lines += [[], *_sentence(POINTER, width)]
     return "".join(f"{_painted(line) if colour else _plain(line)}\n" for line in lines)

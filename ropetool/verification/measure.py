@@ -1,4 +1,4 @@
-"""The contents of a measure file: how to choose rows, the checks, and the tables of a report."""
+"""The contents of a measure file: how to choose rows, the checks, and the tables and charts of a report."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ropetool.charts import Chart
 from ropetool.sections import BAD, GOOD, WARN, Section
 from ropetool.verification.gate import Evidence, Limits
 from ropetool.verification.results import BETTER, NO_WORSE, NOT_JUDGED, UNDECIDED, WORSE, Check, VerifyResult
@@ -136,6 +137,7 @@ class Measure:
     checks, checked: the lines of the gate, and their order if it differs.
     words: sentences by check and verdict.
     sections, shown: the tables of a report, from the result under the key, and their order if it differs.
+    charts: the charts of a report, from the result under the key.
     """
 
     name: str
@@ -155,6 +157,7 @@ class Measure:
     checked: int | None = None
     words: Mapping[str, Mapping[str, VerdictSentence]] = field(default_factory=dict)
     sections: Callable[[Any, VerifyResult], Iterable[Section]] = _nothing
+    charts: Callable[[Any, VerifyResult], Iterable[Chart]] = _nothing
     shown: int | None = None
 
     @property

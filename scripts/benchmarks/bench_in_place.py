@@ -123,24 +123,19 @@ def _cell(cost: Cost | None) -> str:
 
 def plot(found: dict[str, dict[int, Cost]]) -> bytes:
     """Return the seconds of every work by size as a drawing."""
+    from ropetool import charts
     from ropetool.report import drawing
 
     colours = ("#0072b2", "#56b4e9", "#cc79a7", "#009e73", "#d55e00", "#666666")
-    with drawing.style():
-        figure = drawing.figure()
-        axes = figure.subplots()
-        for (work, costs), colour, mark in zip(found.items(), colours, "oD^sv+", strict=True):
-            sizes = sorted(costs)
-            gibs, seconds = [size / GIB for size in sizes], [costs[size].seconds for size in sizes]
-            axes.plot(gibs, seconds, color=colour, marker=mark, label=work.replace("`", ""))
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xticks([size / GIB for size in (*REAL, SPARSE)], [f"{size / GIB:.2g}" for size in (*REAL, SPARSE)])
-        axes.minorticks_off()
-        axes.set_xlabel("file (GiB)")
-        axes.set_ylabel("seconds")
-        drawing.key(figure)
-        return drawing.encoded(figure, "svg")
+    marks = []
+    for (work, costs), colour, mark in zip(found.items(), colours, "oD^sv+", strict=True):
+        sizes = sorted(costs)
+        gibs, seconds = tuple(size / GIB for size in sizes), tuple(costs[size].seconds for size in sizes)
+        marks.append(charts.Series(work.replace("`", ""), charts.Look(colour, mark), gibs, seconds))
+    panel = charts.Panel(
+        charts.Axis("file (GiB)", charts.LOGARITHMIC), charts.Axis("seconds", charts.LOGARITHMIC), tuple(marks)
+    )
+    return drawing.images(charts.Chart("in-place", "", "", "", (panel,)), "svg")[0]
 
 
 def main() -> None:

@@ -17,18 +17,20 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from ropetool import charts
 from ropetool.report import drawing
+from ropetool.report.losses import trained_line
 
 RECORD, PICTURE = ROOT / "tests" / "choosing" / "front.json", ROOT / "docs" / "front.svg"
 COMMAND = (
     "compare", "ropetool/demo/model", "--methods", "yarn,ntk,linear", "--factors", "8", "--lengths", "256,512,1024,2048",
     "--baseline-beyond", "--measure", "last-segment", "--json",
 )  # fmt: skip
-LOOKS: dict[str, dict[str, Any]] = {
-    "as it is": {**drawing.BASELINE},
-    "yarn x8": {**drawing.TARGET},
-    "ntk x8": {"color": drawing.INK, "marker": "D", "linestyle": "-."},
-    "linear x8": {"color": drawing.QUIET, "marker": "^", "linestyle": ":"},
+LOOKS = {
+    "as it is": charts.BASELINE,
+    "yarn x8": charts.TARGET,
+    "ntk x8": charts.Look("ink", "D", "-."),
+    "linear x8": charts.Look("quiet", "^", ":"),
 }
 
 
@@ -49,18 +51,17 @@ def measured() -> dict[str, Any]:
 
 def drawn(record: dict[str, Any]) -> bytes:
     """Return the picture, which is dark on a dark page."""
-    with drawing.style():
-        figure = drawing.figure(3.2)
-        axes = figure.subplots()
-        for name, look in LOOKS.items():
-            lengths, losses = zip(*record["losses"][name], strict=True)
-            axes.plot(lengths, losses, **{**look, "label": name})
-        drawing.length_axis(axes, [length for length, _ in record["losses"]["as it is"]], "context that is read")
-        drawing.trained_line(axes, record["trained_length"])
-        drawing.perplexity_axis(axes)
-        axes.set_ylabel("loss (nats a token)")
-        drawing.key(figure)
-        return drawing.encoded(figure, "svg")
+    marks = []
+    for name, look in LOOKS.items():
+        places, losses = zip(*record["losses"][name], strict=True)
+        marks.append(charts.Series(name, look, places, losses))
+    lengths = charts.Axis(
+        "context that is read", charts.TOKENS, tokens=tuple(length for length, _ in record["losses"]["as it is"])
+    )
+    panel = charts.Panel(
+        lengths, charts.Axis("loss (nats a token)", charts.LOSSES), (*marks, trained_line(record["trained_length"]))
+    )
+    return drawing.images(charts.Chart("front", "", "", "", (panel,), 3.2), "svg")[0]
 
 
 def main() -> None:

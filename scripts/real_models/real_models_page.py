@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
@@ -184,34 +182,24 @@ def _said(name: str, found: dict[str, Any] | None) -> str:
 
 def plot(steps: Sequence[Any]) -> bytes:
     """Return a drawing of the perplexity ratio of every method by length, with its bounds."""
+    from ropetool import charts
     from ropetool.report import drawing
 
     record = known()
-    with drawing.style():
-        figure = drawing.figure()
-        axes = figure.subplots()
-        shown = {name: entries for step in _done(steps) for name, entries in measured(step, record[step.key]).items()}
-        for name, entries in shown.items():
-            colour, mark = LOOKS[name.split()[0]]
-            sure = [entry for entry in entries if entry["lower"] is not None]
-            ratios = np.array([[entry["lower"], entry["ratio"], entry["upper"]] for entry in sure])
-            dash = "--" if name.endswith("4x") else ":" if name.endswith("verified") else "-"
-            axes.errorbar(
-                [entry["length"] for entry in sure], ratios[:, 1], np.abs(ratios[:, ::2] - ratios[:, 1:2]).T,
-                color=colour, marker=mark, linestyle=dash, capsize=3, label=name,
-            )  # fmt: skip
-        axes.axhline(1, color=drawing.QUIET, linewidth=1)
-        axes.set_xscale("log", base=2)
-        lengths = sorted({entry["length"] for entries in shown.values() for entry in entries})
-        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-        axes.minorticks_off()
-        axes.set_xlabel("context (tokens)")
-        axes.set_ylabel("perplexity ratio")
-        drawing.logarithmic(
-            axes, [entry[end] for entries in shown.values() for entry in entries for end in ("lower", "upper")]
-        )
-        drawing.key(figure)
-        return drawing.encoded(figure, "svg")
+    shown = {name: entries for step in _done(steps) for name, entries in measured(step, record[step.key]).items()}
+    marks: list[charts.Series | charts.Guide] = []
+    for name, entries in shown.items():
+        colour, mark = LOOKS[name.split()[0]]
+        dash = "--" if name.endswith("4x") else ":" if name.endswith("verified") else "-"
+        sure = [entry for entry in entries if entry["lower"] is not None]
+        figures = (tuple(entry[key] for entry in sure) for key in ("length", "ratio", "lower", "upper"))
+        marks.append(charts.Series(name, charts.Look(colour, mark, dash), *figures, form=charts.BARS))
+    lengths = tuple(entry["length"] for entries in shown.values() for entry in entries)
+    panel = charts.Panel(
+        charts.Axis("context", charts.TOKENS, tokens=lengths), charts.Axis("perplexity ratio", charts.LOGARITHMIC),
+        (*marks, charts.Guide("", charts.THIN, 1, level=True)),
+    )  # fmt: skip
+    return drawing.images(charts.Chart("ratios", "", "", "", (panel,)), "svg")[0]
 
 
 def on_page() -> str:

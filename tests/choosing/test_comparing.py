@@ -28,7 +28,7 @@ from ropetool.escaping import install_line
 from ropetool.lab.tuning import tuning
 from ropetool.lab.tuning.material import Amounts
 from ropetool.lab.tuning.results import TuneResult
-from ropetool.report.compared import compare_page, sections, sentences
+from ropetool.report.compared import compare_page, losses_chart, sections, sentences
 from ropetool.report.page import write_page
 from ropetool.verification import journal
 from ropetool.verification.results import VerifyResult
@@ -284,10 +284,11 @@ def test_the_report_shows_every_candidate_and_loads_nothing(found: Comparison, t
 
 def test_the_plot_goes_on_with_the_source_on_cut_text(found: Comparison) -> None:
     pytest.importorskip("matplotlib")
-    from ropetool.report import compared_charts, drawing
+    from ropetool.report import drawing
 
+    ranking = replace(found.rankings[-1], length=max(found.lengths), order=(found.candidates[0].name,))
     with drawing.style():
-        (axes,) = compared_charts.losses_chart(found, max(found.lengths), [found.candidates[0].name]).figure.axes
+        (axes,) = drawing.drawn(losses_chart(found, ranking, "losses")).axes
     lines = {str(line.get_label()): line for line in axes.lines}
     own = lines["the source"].get_xdata()
     assert max(own) == found.trained_length < max(found.lengths)

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import sample
 
-from ropetool.report.answered import curve_plot, next_step, questions_section
+from ropetool.report.answered import curve_charts, next_step, questions_section
+from ropetool.report.terminal import terminal_text
 from ropetool.report.verdict import summary
 from ropetool.report.verified import verify_text
 from ropetool.verification.results import FAIL, NOT_ASKED, PASS, Check, VerifyResult
@@ -158,9 +159,8 @@ def test_texts_that_ran_out_ask_for_texts() -> None:
 
 
 def test_a_curve_needs_points() -> None:
-    assert list(curve_plot(answers(KEEP, SHORT, LONG, curve=()))) == []
-    (plot,) = curve_plot(answers(KEEP, SHORT, LONG))
-    assert "".join(plot.lines(80)).count("●") >= 10
+    assert list(curve_charts(answers(KEEP, SHORT, LONG, curve=()))) == []
+    assert terminal_text(curve_charts(answers(KEEP, SHORT, LONG)), 80).count("●") >= 10
 
 
 def test_the_page_has_the_verdict_the_questions_and_the_texts() -> None:

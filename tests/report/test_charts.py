@@ -1,8 +1,9 @@
-"""The plots: what is drawn is what was found, read back from the figures themselves."""
+"""The charts: what is drawn is what was found, read back from the figures themselves."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,11 @@ from legible import contrast
 
 pytest.importorskip("matplotlib")
 
-from ropetool.report import charts, drawing
+from ropetool import charts
+from ropetool.report import drawing
+from ropetool.report.bands import bands_chart
+from ropetool.report.verified import verify_charts
+from ropetool.verification.results import VerifyResult
 
 
 @pytest.fixture(autouse=True)
@@ -29,13 +34,30 @@ def line(axes: Any, label: str) -> tuple[list[float], list[float]]:
     return list(found.get_xdata()), list(found.get_ydata())
 
 
+def axes_of(chart: charts.Chart) -> list[Any]:
+    """Return the axes of a chart as it is drawn."""
+    return list(drawing.drawn(chart).axes)
+
+
+def chart_of(result: VerifyResult, name: str) -> list[Any]:
+    """Return the axes of the chart with this name."""
+    (found,) = [chart for chart in verify_charts(result) if chart.name == name]
+    return axes_of(found)
+
+
+def with_measure(name: str, found: Any) -> VerifyResult:
+    """Return the full result with another result of a measure."""
+    result = sample.full()
+    return replace(result, measures={**result.measures, name: found})
+
+
 def labels(axis: Any) -> list[str]:
     return [tick.get_text() for tick in axis.get_ticklabels()]
 
 
 def test_the_loss_of_both_over_the_length_with_bands() -> None:
     result = sample.full()
-    (axes,) = charts.loss_chart(result).figure.axes
+    (axes,) = chart_of(result, "loss")
     lengths = [entry.length for entry in result.lengths]
     assert line(axes, "target") == (lengths, [entry.target.mean for entry in result.lengths])
     assert line(axes, "baseline") == (lengths, [entry.baseline.mean for entry in result.lengths])
@@ -47,7 +69,7 @@ def test_the_loss_of_both_over_the_length_with_bands() -> None:
 
 
 def test_the_perplexities_on_the_right_stand_at_their_losses() -> None:
-    (axes,) = charts.loss_chart(sample.full()).figure.axes
+    (axes,) = chart_of(sample.full(), "loss")
     (right,) = axes.child_axes
     shown = {float(tick.get_text()): tick.get_position()[1] for tick in right.yaxis.get_ticklabels()}
     assert set(shown) == {10, 20, 50, 100}
@@ -56,7 +78,7 @@ def test_the_perplexities_on_the_right_stand_at_their_losses() -> None:
 
 def test_a_single_document_has_a_point_and_no_band() -> None:
     result = sample.failing()
-    (axes,) = charts.loss_chart(result).figure.axes
+    (axes,) = chart_of(result, "loss")
     assert line(axes, "target")[1][-1] == 576.0
     assert np.isfinite(axes.collections[1].get_paths()[0].vertices).all()
     assert axes.collections[1].get_paths()[0].vertices[:, 0].max() == 1024
@@ -64,7 +86,7 @@ def test_a_single_document_has_a_point_and_no_band() -> None:
 
 def test_the_tax_with_its_error_bars_within_the_trained_length_alone() -> None:
     result = sample.full()
-    (axes,) = charts.tax_chart(result).figure.axes
+    (axes,) = chart_of(result, "tax")
     assert labels(axes.xaxis) == ["64", "128", "256"]
     assert list(axes.containers[0].lines[0].get_ydata()) == [entry.tax.mean for entry in result.lengths[:3]]
     bars = [segment[:, 1] for segment in axes.containers[0].lines[2][0].get_segments()]
@@ -73,7 +95,7 @@ def test_the_tax_with_its_error_bars_within_the_trained_length_alone() -> None:
 
 def test_the_wavelengths_before_and_after() -> None:
     bands = sample.bands()
-    (axes,) = charts.bands_chart(bands, 2048).figure.axes
+    (axes,) = axes_of(bands_chart(bands, 2048))
     for key in ("before", "after"):
         pairs, wavelengths = line(axes, key)
         assert pairs == list(range(32))
@@ -85,22 +107,22 @@ def test_the_wavelengths_before_and_after() -> None:
 
 def test_a_pair_that_never_turns_is_left_out() -> None:
     bands = {**sample.bands(), "after": [1.0, *[0.0] * 31]}
-    (axes,) = charts.bands_chart(bands, 2048).figure.axes
+    (axes,) = axes_of(bands_chart(bands, 2048))
     assert line(axes, "after") == ([0], [pytest.approx(2 * math.pi)])
 
 
 def test_the_position_probe_beside_the_baseline() -> None:
     found = sample.position()
-    (axes,) = charts.position_chart(found).figure.axes
+    (axes,) = chart_of(with_measure("position", found), "position")
     assert line(axes, "target")[1] == [entry.loss.mean for entry in found.offsets]
     assert line(axes, "baseline without filler")[1] == [2.48, 2.48]
     assert labels(axes.xaxis) == ["0", "256", "512", "1024", "1800"]
-    assert len(charts.position_chart(replace(found, baseline=None)).figure.axes[0].lines) == 1
+    assert len(chart_of(with_measure("position", replace(found, baseline=None)), "position")[0].lines) == 1
 
 
 def test_far_dependence_and_its_gain() -> None:
     found = sample.far()
-    above, below = charts.far_chart(found).figure.axes
+    above, below = chart_of(with_measure("far", found), "far")
     assert line(above, "after its own copy")[1] == [entry.repeated.mean for entry in found.distances]
     assert line(above, "after other text")[1] == [entry.unrelated.mean for entry in found.distances]
     gains = below.containers[0]
@@ -110,7 +132,7 @@ def test_far_dependence_and_its_gain() -> None:
 
 def test_the_heat_map_has_every_count_in_its_cell() -> None:
     grid = sample.retrieval(lost=6)
-    axes, _bar = charts.retrieval_chart(grid, 256).figure.axes
+    axes, _bar = chart_of(with_measure("retrieval", (grid,)), "retrieval-keys")
     shares = np.asarray(axes.images[0].get_array())
     written = {tuple(map(round, text.get_position())): text for text in axes.texts}
     assert len(written) == len(grid.cells) == shares.size
@@ -128,14 +150,14 @@ def test_counts_can_be_read_on_every_colour(hits: int) -> None:
     from matplotlib.colors import to_rgb
 
     grid = replace(sample.retrieval(), cells=(sample.cell(256, 0.5, hits),))
-    axes, _bar = charts.retrieval_chart(grid, 256).figure.axes
+    axes, _bar = chart_of(with_measure("retrieval", (grid,)), "retrieval-keys")
     (text,) = axes.texts
     assert contrast(axes.images[0].to_rgba([[hits / 16]])[0, 0], to_rgb(text.get_color())) >= 4
 
 
 def test_kl_by_position() -> None:
     found = sample.divergence()
-    (axes,) = charts.divergence_chart(found, 256).figure.axes
+    (axes,) = chart_of(replace(sample.full(), divergence=found), "divergence")
     mean, tail = axes.patches
     assert list(mean.get_data().values) == [span.mean.mean for span in found.by_position]
     assert list(tail.get_data().values) == [span.p99 for span in found.by_position]
@@ -145,16 +167,25 @@ def test_kl_by_position() -> None:
 
 
 def test_a_divergence_of_zero_has_a_place() -> None:
-    (axes,) = charts.divergence_chart(sample.identical().divergence, 256).figure.axes
+    (axes,) = chart_of(sample.identical(), "divergence")
     assert (axes.get_yscale(), axes.get_ylim()[0]) == ("linear", 0)
-    (axes,) = charts.divergence_chart(sample.failing().divergence, 256).figure.axes
+    (axes,) = chart_of(sample.failing(), "divergence")
     assert (axes.get_yscale(), axes.get_ylim()[0], labels(axes.yaxis)[0]) == ("symlog", 0, "0")
+
+
+def test_charts_are_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    found, again = (list(verify_charts(sample.full())) for _ in range(2))
+    assert len(found) == 8
+    assert found == again
+    with pytest.raises(ImportError):
+        drawing.images(found[0], "svg")
 
 
 @pytest.mark.parametrize("name", sample.SAMPLES)
 def test_every_axis_has_a_name_with_its_unit(name: str) -> None:
-    for chart in charts.charts(sample.SAMPLES[name]()):
-        named = [text for axes in chart.figure.axes for text in (axes.get_xlabel(), axes.get_ylabel()) if text]
+    for chart in verify_charts(sample.SAMPLES[name]()):
+        named = [text for axes in axes_of(chart) for text in (axes.get_xlabel(), axes.get_ylabel()) if text]
         assert len(named) >= 2
         assert any("tokens" in text or "pair" in text for text in named)
         assert len(chart.caption) > 100
@@ -186,7 +217,7 @@ def test_long_lengths_are_written_short(length: int, text: str) -> None:
 def test_labels_of_lengths_that_have_no_room_are_left_out() -> None:
     lengths = [1024 * 2**i for i in range(11)]
     long = replace(sample.full(), lengths=tuple(replace(sample.lengths()[0], length=n) for n in lengths))
-    (axes,) = charts.loss_chart(long).figure.axes
+    (axes,) = chart_of(long, "loss")
     assert labels(axes.xaxis) == ["1024", "4096", "16k", "64k", "256k", "1024k"]
     assert axes.get_xlabel() == "context (tokens, k = 1024)"
 
@@ -201,11 +232,8 @@ def test_labels_of_lengths_that_have_no_room_are_left_out() -> None:
     ],
 )
 def test_a_key_is_no_wider_than_its_plot(labels: list[str]) -> None:
-    figure = drawing.figure()
-    axes = figure.subplots()
-    for label in labels:
-        axes.plot([0], [0], marker="o", label=label)
-    drawing.key(figure)
+    marks = tuple(charts.Series(label, charts.Look("ink", "o"), (0.0,), (0.0,)) for label in labels)
+    figure = drawing.drawn(charts.Chart("", "", "", "", (charts.Panel(charts.Axis(""), charts.Axis(""), marks),)))
     figure.draw_without_rendering()
     (legend,) = figure.legends
     assert legend.get_window_extent().x1 <= figure.bbox.x1

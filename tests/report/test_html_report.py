@@ -29,10 +29,10 @@ from ropetool.verification.results import VerifyResult
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
-from ropetool.report import charts, drawing
+from ropetool.report import drawing
 from ropetool.report.page import check_folder, write_page
 from ropetool.report.verdict import summary
-from ropetool.report.verified import gate_section, sections, verify_page, verify_text
+from ropetool.report.verified import gate_section, sections, verify_charts, verify_page, verify_text
 
 COMMAND = "ropetool verify demo-yarn-8x --suite full"
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -298,7 +298,7 @@ def test_every_legend_and_caption_is_folded_away_and_every_note_is_not(name: str
     assert not explained & plain
     notes = {f"Note: {note}" for section in shown for note in section.notes}
     assert notes <= plain
-    captions = {chart.caption for chart in charts.charts(result)}
+    captions = {chart.caption for chart in verify_charts(result)}
     assert captions <= folded - plain
     opened = [values for tag, values in page.tags if tag == "details" and "open" in values]
     assert len(opened) == 1  # names of the documents, where they are few

@@ -7,8 +7,10 @@ import math
 import pytest
 import sample
 
-from ropetool.report.plot import perplexity_plot
-from ropetool.sections import change, exact, number, perplexity, with_interval
+from ropetool import charts
+from ropetool.report.losses import by_length
+from ropetool.report.plot import chart_lines
+from ropetool.sections import Table, change, csv_text, exact, number, perplexity, row, with_interval
 
 
 @pytest.mark.parametrize(
@@ -58,9 +60,24 @@ def test_a_loss_beyond_the_largest_float_is_shown_as_a_large_number() -> None:
     assert perplexity(sample.estimate(5000.0)).startswith("8.2e307")
 
 
+def test_csv_has_the_head_and_quotes_what_needs_quotes() -> None:
+    table = Table(("name", "loss"), (row('x "a", b', "1.5"), row("ü\nü", "")))
+    assert csv_text(table) == 'name,loss\n"x ""a"", b",1.5\n"ü\nü",\n'
+
+
+def plotted(series: dict[str, list[tuple[int, float]]], trained_length: int) -> list[str]:
+    """Return the lines of a plot below its key. series: length and loss of each point, by the sign."""
+    marks = []
+    for sign, points in series.items():
+        places, losses = zip(*points, strict=True)
+        marks.append(charts.Series(sign, charts.Look("ink", sign=sign), places, losses))
+    panel = by_length(marks, [length for points in series.values() for length, _ in points], trained_length)
+    return chart_lines(charts.Chart("", "", "", "", (panel,)), 120)[1:]
+
+
 def test_the_plot_puts_points_in_proportion_to_the_logarithms() -> None:
     # Four times the length is two thirds of the way to eight times; a loss in the middle is in the middle row.
-    lines = perplexity_plot({"x": [(100, 0.0), (400, 1.0), (800, 2.0)]}, trained_length=50)
+    lines = plotted({"x": [(100, 0.0), (400, 1.0), (800, 2.0)]}, trained_length=50)
     rows = [line[10:] for line in lines[:9]]
     assert [(row.index("x"), level) for level, row in enumerate(rows) if "x" in row] == [(69, 0), (47, 4), (2, 8)]
     assert [lines[0][:8].strip(), lines[4][:8].strip(), lines[8][:8].strip()] == ["7.39", "2.72", "1.00"]
@@ -68,6 +85,6 @@ def test_the_plot_puts_points_in_proportion_to_the_logarithms() -> None:
 
 
 def test_a_plot_of_one_point_and_of_points_on_one_place() -> None:
-    lines = perplexity_plot({"a": [(256, 2.0)], "b": [(256, 2.0)]}, trained_length=256)
+    lines = plotted({"a": [(256, 2.0)], "b": [(256, 2.0)]}, trained_length=256)
     assert lines[8].endswith("7.39 │  ◉")
     assert lines[10].split() == ["256", "tokens"]

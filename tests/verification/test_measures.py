@@ -18,7 +18,7 @@ from ropetool import registry
 from ropetool.choosing.results import CandidateResult, _candidate_json
 from ropetool.errors import ConfigError
 from ropetool.report.verdict import summary
-from ropetool.report.verified import sections, verify_text
+from ropetool.report.verified import sections, verify_charts, verify_text
 from ropetool.verification import measures, suites
 from ropetool.verification.results import FAIL, NOT_ASKED
 from ropetool.verification.scoring import Scores
@@ -29,6 +29,7 @@ MADE_UP = '''
 
 from dataclasses import dataclass
 
+from ropetool.charts import TARGET, Axis, Chart, Panel, Series
 from ropetool.sections import Section, Table, number, row
 from ropetool.verification.measure import Measure, VerdictSentence
 from ropetool.verification.results import FAIL, NOT_ASKED, Check
@@ -67,9 +68,14 @@ def sections(found, result):
     yield Section("first-token", "First tokens", Table(("documents", "loss"), (row(str(found.documents), number(found.loss)),)))
 
 
+def charts(found, result):
+    panel = Panel(Axis("document"), Axis("loss"), (Series("loss", TARGET, (0.0,), (found.loss,)),))
+    yield Chart("first-token", "first-token", "First tokens", "The mean loss.", (panel,))
+
+
 MEASURES = (
     Measure(
-        "first-token", "first_token", 35, prepare, suites=("full",), checks=checks, sections=sections,
+        "first-token", "first_token", 35, prepare, suites=("full",), checks=checks, sections=sections, charts=charts,
         words={"first token": {FAIL: VerdictSentence("its first tokens cost too much", "better ones")}},
     ),
 )
@@ -129,6 +135,7 @@ def test_a_file_is_a_measure() -> None:
     assert (check.name, check.figure, check.verdict, check.detail) == ("first token", 0.5, NOT_ASKED, "of 8")
     assert [section.title for section in sections(result)] == ["First tokens"]
     assert "First tokens" in verify_text(result)
+    assert [(chart.name, chart.section) for chart in verify_charts(result)] == [("first-token", "first-token")]
     assert _candidate_json(CandidateResult("x", None, result))["first_token"] == {"documents": 8, "loss": 0.5}
 
 

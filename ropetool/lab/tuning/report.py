@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ropetool import names
+from ropetool import charts, names
 from ropetool.escaping import command
 from ropetool.lab.tuning import spaces
 from ropetool.lab.tuning.figures import ratio
 from ropetool.lab.tuning.judging import ERROR, LEAST, Judgement
 from ropetool.lab.tuning.results import TuneResult
-from ropetool.report import drawing
-from ropetool.report.charts import Chart
+from ropetool.report.bands import PAIR, by_pair
 from ropetool.report.page import Page
 from ropetool.rope.tables import TABLE_TOLERANCE
 from ropetool.sections import BAD, GOOD, WARN, Cell, Line, Part, Section, Table, counted, listing, row
@@ -188,8 +187,8 @@ def _search(result: TuneResult) -> Section:
     return Section("search", "Search", Table(("generation", "points so far", "below the default"), rows), legend=legend)
 
 
-def _charts(result: TuneResult) -> Iterator[Chart]:
-    """Yield the divisors of default and winner, if their tables differ. Needs `drawing.style()` around it."""
+def _charts(result: TuneResult) -> Iterator[charts.Chart]:
+    """Yield the divisors of default and winner, if their tables differ."""
     tables = {}
     for name, plan in ("default", result.default), ("tuned", result.tuned):
         entry = plan.target.entries[names.FULL_ATTENTION] if plan is not None and plan.target is not None else None
@@ -197,13 +196,11 @@ def _charts(result: TuneResult) -> Iterator[Chart]:
             tables[name] = entry.table.at(result.target_length).inv_freq
     if len(tables) < 2 or np.allclose(tables["default"], tables["tuned"], rtol=TABLE_TOLERANCE):
         return
-    figure = drawing.figure()
-    axes = figure.subplots()
-    for (name, table), look in zip(tables.items(), (drawing.BASELINE, drawing.TARGET), strict=True):
+    marks = []
+    for (name, table), look in zip(tables.items(), (charts.BASELINE, charts.TARGET), strict=True):
         rotating = np.flatnonzero((result.inv_freq > 0) & (table > 0))
-        axes.plot(rotating, result.inv_freq[rotating] / table[rotating], **{**look, "label": name, "markersize": 4})
-    axes.set_xlabel("rotary pair, fastest first")
-    axes.set_ylabel("divided by")
-    drawing.key(figure)
+        divisors = result.inv_freq[rotating] / table[rotating]
+        marks.append(by_pair(name, look, dict(zip(rotating.tolist(), divisors.tolist(), strict=True))))
+    panel = charts.Panel(charts.Axis(PAIR), charts.Axis("divided by"), tuple(marks))
     caption = "Divisor of the frequency of each rotary pair. 1 keeps the trained frequency. The extension factor interpolates fully."
-    yield Chart("divisors", "search", "Divisors of the pairs, default and best", caption, figure)
+    yield charts.Chart("divisors", "search", "Divisors of the pairs, default and best", caption, (panel,))

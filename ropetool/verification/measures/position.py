@@ -6,16 +6,17 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ropetool import charts
 from ropetool.rope.tables import Array
 from ropetool.sections import NONE, Section, Table, change, row, with_interval
 from ropetool.verification.gate import NOTHING_BEYOND, Grade
 from ropetool.verification.measure import Measure, Setting, VerdictSentence
 from ropetool.verification.measures.fillers import Passage, passage_length, passages
 from ropetool.verification.measures.segments import lacking
-from ropetool.verification.results import NOT_ASKED, NOT_RUN, PASS, Check, Estimate
+from ropetool.verification.results import NOT_ASKED, NOT_RUN, PASS, Check, Estimate, VerifyResult
 from ropetool.verification.scoring import TARGET, Corpus, Done, Measurement, Runner
 from ropetool.verification.statistics import (
     chance_of_less,
@@ -201,6 +202,28 @@ def _position(result: PositionResult) -> Section:
     return Section("position", title, Table(("filler", "loss", "change", "difference"), rows), tuple(legend), notes)
 
 
+def _charts(result: PositionResult, of: VerifyResult) -> Iterator[charts.Chart]:
+    """Yield the loss of the same passages after filler of increasing length."""
+    if not result.offsets:
+        return
+    caption = (
+        f"Mean loss of the last {result.scored} tokens of the same passages of {result.passage} tokens, after more and more "
+        "text of other documents. Band: 95 % interval over documents. The filler is unrelated to the passage, so only the "
+        "position can raise the loss."
+    )
+    marks: list[charts.Series | charts.Guide] = [
+        charts.series("target", charts.TARGET, enumerate(entry.loss for entry in result.offsets))
+    ]
+    if result.baseline is not None:
+        look = charts.Look(charts.BASELINE.colour, dashes="--")
+        marks.append(charts.Guide("baseline without filler", look, result.baseline.mean, level=True))
+    fillers = charts.Axis(
+        "filler before the passage", charts.EVEN_TOKENS, tokens=tuple(entry.filler for entry in result.offsets)
+    )
+    panel = charts.Panel(fillers, charts.Axis("loss (nats per token)"), tuple(marks))
+    yield charts.Chart("position", "position", "Loss by position", caption, (panel,), 3.0)
+
+
 def _prepare(setting: Setting, prepared: Sequence[Measurement]) -> PositionProbe:
     count, seed = setting.suite.passages, setting.seed
     return prepare_position(setting.corpus, setting.lengths, setting.trained_length, count=count, seed=seed)
@@ -213,6 +236,6 @@ MEASURES = (
     Measure(
         "position", "position", 20, _prepare, suites=("standard", "full"), by_tokens=True, words=SENTENCES,
         checks=lambda probed, grading: [position_check(probed, grading.limits.asked)],
-        sections=lambda probed, result: [_position(probed)],
+        sections=lambda probed, result: [_position(probed)], charts=_charts,
     ),
 )  # fmt: skip

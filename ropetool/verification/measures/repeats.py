@@ -5,11 +5,12 @@ The scored tokens, and the text between copy and passage, are the same with and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ropetool import charts
 from ropetool.errors import ConfigError
 from ropetool.rope.tables import Array
 from ropetool.sections import Section, Table, change, row, with_interval
@@ -18,7 +19,7 @@ from ropetool.verification.measure import Grading, Measure, Setting, VerdictSent
 from ropetool.verification.measures.fillers import Passage, passage_length, passages
 from ropetool.verification.measures.loss import reaching
 from ropetool.verification.measures.segments import lacking
-from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check, Estimate
+from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check, Estimate, VerifyResult
 from ropetool.verification.scoring import TARGET, Corpus, Done, Measurement, Runner
 from ropetool.verification.statistics import (
     chance_of_more,
@@ -232,6 +233,36 @@ def _far(result: FarResult) -> Section:
     return Section("far", title, Table(head, rows), legend, notes)
 
 
+def _charts(result: FarResult, of: VerifyResult) -> Iterator[charts.Chart]:
+    """Yield the accuracy on the second copy of a passage, and the gain from the first copy, by distance."""
+    if not result.distances:
+        return
+    caption = (
+        "Above: share of right next tokens in a passage, with a copy of it or other text at this distance before it. The "
+        "same tokens are scored. Below: gain = accuracy(own copy) - accuracy(other text), paired, with 95 % interval. "
+        "A gain above zero shows that the model uses text at this distance."
+    )
+    distances = charts.Axis(
+        "distance to the copy", charts.TOKENS, tokens=tuple(entry.distance for entry in result.distances)
+    )
+    shares = (
+        charts.series(
+            "after other text", charts.BASELINE, [(entry.distance, entry.unrelated) for entry in result.distances]
+        ),
+        charts.series(
+            "after its own copy", charts.TARGET, [(entry.distance, entry.repeated) for entry in result.distances]
+        ),
+    )
+    gains = charts.series(
+        "gain", charts.Look("ink", "D"), [(entry.distance, entry.gain) for entry in result.distances], charts.BARS
+    )
+    panels = (
+        charts.Panel(distances, charts.Axis("accuracy"), shares),
+        charts.Panel(distances, charts.Axis("gain"), (charts.Guide("", charts.THIN, 0, level=True), gains)),
+    )
+    yield charts.Chart("far", "far", "Far dependence by distance", caption, panels, 4.6)
+
+
 def _prepare(setting: Setting, prepared: Sequence[Measurement]) -> FarDependence:
     suite = setting.suite
     return prepare_far(
@@ -271,6 +302,6 @@ MEASURES = (
     Measure(
         FAR, "far", 30, _prepare, suites=("standard", "full"), by_tokens=True, evidence=_evidence, words=SENTENCES,
         checks=lambda far, grading: [copies_check(far, grading.limits.asked)],
-        sections=lambda far, result: [_far(far)],
+        sections=lambda far, result: [_far(far)], charts=_charts,
     ),
 )  # fmt: skip

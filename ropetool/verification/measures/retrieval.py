@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ropetool import charts
 from ropetool.sections import Cell, Section, Table, number, row
 from ropetool.verification.gate import NOTHING_BEYOND, Grade
 from ropetool.verification.measure import Measure, Setting, VerdictSentence
@@ -374,6 +376,44 @@ def _sections(grids: Sequence[RetrievalResult], result: VerifyResult) -> Iterato
         yield retrieval_section(grid, result.trained_length, explained=index == 0)
 
 
+def _charts(grids: Sequence[RetrievalResult], result: VerifyResult) -> Iterator[charts.Chart]:
+    """Yield a map of the shares of right answers by depth and length for each task, with counts."""
+    for grid in grids:
+        if grid.cells:
+            yield _chart(grid, result.trained_length)
+
+
+def _chart(grid: RetrievalResult, trained_length: int) -> charts.Chart:
+    lengths = sorted({cell.length for cell in grid.cells})
+    depths = sorted({cell.depth for cell in grid.cells})
+    by_place = {(cell.depth, cell.length): cell for cell in grid.cells}
+    rows = [[by_place.get((depth, length)) for length in lengths] for depth in depths]
+    of_trials = len(lengths) <= 8  # if there is room
+    marks: list[charts.Cells | charts.Guide] = [
+        charts.Cells(
+            "share of right answers",
+            tuple(tuple(cell.hits / cell.trials if cell else math.nan for cell in cells) for cells in rows),
+            tuple(
+                tuple((f"{cell.hits}/{cell.trials}" if of_trials else str(cell.hits)) if cell else "" for cell in cells)
+                for cells in rows
+            ),
+        )
+    ]
+    border = ""
+    within = sum(length <= trained_length for length in lengths)
+    if 0 < within < len(lengths):
+        marks.append(charts.Guide("", charts.Look("border", width=2.5), within - 0.5))
+        border = f" Left of the orange line: within the trained length of {trained_length} tokens."
+    caption = (
+        f"{grid.keys} keys in the context, one in the question; depth 0 is the start. A trial counts if the right value has "
+        f"the highest log-probability of all candidates. Guessing gives a share of {grid.chance:.3g}.{border}"
+    )
+    shown_depths = charts.Axis("depth of the key", charts.NAMES, names=tuple(f"{depth:.2f}" for depth in depths))
+    panel = charts.Panel(charts.Axis("context", charts.EVEN_TOKENS, tokens=tuple(lengths)), shown_depths, tuple(marks))
+    name = f"retrieval-{grid.task}"
+    return charts.Chart(name, name, f"Retrieval, {grid.task}", caption, (panel,), 1.3 + 0.42 * len(depths))
+
+
 def _prepare(task: str) -> Callable[[Setting, Sequence[Measurement]], Retrieval]:
     """Return the function that prepares the measurement of a task."""
 
@@ -405,7 +445,7 @@ SENTENCES = {
 MEASURES = tuple(
     Measure(
         name_of(task), "retrieval", 40 + index, _prepare(task), suites=("standard", "full") if task == KEYS else ("full",),
-        several=True, by_tokens=True, words=SENTENCES, sections=_sections,
+        several=True, by_tokens=True, words=SENTENCES, sections=_sections, charts=_charts,
         checks=lambda grid, g: retrieval_checks(grid, g.limits.asked, g.trained_length, FAR in g.results),
     )
     for index, task in enumerate(TASKS)
