@@ -118,8 +118,7 @@ class Request:
     def __post_init__(self) -> None:
         if isinstance(self.target_length, str):
             object.__setattr__(self, "target_length", read_length(self.target_length, "target_length"))
-        if isinstance(self.for_runtimes, str):
-            object.__setattr__(self, "for_runtimes", (self.for_runtimes,))
+        object.__setattr__(self, "for_runtimes", listed(self.for_runtimes))
 
     def check(self) -> None:
         """Raise InvalidRope for another reading, or an original length out of range."""
@@ -141,6 +140,11 @@ class Request:
         )
         read_as = ("--as", self.as_type) if self.as_type is not None else ()
         return command("ropetool", "extend", Path(source), "--method", self.method, *how, *more, *read_as)
+
+
+def listed(for_runtimes: str | Sequence[str]) -> Sequence[str]:
+    """Return the names of runtimes as a sequence, also for a single name."""
+    return (for_runtimes,) if isinstance(for_runtimes, str) else for_runtimes
 
 
 @dataclass(frozen=True)
