@@ -124,8 +124,8 @@ class Request:
         """Raise InvalidRope for another reading, or an original length out of range."""
         if self.reading not in (None, ORIGINAL, CURRENT):
             raise InvalidRope(f"{self.reading!r} is neither {ORIGINAL} nor {CURRENT}", where="--from")
-        if self.original_length is not None and not 2 <= self.original_length <= MAX_LENGTH:
-            raise InvalidRope(not_a_length(self.original_length), where="--original-length")
+        if self.original_length is not None:
+            check_original_length(self.original_length)
 
     def reach(self, length: int) -> int:
         """Return the requested context in tokens, if the start is this length."""
@@ -145,6 +145,12 @@ class Request:
 def listed(for_runtimes: str | Sequence[str]) -> Sequence[str]:
     """Return the names of runtimes as a sequence, also for a single name."""
     return (for_runtimes,) if isinstance(for_runtimes, str) else for_runtimes
+
+
+def check_original_length(length: int) -> None:
+    """Raise InvalidRope for an original length out of range."""
+    if not 2 <= length <= MAX_LENGTH:
+        raise InvalidRope(not_a_length(length), where="--original-length")
 
 
 @dataclass(frozen=True)
