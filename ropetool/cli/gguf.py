@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ropetool.cli import command_line, is_terminal, local_source, notes, print_json, show
+from ropetool.cli import command_line, is_terminal, local_source, print_json, print_result, show
 from ropetool.cli.options import FORCE, JSON, WHOLE, check_in_place, gathered, in_place
 from ropetool.errors import CorruptFile
 from ropetool.escaping import read_number
@@ -44,13 +45,9 @@ def list_command(source: str, as_json: bool) -> None:
     """
     from ropetool.files.gguf import read_shards
     from ropetool.report.gguf_keys import keys_json, keys_parts
-    from ropetool.report.terminal import terminal_text
 
     files = read_shards(local_source(source))
-    if as_json:
-        print_json(keys_json(files))
-    else:
-        show(terminal_text(keys_parts(files)))
+    print_result(as_json, lambda: keys_json(files), lambda: keys_parts(files))
 
 
 @gguf_command.command("get")
@@ -132,11 +129,9 @@ class EditOptions:
 @click.argument("key")
 @click.argument("words", metavar="[TYPE] VALUE", nargs=-1)
 @click.option(
-    "--from-file",
-    metavar="PATH",
-    type=click.Path(),
+    "--from-file", metavar="PATH", type=click.Path(),
     help="Read the value from this file byte for byte, or from standard input with -.",
-)
+)  # fmt: skip
 @EITHER
 @in_place
 @FORCE_EDIT
@@ -196,8 +191,6 @@ def unset_command(source: str, key: str, options: EditOptions) -> None:
 
 def _text_of(path: str) -> str:
     """Return the content of a file as a value holds it, with bytes that are not UTF-8 kept."""
-    from pathlib import Path
-
     from ropetool.files.gguf.texts import MAX_VALUE_BYTES
     from ropetool.files.regular import read_regular
 
@@ -213,7 +206,7 @@ def _headers(source: str, options: EditOptions) -> tuple[GgufHeader, ...]:
     from ropetool.files.gguf import read_shards
     from ropetool.plans.in_place import editable
 
-    check_in_place(options.in_place, options.copy_if_needed, {"--output": options.output})
+    check_in_place("output")
     if not options.in_place and options.output is None:
         raise click.UsageError("requires -o FILE for a copy, or --in-place.")
     return editable(source) if options.in_place else read_shards(local_source(source))
@@ -221,13 +214,10 @@ def _headers(source: str, options: EditOptions) -> tuple[GgufHeader, ...]:
 
 def _write(edit: KeyEdit, options: EditOptions) -> None:
     """Write the edit, and print it."""
-    from pathlib import Path
-
     from ropetool.cli.progress import BYTES, bar
     from ropetool.plans.key_output import write_copy, write_in_place
     from ropetool.report.gguf_keys import edit_json, edit_parts
     from ropetool.report.planned import in_place_json, in_place_text
-    from ropetool.report.terminal import terminal_text
 
     if options.output is None:
         edited = write_in_place(edit, copy_if_needed=options.copy_if_needed, command=command_line())
@@ -238,11 +228,9 @@ def _write(edit: KeyEdit, options: EditOptions) -> None:
             written = write_copy(edit, Path(options.output), force=options.force, progress=progress)
         files = [str(path) for path in written.files]
         row, place, write_notes = ("output", files[0]), {"output": files}, written.notes
-    if options.as_json:
-        print_json(edit_json(edit, place))
-    else:
-        show(terminal_text(edit_parts(edit, [row])))
-        notes([*edit.notes, *write_notes])
+    print_result(
+        options.as_json, lambda: edit_json(edit, place), lambda: edit_parts(edit, [row]), [*edit.notes, *write_notes]
+    )
 
 
 @gguf_command.command("split")
@@ -250,13 +238,9 @@ def _write(edit: KeyEdit, options: EditOptions) -> None:
 @click.option("--max-size", metavar="SIZE", help="At most this many bytes of tensors per file: 2G or 500M. G is 10^9.")
 @click.option("--max-tensors", metavar="N", type=WHOLE, help="At most N tensors per file.")
 @click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=click.Path(),
-    required=True,
+    "-o", "--output", metavar="FILE", type=click.Path(), required=True,
     help="The output name: NAME.gguf becomes NAME-00001-of-00003.gguf.",
-)
+)  # fmt: skip
 @FORCE
 @JSON
 def split_command(
@@ -270,8 +254,6 @@ def split_command(
     \b
     ropetool gguf split model.gguf --max-size 2G -o parts/model.gguf
     """
-    from pathlib import Path
-
     from ropetool.cli.progress import BYTES, bar
     from ropetool.files.gguf.splitting import limits_of
     from ropetool.plans.resharding import PREFIX, split_model
@@ -298,8 +280,6 @@ def merge_command(source: str, output: str, force: bool, as_json: bool) -> None:
     \b
     ropetool gguf merge parts/model-00001-of-00003.gguf -o model.gguf
     """
-    from pathlib import Path
-
     from ropetool.cli.progress import BYTES, bar
     from ropetool.plans.resharding import merge_model
 
@@ -310,10 +290,5 @@ def merge_command(source: str, output: str, force: bool, as_json: bool) -> None:
 
 def _show_files(done: Resharded, as_json: bool) -> None:
     from ropetool.report.gguf_keys import files_json, files_parts
-    from ropetool.report.terminal import terminal_text
 
-    if as_json:
-        print_json(files_json(done))
-    else:
-        show(terminal_text(files_parts(done)))
-        notes(done.notes)
+    print_result(as_json, lambda: files_json(done), lambda: files_parts(done), done.notes)
