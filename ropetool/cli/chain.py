@@ -45,14 +45,15 @@ class Chain:
         """Whether a verification follows. An export includes one unless --allow-unverified is passed."""
         return self.verify or (self.export is not None and not self.allow_unverified)
 
-    def check(self) -> None:
-        """Raise click.UsageError for options that exclude each other."""
+    def check(self, *, measured: bool) -> None:
+        """Raise click.UsageError for options that exclude each other. measured: --method auto uses the grade too."""
         if self.dry_run:
             refuse(dict.fromkeys(FOLLOWING, "--verify and --export need an output, which --dry-run does not write"))
         if self.allow_unverified and (self.verify or self.export is None):
             raise click.UsageError("--allow-unverified requires --export, and excludes --verify")
         if not self.verified:
-            refuse(dict.fromkeys(("suite", "grade"), "{} requires --verify or --export"))
+            unused = ("suite",) if measured else ("suite", "grade")
+            refuse(dict.fromkeys(unused, "{} requires --verify or --export"))
 
     def check_source(self, source: Checkpoint) -> None:
         """Raise ConfigError for an export of a GGUF file."""

@@ -166,7 +166,7 @@ def _check(extension: ExtensionOptions, options: PlanOptions, chain: Chain, comp
     if companion is not None and options.plan_out is not None:
         raise click.UsageError("--plan-out stores one plan: run a separate command for the plan of the draft model")
     options.check("companion")
-    chain.check()
+    chain.check(measured=extension.method == AUTO)
     if extension.method == AUTO and companion is not None:
         raise click.UsageError("--method auto does not work with --companion: name the method")
     extension.check()

@@ -108,6 +108,13 @@ def test_options_that_exclude_each_other_are_named_in_the_order_of_the_help() ->
     assert "--against does not apply to a served model" in run(*line.split()).err
 
 
+def test_the_grade_of_a_measured_method_needs_no_verification() -> None:
+    line = "extend nowhere --method auto --factor 4 --grade research"
+    assert "nowhere: does not exist" in run(*line.split()).err
+    assert "--grade requires --verify or --export" in run(*line.replace("auto", "yarn").split()).err
+    assert "--suite requires --verify or --export" in run(*line.replace("grade research", "suite full").split()).err
+
+
 def test_the_default_of_an_option_excludes_no_other() -> None:
     line = "verify nowhere --runner vllm --device auto"
     assert "nowhere: does not exist" in run(*line.split()).err
