@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from ropetool.plans.resharding import Resharded
 
 
+FILE = click.argument("source", metavar="FILE", type=click.Path())
+KEY = click.argument("key")
+
+
 @click.group("gguf")
 def gguf_command() -> None:
     """List and set keys of GGUF files, and split or merge them.
@@ -33,7 +38,7 @@ def gguf_command() -> None:
 
 
 @gguf_command.command("list")
-@click.argument("source", metavar="FILE", type=click.Path())
+@FILE
 @JSON
 def list_command(source: str, as_json: bool) -> None:
     """List the keys of a file with types and values.
@@ -51,8 +56,8 @@ def list_command(source: str, as_json: bool) -> None:
 
 
 @gguf_command.command("get")
-@click.argument("source", metavar="FILE", type=click.Path())
-@click.argument("key")
+@FILE
+@KEY
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, with the type.")
 def get_command(source: str, key: str, as_json: bool) -> None:
     """Print the value of a key.
@@ -124,19 +129,21 @@ class EditOptions:
     as_json: bool
 
 
+def edits_key(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of an edit of a key, and pass them as `EditOptions`."""
+    decorated: Callable[..., None] = EITHER(in_place(FORCE_EDIT(JSON(gathered(options=EditOptions)(command)))))
+    return decorated
+
+
 @gguf_command.command("set", cls=_Valued)
-@click.argument("source", metavar="FILE", type=click.Path())
-@click.argument("key")
+@FILE
+@KEY
 @click.argument("words", metavar="[TYPE] VALUE", nargs=-1)
 @click.option(
     "--from-file", metavar="PATH", type=click.Path(),
     help="Read the value from this file byte for byte, or from standard input with -.",
 )  # fmt: skip
-@EITHER
-@in_place
-@FORCE_EDIT
-@JSON
-@gathered(options=EditOptions)
+@edits_key
 def set_command(source: str, key: str, words: tuple[str, ...], from_file: str | None, options: EditOptions) -> None:
     """Set a key in a file or in a copy.
 
@@ -169,13 +176,9 @@ def set_command(source: str, key: str, words: tuple[str, ...], from_file: str | 
 
 
 @gguf_command.command("unset")
-@click.argument("source", metavar="FILE", type=click.Path())
-@click.argument("key")
-@EITHER
-@in_place
-@FORCE_EDIT
-@JSON
-@gathered(options=EditOptions)
+@FILE
+@KEY
+@edits_key
 def unset_command(source: str, key: str, options: EditOptions) -> None:
     """Remove a key from a file or from a copy.
 
@@ -234,7 +237,7 @@ def _write(edit: KeyEdit, options: EditOptions) -> None:
 
 
 @gguf_command.command("split")
-@click.argument("source", metavar="FILE", type=click.Path())
+@FILE
 @click.option("--max-size", metavar="SIZE", help="At most this many bytes of tensors per file: 2G or 500M. G is 10^9.")
 @click.option("--max-tensors", metavar="N", type=WHOLE, help="At most N tensors per file.")
 @click.option(
