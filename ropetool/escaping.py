@@ -9,7 +9,7 @@ import importlib
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,31 @@ def words(line: str) -> list[str]:
         result.append("".join(map(_read, re.findall(_PART, match[1], re.DOTALL))))
         end = match.end()
     return result
+
+
+def with_options(line: Sequence[str], changes: Mapping[str, str | None]) -> list[str]:
+    """Return the words of a command line with options of one value each changed, added, or removed by None."""
+    kept: list[str] = []
+    end = _end_of_options(line)
+    following = iter(line[:end])
+    for each in following:
+        if each in changes:
+            next(following, None)  # its value
+        elif each.partition("=")[0] not in changes:
+            kept.append(each)
+    added = [each for name, value in changes.items() if value is not None for each in (name, value)]
+    return [*kept, *added, *line[end:]]
+
+
+def with_flag(line: Sequence[str], flag: str) -> list[str]:
+    """Return the words of a command line with one more flag, in front of `--`."""
+    end = _end_of_options(line)
+    return [*line[:end], flag, *line[end:]]
+
+
+def _end_of_options(line: Sequence[str]) -> int:
+    """Return the index of `--`, after which no word is an option, or the number of words."""
+    return line.index("--") if "--" in line else len(line)
 
 
 def _read(part: str) -> str:

@@ -20,7 +20,7 @@ CONFIG = {
 # By command line: modules of ropetool that may be loaded. DIR is a checkpoint, GGUF a file. Lower a figure with its cause.
 LIMITS = {
     "--help": 5,
-    "extend --help": 10,
+    "extend --help": 9,
     "verify --help": 7,
     "methods": 29,
     "families llama": 43,
@@ -30,8 +30,8 @@ LIMITS = {
     "inspect GGUF --json": 125,
     "advise GGUF --target-length 4096": 138,
     "advise DIR --target-length 4096": 138,
-    "extend DIR --target-length 4096 --dry-run": 146,
-    "extend GGUF --target-length 1024 --method yarn -o OUTPUT": 164,
+    "extend DIR --target-length 4096 --dry-run": 145,
+    "extend GGUF --target-length 1024 --method yarn -o OUTPUT": 163,
     "diff DIR DIR": 122,
     "doctor DIR": 175,
     "gguf list GGUF": 45,

@@ -71,12 +71,10 @@ class Refused:
     reason: str
 
 
-def candidates_of(source: HfCheckpoint, options: CandidateOptions) -> tuple[list[Candidate], list[Refused]]:
-    """Return the candidates: each method at each factor and length, then the saved plans. And the refused methods.
+def requested(options: CandidateOptions) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the names of the methods, and the goals of each method: a factor or a target length.
 
-    A saved plan that does not fit raises an error, because it was made for a certain source.
-    Raises: ConfigError if there is no candidate, or a factor is invalid. UnknownMethod. PlanMismatch for a plan of a
-    different source. The first refusal, if every method is refused.
+    Raises: ConfigError if there is no candidate, or a factor is invalid. UnknownMethod.
     """
     chosen = list(dict.fromkeys(methods.get(name).name for name in options.methods))
     goals: list[dict[str, Any]] = [{"factor": _above_one(factor)} for factor in dict.fromkeys(options.factors)]
@@ -84,6 +82,17 @@ def candidates_of(source: HfCheckpoint, options: CandidateOptions) -> tuple[list
     if not options.plans and not (chosen and goals):
         missing, step = ("method", "--methods yarn") if goals else ("factor, length or plan", "--factors 2,4,8")
         raise ConfigError(f"no candidates to compare: no {missing} was given", where="--methods", try_=step)
+    return chosen, goals
+
+
+def candidates_of(source: HfCheckpoint, options: CandidateOptions) -> tuple[list[Candidate], list[Refused]]:
+    """Return the candidates: each method at each factor and length, then the saved plans. And the refused methods.
+
+    A saved plan that does not fit raises an error, because it was made for a certain source.
+    Raises: ConfigError if there is no candidate, or a factor is invalid. UnknownMethod. PlanMismatch for a plan of a
+    different source. The first refusal, if every method is refused.
+    """
+    chosen, goals = requested(options)
     candidates: list[Candidate] = []
     refused: list[Refused] = []
     errors: list[RopetoolError] = []

@@ -12,10 +12,10 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -23,6 +23,9 @@ from ropetool import __version__
 from ropetool.cli import signals
 from ropetool.errors import RopetoolError, did_you_mean
 from ropetool.escaping import command, escaped, visible
+
+if TYPE_CHECKING:
+    from ropetool.sections import Part
 
 BUG = 70  # sysexits.h: EX_SOFTWARE
 WORDS = 300  # the characters of an exception that an error shows
@@ -181,9 +184,39 @@ def config_alone(source: str) -> Path | None:
     return None if named is None else config_folder(named)
 
 
+def typed_words() -> list[str]:
+    """Return the words of the running command line, without the name of the program."""
+    typed: list[str] = click.get_current_context().find_root().obj
+    return typed
+
+
 def command_line() -> str:
     """Return the running command line, quoted for a shell."""
-    return command("ropetool", *click.get_current_context().find_root().obj)
+    return command("ropetool", *typed_words())
+
+
+def print_result(
+    as_json: bool,
+    data: Callable[[], Any],
+    parts: Callable[[], Iterable[Part]],
+    more: Iterable[str] = (),
+    *,
+    width: int | None = None,
+) -> None:
+    """Print a result for --json, or its parts as text, and then notes.
+
+    data: returns the JSON.
+    parts: returns the parts.
+    more: the notes.
+    width: the characters in a line; None for lines of any length.
+    """
+    if as_json:
+        print_json(data())
+        return
+    from ropetool.report.terminal import terminal_text
+
+    show(terminal_text(parts(), width))
+    notes(more)
 
 
 def _accept_any_name() -> None:
@@ -289,7 +322,7 @@ def _in_lines(line: str, width: int | None, whole: str = "") -> str:
     return wrapped(line.replace(whole, whole.replace(" ", UNBROKEN)) if whole else line, width)
 
 
-def notes(lines: tuple[str, ...] | list[str]) -> None:
+def notes(lines: Iterable[str]) -> None:
     """Print notes on stderr, above a progress bar, wrapped to the width of a terminal."""
     for line in lines:
         note = _in_lines(f"Note: {escaped(line)}", _width(sys.stderr))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from ropetool.cli import notes, print_json, show, terminal_width
-from ropetool.cli.options import AS, JSON, explain, for_runtimes, target_length
+from ropetool.cli import print_result, terminal_width
+from ropetool.cli.options import AS, JSON, SOURCE, explain, for_runtimes, target_length
 
 
 @click.command("advise")
-@click.argument("source", type=click.Path())
+@SOURCE
 @target_length("The target context length in tokens: 131072, 128k or 1M.", required=True)
 @for_runtimes(
     "A runtime that must read the output correctly (repeatable). Default: transformers, or llama.cpp for GGUF files."
@@ -31,13 +31,11 @@ def advise_command(
     """
     from ropetool.plans.advice import advise, with_bounds
     from ropetool.report.advised import advice_json, advice_parts
-    from ropetool.report.terminal import terminal_text
     from ropetool.runtimes.inspection import inspect
 
     inspection = inspect(source, as_type)
     advice = with_bounds(advise(inspection, target_length, for_runtimes))
-    if as_json:
-        print_json(advice_json(advice))
-    else:
-        show(terminal_text(advice_parts(advice, explain=explain), terminal_width()))
-        notes(inspection.notes)
+    print_result(
+        as_json, lambda: advice_json(advice), lambda: advice_parts(advice, explain=explain), inspection.notes,
+        width=terminal_width(),
+    )  # fmt: skip

@@ -1,28 +1,98 @@
-"""ropetool apply."""
+"""ropetool apply, and the options of every command that writes a plan's output."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ropetool.cli import command_line, local_source, notes, print_json, show
-from ropetool.cli.options import FORCE, JSON, NO_SIDECARS, OutputOptions, check_in_place, gathered, in_place
+from ropetool.cli import command_line, local_source, print_result
+from ropetool.cli.options import COPY, FORCE, JSON, NO_SIDECARS, SOURCE, check_in_place, gathered, in_place, output
 
 if TYPE_CHECKING:
     from ropetool.plans.applying import Applied
     from ropetool.plans.plan import Plan
 
 
+@dataclass(frozen=True)
+class OutputOptions:
+    """The options of an output.
+
+    output: the path; None chooses a name next to the source.
+    in_place: edit the source itself, a GGUF file.
+    copy_if_needed: with in_place, rewrite the whole file if the edit does not fit.
+    copy: copy the weight files, and do not link them.
+    sidecars: also write the model card, and the Modelfile of a GGUF file.
+    force: replace an earlier output of ropetool.
+    """
+
+    output: str | None
+    in_place: bool
+    copy_if_needed: bool
+    copy: bool
+    sidecars: bool
+    force: bool
+
+    def check(self, *others: str) -> None:
+        """Raise click.UsageError for options that exclude each other.
+
+        others: the names of more parameters for a separate output.
+        """
+        check_in_place("output", "copy", "force", *others)
+
+    def target(self, plan: Plan, source: Path) -> Path:
+        """Return the path that the plan changes or writes."""
+        if self.output is not None:
+            return Path(self.output)
+        return source if self.in_place else plan.output_beside(source)
+
+
+@dataclass(frozen=True)
+class PlanOptions(OutputOptions):
+    """The options of an output, and of its plan.
+
+    dry_run: print the plan, and do not write the output.
+    plan_out: the file for the plan, None for no file.
+    """
+
+    dry_run: bool
+    plan_out: str | None
+
+    def check(self, *others: str) -> None:
+        """Check as `OutputOptions`. Raises: ConfigError for a plan file that cannot be written."""
+        super().check(*others)
+        if self.plan_out is not None:
+            from ropetool.cli.named_files import check_new
+
+            check_new("--plan-out", Path(self.plan_out))
+
+    @contextmanager
+    def saved(self, plan: Plan) -> Iterator[None]:
+        """Write the plan file, and remove it again if the body fails."""
+        if self.plan_out is None:
+            yield
+            return
+        from ropetool.cli.named_files import write_new
+
+        write_new("--plan-out", Path(self.plan_out), json.dumps(plan.to_json(), indent=2) + "\n")
+        try:
+            yield
+        except BaseException:
+            Path(self.plan_out).unlink()
+            raise
+
+
 @click.command("apply")
-@click.argument("source", type=click.Path())
+@SOURCE
 @click.argument("plan_file", metavar="PLAN.json", type=click.Path())
-@click.option(
-    "--output", "-o", type=click.Path(), help="The output path. Default: next to the source, with a name from the plan."
-)
+@output("The output path. Default: next to the source, with a name from the plan.")
 @in_place
-@click.option("--copy", is_flag=True, help="Copy the weight files instead of linking them.")
+@COPY
 @NO_SIDECARS
 @FORCE
 @JSON
@@ -39,17 +109,14 @@ def apply_command(source: str, plan_file: str, options: OutputOptions, as_json: 
     """
     from ropetool.plans.plan import Plan
     from ropetool.report.planned import applied_json, applied_parts
-    from ropetool.report.terminal import terminal_text
 
-    excluded = {"--output": options.output, "--copy": options.copy, "--force": options.force}
-    check_in_place(options.in_place, options.copy_if_needed, excluded)
+    options.check()
     plan, path = Plan.read(plan_file), local_source(source)
     written = applied(plan, path, options.target(plan, path), options)
-    if as_json:
-        print_json(applied_json(plan, written))
-    else:
-        show(terminal_text(applied_parts(plan, written)))
-        notes((*plan.notes, *written.notes))
+    print_result(
+        as_json, lambda: applied_json(plan, written), lambda: applied_parts(plan, written),
+        (*plan.notes, *written.notes),
+    )  # fmt: skip
 
 
 def applied(plan: Plan, source: Path, target: Path, options: OutputOptions) -> Applied:

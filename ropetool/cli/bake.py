@@ -11,26 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ropetool.cli import config_alone, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.options import (
-    DRY_RUN,
-    FORCE,
-    JSON,
-    NO_SIDECARS,
-    NUMBER,
-    PLAN_OUT,
-    Name,
-    PlanOptions,
-    check_in_place,
-    gathered,
-    in_place,
-    list_value,
-    written_beside,
-)
+from ropetool.cli import config_alone, local_source, notes, print_json, print_result, show, terminal_width
+from ropetool.cli import options as shared
 from ropetool.errors import ConfigError
 from ropetool.escaping import read_whole
 
 if TYPE_CHECKING:
+    from ropetool.cli.apply import PlanOptions
     from ropetool.plans.applying import Applied
     from ropetool.plans.bakes import BakeOptions
     from ropetool.plans.plan import Plan
@@ -59,62 +46,49 @@ def read_pairs(context: click.Context, parameter: click.Parameter, value: str) -
 
 
 @click.command("bake")
-@click.argument("source", type=click.Path())
-@click.argument("what", metavar="BAKE", type=Name(lambda: bakes()))
+@shared.SOURCE
+@click.argument("what", metavar="BAKE", type=shared.Name(lambda: bakes()))
 @click.option(
-    "--side",
-    default="",
-    metavar="k|q|both|norm",
+    "--side", default="", metavar="k|q|both|norm",
     help="Where the factor goes: keys, queries, both, or the norm of MLA's query latent. Default: k. For softmax-scale: norm "
     "if the model has it, else q.",
-)
-@click.option(
-    "--gain", metavar="LIST|FILE",
-    help="For pair-gain: one number per rotary pair, as a JSON list or file.",
 )  # fmt: skip
-@click.option("--multiplier", type=NUMBER, help="For score: the multiplier of the whole score.")
+@click.option("--gain", metavar="LIST|FILE", help="For pair-gain: one number per rotary pair, as a JSON list or file.")
+@click.option("--multiplier", type=shared.NUMBER, help="For score: the multiplier of the whole score.")
 @click.option(
-    "--to",
-    default="",
-    metavar="half|interleaved|llama",
+    "--to", default="", metavar="half|interleaved|llama",
     help="For layout: the order of the channels, half or interleaved. For rearch: llama.",
-)
+)  # fmt: skip
 @click.option(
-    "--pairs",
-    default="",
-    metavar="I,I-J,...",
-    callback=read_pairs,
+    "--pairs", default="", metavar="I,I-J,...", callback=read_pairs,
     help="For drop-pairs: the pairs, such as 0,60-63. Pair 0 rotates fastest.",
-)
+)  # fmt: skip
 @click.option(
-    "--mode",
-    default="",
-    metavar="still|mute",
+    "--mode", default="", metavar="still|mute",
     help="For drop-pairs: stop the rotation, or remove the pairs from the score.",
-)
+)  # fmt: skip
 @click.option(
     "--layer-type", default="full_attention", show_default=True, help="For pair-gain and score: the layer type."
 )
 @click.option(
-    "--config-only",
-    is_flag=True,
+    "--config-only", is_flag=True,
     help="For attention-factor: change the score multiplier in the config, not the weights.",
-)
+)  # fmt: skip
 @click.option(
     "--bake-dtype", default="", metavar="f32|f64", help="The type of the scaled tensors. Default: their stored type."
 )
 @click.option(
     "--check", is_flag=True, help="Print the attention scores of each changed layer before and after the bake."
 )
-@click.option("--output", "-o", type=click.Path(), help="The output path. Default: SOURCE-baked, next to the source.")
-@in_place
-@DRY_RUN
-@PLAN_OUT
+@shared.output("The output path. Default: SOURCE-baked, next to the source.")
+@shared.in_place
+@shared.DRY_RUN
+@shared.PLAN_OUT
 @click.option("--copy", is_flag=True, help="Copy the unchanged weight files instead of linking them.")
-@NO_SIDECARS
-@FORCE
-@JSON
-@gathered(baking="ropetool.plans.bakes.BakeOptions", options=PlanOptions)
+@shared.NO_SIDECARS
+@shared.FORCE
+@shared.JSON
+@shared.gathered(baking="ropetool.plans.bakes.BakeOptions", options="ropetool.cli.apply.PlanOptions")
 def bake_command(
     source: str, what: str, baking: BakeOptions, options: PlanOptions, gain: str | None, bake_dtype: str, check: bool,
     as_json: bool,
@@ -146,13 +120,15 @@ def bake_command(
     """
     from ropetool.checkpoint.opening import open_checkpoint
     from ropetool.cli.apply import applied
-    from ropetool.plans.bakes import make_bake
+    from ropetool.plans.bakes import check_bake, make_bake
     from ropetool.plans.score_checks import check_possible, checks_of
 
-    excluded = {"--output": options.output, "--copy": options.copy, "--force": options.force, "--check": check}
-    check_in_place(options.in_place, options.copy_if_needed, excluded)
+    options.check("check")
     if gain is not None:
+        from ropetool.cli.named_files import list_value
+
         baking = replace(baking, gains=tuple(list_value("gain", gain, "--gain")))
+    check_bake(what, baking, bake_dtype)
     presume = options.dry_run and options.plan_out is None and not check
     path = (config_alone(source) if presume else None) or local_source(source)
     opened = cache(open_checkpoint)
@@ -162,7 +138,7 @@ def bake_command(
     target = options.target(plan, path)
     if options.in_place:
         opened.cache_clear()  # an edit in place refuses a file with readers, and a mapped header is one
-    with written_beside(options.plan_out, plan):
+    with options.saved(plan):
         if options.dry_run:
             _show_plan(plan, path, target, options, as_json)
             return
@@ -174,14 +150,12 @@ def _show_plan(plan: Plan, source: Path, target: Path, options: PlanOptions, as_
     """Print the plan of --dry-run."""
     from ropetool.cli.apply import place_of
     from ropetool.report.planned import plan_parts, planned_json
-    from ropetool.report.terminal import terminal_text
 
     place, way = place_of(plan, source, target, options)
-    if as_json:
-        print_json({**planned_json(plan, target), **way})
-    else:
-        show(terminal_text(plan_parts(plan, place), terminal_width()))
-        notes(plan.notes)
+    print_result(
+        as_json, lambda: {**planned_json(plan, target), **way}, lambda: plan_parts(plan, place), plan.notes,
+        width=terminal_width(),
+    )  # fmt: skip
 
 
 def _show(plan: Plan, written: Applied, checks: Sequence[LayerCheck], as_json: bool) -> None:

@@ -9,24 +9,26 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ropetool.cli import command_line, notes, show
-from ropetool.cli.options import ResultOptions
+from ropetool.cli.options import refuse
 from ropetool.errors import ConfigError, OutputError
 from ropetool.escaping import command
 
 if TYPE_CHECKING:
     from ropetool.checkpoint.opening import Checkpoint
-    from ropetool.cli.options import PlanOptions
     from ropetool.verification.results import VerifyResult
+
+FOLLOWING = ("verify", "export")
 
 
 @dataclass(frozen=True)
-class ChainOptions:
+class Chain:
     """The options of `extend` for what follows the output.
 
     verify: verify the output.
     suite, grade: of the verification; None for the defaults.
     export: the GGUF file to write, None for no file.
     allow_unverified: export without a verification.
+    dry_run, force, sidecars: as in `PlanOptions`.
     """
 
     verify: bool
@@ -34,41 +36,24 @@ class ChainOptions:
     grade: str | None
     export: str | None
     allow_unverified: bool
-
-
-@dataclass(frozen=True)
-class Chain:
-    """What follows the output of `extend`.
-
-    suite, grade: of the verification; a suite of None verifies nothing.
-    export: the GGUF file to write, None for no file.
-    force, sidecars: as in `OutputOptions`.
-    """
-
-    suite: str | None
-    grade: str | None
-    export: Path | None
+    dry_run: bool
     force: bool
     sidecars: bool
 
-    @classmethod
-    def of(cls, options: ChainOptions, output: PlanOptions) -> Chain:
-        """Return what the options request. An export includes a verification unless --allow-unverified is passed.
+    @property
+    def verified(self) -> bool:
+        """Whether a verification follows. An export includes one unless --allow-unverified is passed."""
+        return self.verify or (self.export is not None and not self.allow_unverified)
 
-        Raises: click.UsageError for options that exclude each other.
-        """
-        export, waived = options.export, options.allow_unverified
-        verified = options.verify or (export is not None and not waived)
-        if output.dry_run and (verified or export is not None):
-            raise click.UsageError("--verify and --export need an output, which --dry-run does not write")
-        if waived and (options.verify or export is None):
+    def check(self, *, measured: bool) -> None:
+        """Raise click.UsageError for options that exclude each other. measured: --method auto uses the grade too."""
+        if self.dry_run:
+            refuse(dict.fromkeys(FOLLOWING, "--verify and --export need an output, which --dry-run does not write"))
+        if self.allow_unverified and (self.verify or self.export is None):
             raise click.UsageError("--allow-unverified requires --export, and excludes --verify")
-        if options.suite is not None and not verified:
-            raise click.UsageError("--suite requires --verify or --export")
-        if options.grade is not None and not verified:
-            raise click.UsageError("--grade requires --verify or --export")
-        suite = (options.suite or "quick") if verified else None
-        return cls(suite, options.grade, None if export is None else Path(export), output.force, output.sidecars)
+        if not self.verified:
+            unused = ("suite",) if measured else ("suite", "grade")
+            refuse(dict.fromkeys(unused, "{} requires --verify or --export"))
 
     def check_source(self, source: Checkpoint) -> None:
         """Raise ConfigError for an export of a GGUF file."""
@@ -85,11 +70,11 @@ class Chain:
         from ropetool.files.gguf.splitting import SplitLimits
         from ropetool.gguf_export import files
 
-        where, file, output = f"--export {self.export}", self.export.resolve(), target.resolve()
+        where, file, output = f"--export {self.export}", Path(self.export).resolve(), target.resolve()
         if output == file or output in file.parents:
             raise OutputError(f"is inside the output, {target}", where=where, try_="pass another FILE")
         try:
-            notes(files.check(self.export, source, SplitLimits(), force=self.force))
+            notes(files.check(Path(self.export), source, SplitLimits(), force=self.force))
         except OutputError as error:
             raise OutputError(
                 error.message, where=where, try_=error.try_.replace("another -o", "another FILE")
@@ -100,20 +85,37 @@ class Chain:
         if self.export is not None:
             from ropetool.gguf_export import check_export
 
-            check_export(output, self.export, force=self.force, sidecars=self.sidecars)  # a verification may take hours
+            # before the verification, which may take hours
+            check_export(output, Path(self.export), force=self.force, sidecars=self.sidecars)
         results: dict[str, Any] = {}
         code = 0
-        if self.suite is not None:
+        if self.verified:
             from ropetool.report.verdict import verify_json
 
-            result = _verified(output, self.suite, self.grade, as_json)
+            result = self._verification(output, as_json)
             code, results["verification"] = result.exit_code, verify_json(result)
         if self.export is not None and code == 0:
-            results["export"] = self._exported(output, self.export, as_json)
+            results["export"] = self._exported(output, Path(self.export), as_json)
         elif self.export is not None:
             results["export"] = None
             notes([f"{self.export} was not written, because the output did not pass its verification"])
         return code, results
+
+    def _verification(self, output: Path, as_json: bool) -> VerifyResult:
+        """Return the result of a verification. Without --json, print it as `ropetool verify` does."""
+        from ropetool.cli.runs import ResultOptions, measured, run_verify
+        from ropetool.verification.gate import Limits
+        from ropetool.verification.options import VerifyOptions
+        from ropetool.verification.readback.terms import Terms
+
+        suite, grade = self.suite or "quick", self.grade
+        line = ["verify", str(output), "--suite", suite, *(["--grade", grade] if grade is not None else [])]
+        again = f"`{command('ropetool', *line, '--resume')}`"
+        options = VerifyOptions(suite=suite, limits=Limits.at_grade(grade), terms=Terms(), command=command_line())
+        if as_json:
+            return measured(output, options, None, ResultOptions(as_json=True), again=again, line=line)
+        click.echo()
+        return run_verify(output, options, again=again, line=line)
 
     def _exported(self, output: Path, file: Path, as_json: bool) -> dict[str, Any]:
         from ropetool.cli.export import exported
@@ -122,26 +124,10 @@ class Chain:
         from ropetool.report.terminal import terminal_text
 
         options = ExportOptions(
-            force=self.force, allow_unverified=self.suite is None, sidecars=self.sidecars, command=command_line()
+            force=self.force, allow_unverified=self.allow_unverified, sidecars=self.sidecars, command=command_line()
         )
         written = exported(output, file, options)
         if not as_json:
             show(f"\n{terminal_text(exported_parts(written))}")
             notes(written.notes)
         return written_json(written)
-
-
-def _verified(output: Path, suite: str, grade: str | None, as_json: bool) -> VerifyResult:
-    """Return the result of a verification. Without --json, print it as `ropetool verify` does."""
-    from ropetool.cli.verify import measured, run_verify
-    from ropetool.verification.gate import Limits
-    from ropetool.verification.options import VerifyOptions
-    from ropetool.verification.readback.terms import Terms
-
-    words = ["verify", str(output), "--suite", suite, *(["--grade", grade] if grade is not None else [])]
-    again = f"`{command('ropetool', *words, '--resume')}`"
-    options = VerifyOptions(suite=suite, limits=Limits.at_grade(grade), terms=Terms())
-    if as_json:
-        return measured(output, options, None, ResultOptions(as_json=True), again=again, words=words)
-    click.echo()
-    return run_verify(output, options, again=again, words=words)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ropetool.cli import notes, show
+from ropetool.cli import command_line, notes, show
 from ropetool.escaping import command, escaped
 
 if TYPE_CHECKING:
@@ -85,13 +85,14 @@ def _extend(source: Path) -> Path:
 
 
 def _verify(source: Path, target: Path) -> VerifyResult:
-    from ropetool.cli.verify import run_verify
+    from ropetool.cli.runs import run_verify
     from ropetool.verification.options import VerifyOptions
     from ropetool.verification.readback.terms import Terms
 
     click.echo(f"$ {command('ropetool', 'verify', target.name)}")
     again = f"`{command('ropetool', 'verify', target, '--baseline', source, '--resume')}`"
-    result = run_verify(target, VerifyOptions(baseline=source, terms=Terms()), again=again)
+    options = VerifyOptions(baseline=source, terms=Terms(), command=command_line())
+    result = run_verify(target, options, again=again)
     click.echo()
     return result
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ropetool.cli import local_source, notes, print_json, show
+from ropetool.cli import local_source, print_result
 
 DIFFERENT = 3
 
@@ -31,14 +31,9 @@ def diff_command(a: str, b: str, as_json: bool) -> int:
     from ropetool.cli.progress import BYTES, bar
     from ropetool.comparison import compare
     from ropetool.report.differing import diff_parts
-    from ropetool.report.terminal import terminal_text
 
     first, second = local_source(a), local_source(b)
     with bar(BYTES) as progress:
         diff = compare(first, second, progress=progress)
-    if as_json:
-        print_json(diff.to_json())
-    else:
-        show(terminal_text(diff_parts(diff)))
-        notes(diff.notes)
+    print_result(as_json, diff.to_json, lambda: diff_parts(diff), diff.notes)
     return 0 if diff.same else DIFFERENT

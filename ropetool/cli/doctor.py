@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ropetool.cli import local_source, print_json, show, terminal_width
-from ropetool.cli.options import check_in_place, for_runtimes, gathered, in_place
+from ropetool.cli import local_source, print_result, terminal_width
+from ropetool.cli.options import check_in_place, for_runtimes, gathered, in_place, output
 
 if TYPE_CHECKING:
     from ropetool.doctor.fixing import Destination
@@ -36,7 +36,7 @@ class RepairOptions:
             raise click.UsageError("--output requires --fix and exactly one SOURCE")
         if self.in_place and not self.fix:
             raise click.UsageError("--in-place requires --fix")
-        check_in_place(self.in_place, self.copy_if_needed, {"--output": self.output})
+        check_in_place("output")
 
     def destination(self) -> Destination:
         """Return the place of the corrected files."""
@@ -55,13 +55,10 @@ class RepairOptions:
 @click.option("--only", multiple=True, metavar="RULE", help="Apply only this rule (repeatable).")
 @click.option("--rules", "list_rules", is_flag=True, help="List the rules.")
 @click.option(
-    "--fix",
-    is_flag=True,
+    "--fix", is_flag=True,
     help="Write a corrected copy next to the checkpoint, if its own runtime computes the same table from it. Run doctor on the copy again.",
-)
-@click.option(
-    "--output", "-o", type=click.Path(), help="With --fix of one checkpoint: the output path. Default: SOURCE-fixed."
-)
+)  # fmt: skip
+@output("With --fix of one checkpoint: the output path. Default: SOURCE-fixed.")
 @in_place
 @click.option(
     "--sarif", "sarif_file", type=click.Path(), metavar="FILE", help="Also write the findings as SARIF 2.1.0."
@@ -103,7 +100,6 @@ def doctor_command(
     from ropetool.doctor.fixing import exit_code, repaired
     from ropetool.report import sarif
     from ropetool.report.diagnosed import diagnosis_json, diagnosis_parts
-    from ropetool.report.terminal import terminal_text
 
     if list_rules:
         _show_rules(only, as_json)
@@ -121,20 +117,16 @@ def doctor_command(
     repairs = repaired(diagnosis, repair.destination()) if repair.fix else ()
     if sarif_file is not None:
         sarif.write_sarif(diagnosis, Path(sarif_file))
-    if as_json:
-        print_json(diagnosis_json(diagnosis, repairs))
-    else:
-        show(terminal_text(diagnosis_parts(diagnosis, repairs), terminal_width()))
+    print_result(
+        as_json, lambda: diagnosis_json(diagnosis, repairs), lambda: diagnosis_parts(diagnosis, repairs),
+        width=terminal_width(),
+    )  # fmt: skip
     return exit_code(diagnosis, repairs)
 
 
 def _show_rules(only: tuple[str, ...], as_json: bool) -> None:
     from ropetool.doctor.rules import chosen
     from ropetool.report.diagnosed import rules_json, rules_parts
-    from ropetool.report.terminal import terminal_text
 
     rules = chosen(only)
-    if as_json:
-        print_json(rules_json(rules))
-    else:
-        show(terminal_text(rules_parts(rules), terminal_width()))
+    print_result(as_json, lambda: rules_json(rules), lambda: rules_parts(rules), width=terminal_width())

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ropetool.cli import command_line, local_source, notes, print_json, show
-from ropetool.cli.options import FORCE, JSON, WHOLE, gathered
+from ropetool.cli import command_line, local_source, print_result
+from ropetool.cli.options import FORCE, JSON, SOURCE, WHOLE, gathered, output
 
 if TYPE_CHECKING:
     from ropetool.gguf_export import Exported
@@ -17,24 +17,21 @@ if TYPE_CHECKING:
 
 
 @click.command("export")
-@click.argument("source", type=click.Path())
-@click.option("-o", "--output", type=click.Path(), help="The output file. Default: NAME-TYPE.gguf next to SOURCE.")
+@SOURCE
+@output("The output file. Default: NAME-TYPE.gguf next to SOURCE.")
 @click.option(
     "--outtype", metavar="TYPE", default="auto", show_default=True,
     help="The type of the matrices: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, and with the extra llama also q4_k_m, "
     "q5_k_m, q6_k, iq4_xs and similar types. auto keeps the stored type.",
 )  # fmt: skip
 @click.option(
-    "--imatrix",
-    metavar="FILE",
-    type=click.Path(),
+    "--imatrix", metavar="FILE", type=click.Path(),
     help="An importance matrix from llama-imatrix, for K-quants and IQ types.",
-)
+)  # fmt: skip
 @click.option(
-    "--split-max-size",
-    metavar="N[K|M|G]",
+    "--split-max-size", metavar="N[K|M|G]",
     help="Write several files, each with at most N bytes of tensors. K, M and G are powers of 1000.",
-)
+)  # fmt: skip
 @click.option("--split-max-tensors", metavar="N", type=WHOLE, help="Write several files, each with at most N tensors.")
 @click.option("--allow-nan", is_flag=True, help="Export weights with NaN or infinity, as f32, f16 or bf16.")
 @click.option(
@@ -96,25 +93,16 @@ def export_command(source: str, output: str | None, options: ExportOptions, as_j
     ropetool export model-yarn-8x --outtype q4_k_m --split-max-size 2G
     """
     from ropetool.report.exported import exported_parts, written_json
-    from ropetool.report.terminal import terminal_text
 
     target = None if output is None else Path(output)
     written = exported(local_source(source), target, replace(options, command=command_line()))
-    if as_json:
-        print_json(written_json(written))
-    else:
-        show(terminal_text(exported_parts(written)))
-        notes(written.notes)
+    print_result(as_json, lambda: written_json(written), lambda: exported_parts(written), written.notes)
 
 
 def exported(source: Path, output: Path | None, options: ExportOptions) -> Exported:
     """Write a checkpoint as a GGUF file, and show the progress."""
-    from ropetool.cli.progress import BYTES, bar
+    from ropetool.cli.progress import bar_of_bytes
     from ropetool.gguf_export import COMPARING_LOGITS, export_source
 
-    with bar(BYTES) as progress:
-
-        def tell(stage: str, done: int, total: int) -> None:
-            progress(stage, done, total, "tokens" if stage == COMPARING_LOGITS else BYTES)
-
-        return export_source(source, output, options, progress=tell)
+    with bar_of_bytes(COMPARING_LOGITS) as progress:
+        return export_source(source, output, options, progress=progress)

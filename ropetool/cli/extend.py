@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ropetool.cli import config_alone, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.chain import Chain, ChainOptions
+from ropetool.cli import options as shared
 from ropetool.cli.extension import AUTO, ExtensionOptions
-from ropetool.cli.options import (
-    AS,
-    DRY_RUN,
-    FORCE,
-    GRADE,
-    JSON,
-    METHOD,
-    NO_SIDECARS,
-    NUMBER,
-    PLAN_OUT,
-    READING,
-    Factor,
-    Grouped,
-    Length,
-    PlanOptions,
-    check_in_place,
-    check_new,
-    explain,
-    for_runtimes,
-    gathered,
-    in_place,
-    target_length,
-    written_beside,
-)
-from ropetool.cli.retrying import OPENED, completed_tries
+from ropetool.cli.next_steps import OPENED, completed_tries
 from ropetool.escaping import command, word
 
 if TYPE_CHECKING:
-    from functools import _lru_cache_wrapper
-
     from ropetool.checkpoint.opening import Checkpoint
+    from ropetool.cli.apply import PlanOptions
+    from ropetool.cli.chain import Chain
     from ropetool.cli.companion import Companion
     from ropetool.cli.method_choice import MethodChoice
     from ropetool.plans.applying import Applied
@@ -54,115 +29,88 @@ GROUPS = {
 }
 
 
-@click.command("extend", cls=Grouped, groups=GROUPS)
-@click.argument("source", type=click.Path())
+@click.command("extend", cls=shared.Grouped, groups=GROUPS)
+@shared.SOURCE
 @click.option(
-    "--method", "-m", type=METHOD, metavar="METHOD",
+    "--method", "-m", type=shared.METHOD, metavar="METHOD", callback=shared.checked("ropetool.cli.extension.check_method"),
     help="A method from `ropetool methods`, or auto to measure which one is best. Default: the advice of `ropetool advise`.",
 )  # fmt: skip
 @click.option(
-    "--tune-minutes", type=NUMBER, metavar="MINUTES",
+    "--tune-minutes", type=shared.NUMBER, metavar="MINUTES", callback=shared.checked("ropetool.cli.extension.check_minutes"),
     help="With --method auto: if YaRN wins, tune it for this many minutes. Keep the result only if it is significantly better.",
 )  # fmt: skip
 @click.option(
-    "--factor",
-    type=Factor(),
+    "--factor", type=shared.Factor(),
     help="The new context length as a multiple: 4 or 4x. Multiplies the trained length, or with --from current the current "
     "context length.",
-)
-@target_length("The new context length in tokens, instead of --factor: 131072, 128k or 1M.")
+)  # fmt: skip
+@shared.target_length("The new context length in tokens, instead of --factor: 131072, 128k or 1M.")
 @click.option("--force-factor", is_flag=True, help="Allow more than 32 times the trained length without training.")
-@READING
+@shared.READING
 @click.option(
-    "-p",
-    "params",
-    nargs=2,
-    multiple=True,
-    metavar="NAME VALUE",
+    "-p", "params", nargs=2, multiple=True, metavar="NAME VALUE",
     help="A parameter of the method (repeatable). `ropetool methods NAME` lists them.",
-)
+)  # fmt: skip
 @click.option(
-    "--attention-factor",
-    default="auto",
-    show_default=True,
-    metavar="auto|none|yarn|logn|X",
+    "--attention-factor", default="auto", show_default=True, metavar="auto|none|yarn|logn|X",
     help="The factor on cos and sin: from the method (auto), 1 (none), 0.1 ln(s) + 1 (yarn), sqrt(ln(sL) / ln(L)) (logn), or X. "
     "s is the factor of the extension, L the length before it.",
-)
+)  # fmt: skip
 @click.option(
-    "--temperature-scope",
-    type=click.Choice(["rotary", "score"]),
+    "--temperature-scope", type=click.Choice(["rotary", "score"]),
     help="If only part of a head rotates: multiply the rotary part of the score, or the whole score. Default: score for MLA, "
     "else rotary.",
-)
+)  # fmt: skip
 @click.option(
-    "--beta-fast",
-    type=NUMBER,
+    "--beta-fast", type=shared.NUMBER,
     help="For yarn and ntk-by-parts: turns within the trained length above which a pair does not change. "
     "Default: 32, unless the source sets it.",
-)
+)  # fmt: skip
 @click.option(
-    "--beta-slow",
-    type=NUMBER,
+    "--beta-slow", type=shared.NUMBER,
     help="For yarn and ntk-by-parts: turns within the trained length below which a pair is fully scaled. "
     "Default: 1, unless the source sets it.",
+)  # fmt: skip
+@click.option("--rope-theta", type=shared.NUMBER, help="For abf: the new base.")
+@shared.ORIGINAL_LENGTH
+@shared.output(
+    "The output path. Default: SOURCE-METHOD-FACTORx or SOURCE-METHOD-LENGTH, next to the source, or in the "
+    "current folder for a source in the Hub's cache or in Ollama's store."
 )
-@click.option("--rope-theta", type=NUMBER, help="For abf: the new base.")
-@click.option(
-    "--original-length", type=Length(None), help="The context length before any scaling, in tokens. Overrides the file."
-)
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(),
-    help="The output path. Default: SOURCE-METHOD-FACTORx or SOURCE-METHOD-LENGTH, next to the source, or in the "
-    "current folder for a source in the Hub's cache or in Ollama's store.",
-)
-@for_runtimes(
+@shared.for_runtimes(
     "A runtime that must read the output correctly (repeatable). Default: transformers, or llama.cpp for GGUF files."
 )
-@AS
+@shared.AS
 @click.option(
-    "--config-style",
-    type=click.Choice(["v4", "v5", "both"]),
+    "--config-style", type=click.Choice(["v4", "v5", "both"]),
     help="rope_scaling (v4), rope_parameters (v5) or both. Default: the style of the source.",
-)
+)  # fmt: skip
 @click.option(
-    "--companion",
-    type=click.Path(),
-    metavar="DRAFT",
+    "--companion", type=click.Path(), metavar="DRAFT",
     help="A draft model for speculative decoding. Gets the same table, in a separate output next to DRAFT.",
-)
-@in_place
-@DRY_RUN
-@PLAN_OUT
-@click.option("--copy", is_flag=True, help="Copy the weight files instead of linking them.")
-@NO_SIDECARS
-@FORCE
+)  # fmt: skip
+@shared.in_place
+@shared.DRY_RUN
+@shared.PLAN_OUT
+@shared.COPY
+@shared.NO_SIDECARS
+@shared.FORCE
 @click.option("--verify", is_flag=True, help="Verify the output, and store the result as its certificate.")
 @click.option(
     "--suite", type=click.Choice(["quick", "standard", "full"]), help="The suite of the verification. Default: quick."
 )
-@GRADE
+@shared.GRADE
 @click.option(
-    "--export",
-    type=click.Path(),
-    metavar="FILE.gguf",
+    "--export", type=click.Path(), metavar="FILE.gguf",
     help="Also write the output as a GGUF file, if it passes verification. Implies --verify.",
-)
+)  # fmt: skip
 @click.option("--allow-unverified", is_flag=True, help="With --export: export without verification.")
-@explain(expose_value=False)  # read from the command line when an error is printed
-@JSON
-@gathered(extension=ExtensionOptions, options=PlanOptions, following=ChainOptions)
+@shared.explain(expose_value=False)  # read from the command line when an error is printed
+@shared.JSON
+@shared.gathered(extension=ExtensionOptions, options="ropetool.cli.apply.PlanOptions", chain="ropetool.cli.chain.Chain")
 @completed_tries()
 def extend_command(
-    source: str,
-    extension: ExtensionOptions,
-    options: PlanOptions,
-    following: ChainOptions,
-    companion: str | None,
-    tune_minutes: float | None,
-    as_json: bool,
+    source: str, extension: ExtensionOptions, options: PlanOptions, chain: Chain, companion: str | None, as_json: bool
 ) -> int:
     """Write a copy of a model with a longer context.
 
@@ -187,16 +135,16 @@ def extend_command(
     """
     from ropetool.cli.method_choice import choose
 
-    chain = _checked(extension, options, following, companion, tune_minutes)
+    _check(extension, options, chain, companion)
     config_is_enough = options.dry_run and options.plan_out is None and extension.method != AUTO
     origin = _Origin.of(source, config_is_enough=config_is_enough)
     chain.check_source(origin.checkpoint)
     if extension.method == AUTO:  # a measurement takes minutes
         _check_places(options, chain, origin.path)
-    choice = choose(origin.checkpoint, extension, following.grade, tune_minutes, quiet=as_json)
+    choice = choose(origin.checkpoint, extension, chain.grade, quiet=as_json)
     planned = _planned(origin, choice, options, companion)
-    origin.opened.cache_clear()  # an edit in place refuses a file with readers, and a mapped header is one
-    with written_beside(options.plan_out, planned.plan):
+    origin.close()  # an edit in place refuses a file with readers, and a mapped header is one
+    with options.saved(planned.plan):
         if options.dry_run:
             _show_plan(planned, options, as_json)
             return 0
@@ -209,29 +157,19 @@ def extend_command(
     return code
 
 
-def _checked(
-    extension: ExtensionOptions,
-    options: PlanOptions,
-    following: ChainOptions,
-    companion: str | None,
-    tune_minutes: float | None,
-) -> Chain:
-    """Return what follows the output. Raises: click.UsageError for options that exclude each other."""
+def _check(extension: ExtensionOptions, options: PlanOptions, chain: Chain, companion: str | None) -> None:
+    """Check the options, before a file is opened.
+
+    Raises: click.UsageError for options that exclude each other; ConfigError for a plan file that cannot be written;
+    as `ExtensionOptions.check`.
+    """
     if companion is not None and options.plan_out is not None:
         raise click.UsageError("--plan-out stores one plan: run a separate command for the plan of the draft model")
-    excluded = {
-        "--output": options.output,
-        "--companion": companion,
-        "--copy": options.copy,
-        "--force": options.force,
-    }
-    check_in_place(options.in_place, options.copy_if_needed, excluded)
-    chain = Chain.of(following, options)
-    if tune_minutes is not None and extension.method != AUTO:
-        raise click.UsageError("--tune-minutes requires --method auto")
+    options.check("companion")
+    chain.check(measured=extension.method == AUTO)
     if extension.method == AUTO and companion is not None:
         raise click.UsageError("--method auto does not work with --companion: name the method")
-    return chain
+    extension.check()
 
 
 @dataclass(frozen=True)
@@ -241,36 +179,44 @@ class _Origin:
     named: as the user wrote it, a path or a hub id.
     path: the files on this disk.
     config_only: only the config of a hub id is there, and no weights.
-    opened: opens a checkpoint, each one once.
+    checkpoints: the source and the draft model once they are opened, by path.
     """
 
     named: str
     path: Path
     config_only: bool
-    opened: _lru_cache_wrapper[Checkpoint]
+    checkpoints: dict[Path, Checkpoint] = field(default_factory=dict)
 
     @classmethod
     def of(cls, named: str, *, config_is_enough: bool) -> _Origin:
         """Return the source. From the hub, it downloads only the config if that is enough."""
-        from ropetool.checkpoint.opening import open_checkpoint
-
         config = config_alone(named) if config_is_enough else None
-        origin = cls(named, config or local_source(named), config is not None, cache(open_checkpoint))
+        origin = cls(named, config or local_source(named), config is not None)
         click.get_current_context().meta[OPENED] = origin.opened
         return origin
+
+    def opened(self, path: Path) -> Checkpoint:
+        """Return the checkpoint of a path. It is opened once."""
+        from ropetool.checkpoint.opening import open_checkpoint
+
+        if path not in self.checkpoints:
+            self.checkpoints[path] = open_checkpoint(path)
+        return self.checkpoints[path]
 
     @property
     def checkpoint(self) -> Checkpoint:
         """The source, opened."""
         return self.opened(self.path)
 
+    def close(self) -> None:
+        """Let go of the opened checkpoints."""
+        self.checkpoints.clear()
+
 
 def _check_places(options: PlanOptions, chain: Chain, source: Path) -> None:
-    """Refuse a plan file or an output that cannot be written. Raises: ConfigError, OutputError."""
+    """Refuse an output that cannot be written. Raises: OutputError."""
     from ropetool.files.output import check_output
 
-    if options.plan_out is not None:
-        check_new("--plan-out", Path(options.plan_out))
     if options.output is not None and not options.dry_run:
         check_output(Path(options.output), source, force=options.force, directory=True)
         chain.check_place(source, Path(options.output))

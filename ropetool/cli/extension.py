@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ropetool.cli.options import list_value
-from ropetool.errors import UnknownParameter
+import click
+
+from ropetool.cli.options import instance, refuse
+from ropetool.errors import ConfigError, UnknownParameter
 from ropetool.escaping import read_number
 
 if TYPE_CHECKING:
     from ropetool.plans.basis import Request
 
 AUTO = "auto"  # as --method: the methods are measured before one is planned
+LISTS = ("long_factor", "short_factor")  # parameters that are lists
+OF_METHODS = ("params", "beta_fast", "beta_slow", "rope_theta")  # options that are parameters of methods
+UNMEASURED = (*OF_METHODS, "attention_factor", "temperature_scope", "as_type", "config_style")
+
+
+def check_method(name: str) -> None:
+    """Raise UnknownMethod for a name that is no method, and not `auto`."""
+    if name != AUTO:
+        from ropetool.rope import methods
+
+        methods.get(name)
+
+
+def check_minutes(minutes: float) -> None:
+    """Raise ConfigError unless --tune-minutes is a finite number above 0."""
+    if not (math.isfinite(minutes) and minutes > 0):
+        from ropetool.verification.options import not_minutes
+
+        raise ConfigError(not_minutes(minutes), where="--tune-minutes")
 
 
 @dataclass(frozen=True)
@@ -20,6 +42,7 @@ class ExtensionOptions:
     """The options of a requested extension, as click returns them. `Request` explains most of them.
 
     method: None for the recommended method, `auto` for the best measured method.
+    tune_minutes: with `auto`, the minutes of a search for a better YaRN table. None searches for none.
     params: names and values of -p.
     beta_fast, beta_slow, rope_theta: parameters of some methods.
 
@@ -27,6 +50,7 @@ class ExtensionOptions:
     """
 
     method: str | None
+    tune_minutes: float | None
     factor: float | None
     target_length: int | None
     reading: str | None
@@ -42,10 +66,29 @@ class ExtensionOptions:
     as_type: str | None
     force_factor: bool
 
-    @property
-    def own_parameters(self) -> dict[str, float | None]:
-        """The parameters of methods that have an option, by name."""
-        return {"beta_fast": self.beta_fast, "beta_slow": self.beta_slow, "rope_theta": self.rope_theta}
+    def check(self) -> None:
+        """Check the options against each other, and the values that are wrong for every source.
+
+        Raises: click.UsageError for options that need another --method, and as `request`; InvalidRope for a wrong
+        factor, length or attention factor.
+        """
+        from ropetool.rope import methods
+
+        if self.method == AUTO:
+            if (self.factor is None) == (self.target_length is None):
+                raise click.UsageError("--method auto requires either --factor or --target-length")
+            refuse(dict.fromkeys(UNMEASURED, "--method auto does not accept {}: name the method with --method"))
+            if self.tune_minutes is not None and self.original_length is not None:
+                raise click.UsageError(
+                    "--tune-minutes requires the original length in the file: leave out --original-length"
+                )
+            return
+        refuse({"tune_minutes": "{} requires --method auto"})
+        if self.method is None:
+            refuse(dict.fromkeys(OF_METHODS, "{} is a parameter of a method: name the method with --method"))
+        else:
+            methods.get(self.method).params(self.params_by_name())
+        methods.Goal.make(1, self.factor, self.target_length, _number_or_name(self.attention_factor))
 
     def request(self) -> Request:
         """Return the request to the planner, once the method is known.
@@ -54,35 +97,29 @@ class ExtensionOptions:
         """
         from ropetool.plans.basis import Request
 
-        assert self.method is not None
-        return Request(
-            self.method,
-            factor=self.factor,
-            target_length=self.target_length,
-            reading=self.reading,
-            original_length=self.original_length,
-            as_type=self.as_type,
-            params=self._params(),
-            attention_factor=_number_or_name(self.attention_factor),
-            temperature_scope=self.temperature_scope,
-            for_runtimes=self.for_runtimes,
-            config_style=self.config_style,
-            force_factor=self.force_factor,
-        )
+        values = {"params": self.params_by_name(), "attention_factor": _number_or_name(self.attention_factor)}
+        return instance(Request, {**vars(self), **values})
 
-    def _params(self) -> dict[str, Any]:
-        """Return the parameters of the method, from -p and from their own options."""
+    def params_by_name(self) -> dict[str, Any]:
+        """Return the parameters of the method, from -p and from their own options. Raises: as `request`."""
         values: dict[str, Any] = {}
         for name, value in self.params:
             if name in values:
                 raise UnknownParameter("given twice", where=f"-p {name}")
-            values[name] = list_value(name, value) if name in ("long_factor", "short_factor") else value
-        for name, number in self.own_parameters.items():
+            values[name] = _read_list(name, value) if name in LISTS else value
+        for name in ("beta_fast", "beta_slow", "rope_theta"):
+            number = getattr(self, name)
             if number is not None:
                 if name in values:
                     raise UnknownParameter("given twice", where=f"-p {name}")
                 values[name] = number
         return values
+
+
+def _read_list(name: str, value: str) -> Any:
+    from ropetool.cli.named_files import list_value
+
+    return list_value(name, value)
 
 
 def _number_or_name(value: str) -> str | float:

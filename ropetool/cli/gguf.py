@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ropetool.cli import command_line, is_terminal, local_source, notes, print_json, show
+from ropetool.cli import command_line, is_terminal, local_source, print_json, print_result, show
 from ropetool.cli.options import FORCE, JSON, WHOLE, check_in_place, gathered, in_place
 from ropetool.errors import CorruptFile
 from ropetool.escaping import read_number
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
     from ropetool.files.gguf import GgufHeader
     from ropetool.plans.key_edits import KeyEdit
     from ropetool.plans.resharding import Resharded
+
+
+FILE = click.argument("source", metavar="FILE", type=click.Path())
+KEY = click.argument("key")
 
 
 @click.group("gguf")
@@ -32,7 +38,7 @@ def gguf_command() -> None:
 
 
 @gguf_command.command("list")
-@click.argument("source", metavar="FILE", type=click.Path())
+@FILE
 @JSON
 def list_command(source: str, as_json: bool) -> None:
     """List the keys of a file with types and values.
@@ -44,18 +50,14 @@ def list_command(source: str, as_json: bool) -> None:
     """
     from ropetool.files.gguf import read_shards
     from ropetool.report.gguf_keys import keys_json, keys_parts
-    from ropetool.report.terminal import terminal_text
 
     files = read_shards(local_source(source))
-    if as_json:
-        print_json(keys_json(files))
-    else:
-        show(terminal_text(keys_parts(files)))
+    print_result(as_json, lambda: keys_json(files), lambda: keys_parts(files))
 
 
 @gguf_command.command("get")
-@click.argument("source", metavar="FILE", type=click.Path())
-@click.argument("key")
+@FILE
+@KEY
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, with the type.")
 def get_command(source: str, key: str, as_json: bool) -> None:
     """Print the value of a key.
@@ -127,21 +129,21 @@ class EditOptions:
     as_json: bool
 
 
+def edits_key(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of an edit of a key, and pass them as `EditOptions`."""
+    decorated: Callable[..., None] = EITHER(in_place(FORCE_EDIT(JSON(gathered(options=EditOptions)(command)))))
+    return decorated
+
+
 @gguf_command.command("set", cls=_Valued)
-@click.argument("source", metavar="FILE", type=click.Path())
-@click.argument("key")
+@FILE
+@KEY
 @click.argument("words", metavar="[TYPE] VALUE", nargs=-1)
 @click.option(
-    "--from-file",
-    metavar="PATH",
-    type=click.Path(),
+    "--from-file", metavar="PATH", type=click.Path(),
     help="Read the value from this file byte for byte, or from standard input with -.",
-)
-@EITHER
-@in_place
-@FORCE_EDIT
-@JSON
-@gathered(options=EditOptions)
+)  # fmt: skip
+@edits_key
 def set_command(source: str, key: str, words: tuple[str, ...], from_file: str | None, options: EditOptions) -> None:
     """Set a key in a file or in a copy.
 
@@ -174,13 +176,9 @@ def set_command(source: str, key: str, words: tuple[str, ...], from_file: str | 
 
 
 @gguf_command.command("unset")
-@click.argument("source", metavar="FILE", type=click.Path())
-@click.argument("key")
-@EITHER
-@in_place
-@FORCE_EDIT
-@JSON
-@gathered(options=EditOptions)
+@FILE
+@KEY
+@edits_key
 def unset_command(source: str, key: str, options: EditOptions) -> None:
     """Remove a key from a file or from a copy.
 
@@ -196,8 +194,6 @@ def unset_command(source: str, key: str, options: EditOptions) -> None:
 
 def _text_of(path: str) -> str:
     """Return the content of a file as a value holds it, with bytes that are not UTF-8 kept."""
-    from pathlib import Path
-
     from ropetool.files.gguf.texts import MAX_VALUE_BYTES
     from ropetool.files.regular import read_regular
 
@@ -213,7 +209,7 @@ def _headers(source: str, options: EditOptions) -> tuple[GgufHeader, ...]:
     from ropetool.files.gguf import read_shards
     from ropetool.plans.in_place import editable
 
-    check_in_place(options.in_place, options.copy_if_needed, {"--output": options.output})
+    check_in_place("output")
     if not options.in_place and options.output is None:
         raise click.UsageError("requires -o FILE for a copy, or --in-place.")
     return editable(source) if options.in_place else read_shards(local_source(source))
@@ -221,13 +217,10 @@ def _headers(source: str, options: EditOptions) -> tuple[GgufHeader, ...]:
 
 def _write(edit: KeyEdit, options: EditOptions) -> None:
     """Write the edit, and print it."""
-    from pathlib import Path
-
     from ropetool.cli.progress import BYTES, bar
     from ropetool.plans.key_output import write_copy, write_in_place
     from ropetool.report.gguf_keys import edit_json, edit_parts
     from ropetool.report.planned import in_place_json, in_place_text
-    from ropetool.report.terminal import terminal_text
 
     if options.output is None:
         edited = write_in_place(edit, copy_if_needed=options.copy_if_needed, command=command_line())
@@ -238,25 +231,19 @@ def _write(edit: KeyEdit, options: EditOptions) -> None:
             written = write_copy(edit, Path(options.output), force=options.force, progress=progress)
         files = [str(path) for path in written.files]
         row, place, write_notes = ("output", files[0]), {"output": files}, written.notes
-    if options.as_json:
-        print_json(edit_json(edit, place))
-    else:
-        show(terminal_text(edit_parts(edit, [row])))
-        notes([*edit.notes, *write_notes])
+    print_result(
+        options.as_json, lambda: edit_json(edit, place), lambda: edit_parts(edit, [row]), [*edit.notes, *write_notes]
+    )
 
 
 @gguf_command.command("split")
-@click.argument("source", metavar="FILE", type=click.Path())
+@FILE
 @click.option("--max-size", metavar="SIZE", help="At most this many bytes of tensors per file: 2G or 500M. G is 10^9.")
 @click.option("--max-tensors", metavar="N", type=WHOLE, help="At most N tensors per file.")
 @click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=click.Path(),
-    required=True,
+    "-o", "--output", metavar="FILE", type=click.Path(), required=True,
     help="The output name: NAME.gguf becomes NAME-00001-of-00003.gguf.",
-)
+)  # fmt: skip
 @FORCE
 @JSON
 def split_command(
@@ -270,8 +257,6 @@ def split_command(
     \b
     ropetool gguf split model.gguf --max-size 2G -o parts/model.gguf
     """
-    from pathlib import Path
-
     from ropetool.cli.progress import BYTES, bar
     from ropetool.files.gguf.splitting import limits_of
     from ropetool.plans.resharding import PREFIX, split_model
@@ -298,8 +283,6 @@ def merge_command(source: str, output: str, force: bool, as_json: bool) -> None:
     \b
     ropetool gguf merge parts/model-00001-of-00003.gguf -o model.gguf
     """
-    from pathlib import Path
-
     from ropetool.cli.progress import BYTES, bar
     from ropetool.plans.resharding import merge_model
 
@@ -310,10 +293,5 @@ def merge_command(source: str, output: str, force: bool, as_json: bool) -> None:
 
 def _show_files(done: Resharded, as_json: bool) -> None:
     from ropetool.report.gguf_keys import files_json, files_parts
-    from ropetool.report.terminal import terminal_text
 
-    if as_json:
-        print_json(files_json(done))
-    else:
-        show(terminal_text(files_parts(done)))
-        notes(done.notes)
+    print_result(as_json, lambda: files_json(done), lambda: files_parts(done), done.notes)

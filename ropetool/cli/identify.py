@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ropetool.cli import local_source, notes, print_json, show
-from ropetool.cli.options import JSON, LengthList, WholeRange, gathered
+from ropetool.cli import local_source, notes, print_result
+from ropetool.cli.options import JSON, Length, LengthList, WholeRange, gathered
 from ropetool.errors import ConfigError
 from ropetool.escaping import word
 
@@ -63,10 +63,12 @@ class AnswerOptions:
 
 
 def only_one(context: click.Context, parameter: click.Parameter, value: list[int] | None) -> int | None:
-    """Return the only length of a list, None without the option. Raises: click.UsageError for several lengths."""
-    if value is not None and len(value) != 1:
+    """Return the only length of a list, None without the option. Raises: click.UsageError for others than one length."""
+    if value is None:
+        return None
+    if len(value) != 1:
         raise click.UsageError("--length accepts only one number of tokens")
-    return value[0] if value else None
+    return Length().convert(value[0], parameter, context)
 
 
 @click.command("identify")
@@ -78,34 +80,24 @@ def only_one(context: click.Context, parameter: click.Parameter, value: list[int
 @click.option("--server", metavar="URL", help="The address of the server. Put its API key into ROPETOOL_API_KEY.")
 @click.option("--model", metavar="NAME", help="The model on the server. Default: its only model.")
 @click.option(
-    "--logprobs",
-    type=click.Path(),
-    metavar="FILE",
+    "--logprobs", type=click.Path(), metavar="FILE",
     help="Instead of --server: the prompts of --prompts-out, with the answers of any program.",
-)
+)  # fmt: skip
 @click.option(
-    "--prompts-out",
-    type=click.Path(),
-    metavar="FILE",
+    "--prompts-out", type=click.Path(), metavar="FILE",
     help="Write the prompts to FILE and exit without contacting a server.",
-)
+)  # fmt: skip
 @click.option(
-    "--length",
-    type=LengthList(),
-    callback=only_one,
-    metavar="N",
+    "--length", type=LengthList(), callback=only_one, metavar="N",
     help="Length of the longest prompt in tokens. Default: the limit of the model and the server.",
-)
+)  # fmt: skip
 @click.option(
     "--prompts", "count", type=WholeRange(12, 400), default=24, show_default=True, help="The number of prompts."
 )
 @click.option(
-    "--device",
-    default="auto",
-    show_default=True,
-    metavar="auto|cpu|cuda|mps|map",
+    "--device", default="auto", show_default=True, metavar="auto|cpu|cuda|mps|map",
     help="The device of the reference model.",
-)
+)  # fmt: skip
 @click.option("--dtype", default="float32", show_default=True, metavar="auto|float32|bfloat16|float16|float64")
 @JSON
 @gathered(answers=AnswerOptions, options="ropetool.identify.asking.IdentifyOptions")
@@ -132,7 +124,6 @@ def identify_command(
     from ropetool.cli.progress import bar
     from ropetool.identify import asking
     from ropetool.report.identified import identified_parts
-    from ropetool.report.terminal import terminal_text
 
     answers.check()
     if (source is None) == (gguf is None):
@@ -146,10 +137,7 @@ def identify_command(
             return 0
         server, prompts = answers.server_for(checkpoint)
         identified = asking.identify(checkpoint, server, options, given=prompts, progress=progress)
-    if as_json:
-        print_json(identified.to_json())
-    else:
-        show(terminal_text(identified_parts(identified), 100))
+    print_result(as_json, identified.to_json, lambda: identified_parts(identified), width=100)
     return 0 if identified.name == asking.AS_MEANT and identified.sure else UNNAMED
 
 

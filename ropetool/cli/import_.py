@@ -6,19 +6,13 @@ from pathlib import Path
 
 import click
 
-from ropetool.cli import local_source, notes, print_json, show
-from ropetool.cli.options import FORCE, JSON
+from ropetool.cli import local_source, print_result
+from ropetool.cli.options import FORCE, JSON, output
 
 
 @click.command("import")
 @click.argument("source", metavar="FILE.gguf", type=click.Path())
-@click.option(
-    "-o",
-    "--output",
-    metavar="DIR",
-    type=click.Path(),
-    help="The output directory. Default: the name of FILE, next to it.",
-)
+@output("The output directory. Default: the name of FILE, next to it.", metavar="DIR")
 @click.option(
     "--dtype", metavar="TYPE", default="auto", show_default=True,
     help="The type of the tensors: bf16, f16 or f32. auto is the most common type of the file, and bf16 for quantised numbers.",
@@ -49,22 +43,13 @@ def import_command(
     ropetool import model-Q8_0.gguf -o model
     ropetool import model-Q4_K_M.gguf --dtype f32
     """
-    from ropetool.cli.progress import BYTES, bar
+    from ropetool.cli.progress import bar_of_bytes
     from ropetool.gguf_import import COMPARING_LOGITS, import_gguf
     from ropetool.report.exported import imported_parts, written_json
-    from ropetool.report.terminal import terminal_text
 
-    with bar(BYTES) as progress:
-
-        def tell(stage: str, done: int, total: int) -> None:
-            progress(stage, done, total, "tokens" if stage == COMPARING_LOGITS else BYTES)
-
+    with bar_of_bytes(COMPARING_LOGITS) as progress:
         written = import_gguf(
             local_source(source), None if output is None else Path(output), dtype=dtype, as_type=as_type, check=check,
-            force=force, progress=tell,
+            force=force, progress=progress,
         )  # fmt: skip
-    if as_json:
-        print_json(written_json(written))
-    else:
-        show(terminal_text(imported_parts(written)))
-        notes(written.notes)
+    print_result(as_json, lambda: written_json(written), lambda: imported_parts(written), written.notes)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ropetool.cli import command_line, notes, print_json, show, terminal_width
-from ropetool.cli.options import AS, target_length
+from ropetool.cli import command_line, print_result, terminal_width
+from ropetool.cli.options import AS, SOURCE, target_length
 from ropetool.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ropetool.costs.lines import Cost
+    from ropetool.plans.advice import Advice
+    from ropetool.plans.proposals import Proposal
+    from ropetool.runtimes.inspection import Inspection
+    from ropetool.sections import Part
 
 
 @click.command("inspect")
-@click.argument("source", type=click.Path())
+@SOURCE
 @target_length(
     "Show cost and methods for this context length in tokens: 131072, 128k or 1M. Default: the configured length for "
     "the cost, and twice that for the methods."
@@ -45,8 +54,7 @@ def inspect_command(
     ropetool inspect model --target-length 131072 --cost
     ropetool inspect model.gguf --target-length 128k --html model.html
     """
-    from ropetool.plans.proposals import proposals
-    from ropetool.report.inspected import extension_target, inspection_json, inspection_parts
+    from ropetool.report.inspected import extension_target, inspection_json
     from ropetool.runtimes import inspection
 
     if html is not None:
@@ -65,40 +73,53 @@ def inspect_command(
 
         advice = advise(inspected, extension_target(inspected.rope, target_length))
     if html is not None:
-        from ropetool.plans.advice import with_bounds
-        from ropetool.report.inspected_page import inspection_page
-        from ropetool.report.page import write_file
-
         if advice is None:
             raise ConfigError(
-                "its RoPE settings cannot be decoded, so there is nothing to draw",
-                where=source,
+                "its RoPE settings cannot be decoded, so there is nothing to draw", where=source,
                 try_="leave out --html",
-            )
-        write_file(inspection_page(inspected, with_bounds(advice), command_line()), Path(html))
-    if target_length is None or (
-        inspected.rope is not None and target_length <= inspected.rope.max_position_embeddings
-    ):
+            )  # fmt: skip
+        _draw(inspected, advice, Path(html))
+    if target_length is None or (inspected.rope and target_length <= inspected.rope.max_position_embeddings):
         advice = None  # no method is recommended within the configured context length
-    if as_json:
-        data = inspection_json(inspected, target_length, advice)
-        if costing is not None:
-            from ropetool.report.costing import cost_json
+    print_result(
+        as_json,
+        lambda: {**inspection_json(inspected, target_length, advice), **_cost_json(costing)},
+        lambda: _parts(inspected, target_length, advice, costing),
+        [*inspected.notes, *([f"drawn: {html}"] if html is not None else [])],
+        width=terminal_width(),
+    )
 
-            data["cost"] = cost_json(costing)
-        print_json(data)
-    else:
-        from ropetool.report.terminal import terminal_text
 
-        ways = (
-            proposals(inspected, extension_target(inspected.rope, target_length))
-            if inspected.rope and advice is None
-            else []
-        )
-        parts = [*inspection_parts(inspected, target_length, ways, advice)]
-        if costing is not None:
-            from ropetool.report.costing import cost_parts
+def _draw(inspected: Inspection, advice: Advice, file: Path) -> None:
+    """Write the page with charts."""
+    from ropetool.plans.advice import with_bounds
+    from ropetool.report.inspected_page import inspection_page
+    from ropetool.report.page import write_file
 
-            parts += cost_parts(costing)
-        show(terminal_text(parts, terminal_width()))
-        notes([*inspected.notes, *([f"drawn: {html}"] if html is not None else [])])
+    write_file(inspection_page(inspected, with_bounds(advice), command_line()), file)
+
+
+def _cost_json(costing: Cost | None) -> dict[str, Any]:
+    if costing is None:
+        return {}
+    from ropetool.report.costing import cost_json
+
+    return {"cost": cost_json(costing)}
+
+
+def _parts(
+    inspected: Inspection, target_length: int | None, advice: Advice | None, costing: Cost | None
+) -> Iterator[Part]:
+    """Yield the inspection, and its cost if requested."""
+    from ropetool.report.inspected import extension_target, inspection_parts
+
+    ways: list[Proposal] = []
+    if inspected.rope and advice is None:
+        from ropetool.plans.proposals import proposals
+
+        ways = proposals(inspected, extension_target(inspected.rope, target_length))
+    yield from inspection_parts(inspected, target_length, ways, advice)
+    if costing is not None:
+        from ropetool.report.costing import cost_parts
+
+        yield from cost_parts(costing)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import click
 
-from ropetool.cli import print_json, show, terminal_width
+from ropetool.cli import print_result, terminal_width
 from ropetool.cli.options import FAMILY, METHOD, RUNTIME
 from ropetool.errors import UnknownName
 
@@ -29,17 +29,15 @@ def _without_option(command: str) -> Iterator[None]:
 def methods_command(name: str | None, as_json: bool) -> None:
     """List the methods, or explain one."""
     from ropetool.report.lists import listed, method_json, method_parts, overview_parts
-    from ropetool.report.terminal import terminal_text
     from ropetool.rope import methods
 
     with _without_option("methods"):
         chosen = [methods.get(n) for n in (methods.names() if name is None else [name])]
-    if as_json:
-        print_json(listed("methods", map(method_json, chosen)))
-    else:
-        rows = [(m.name, m.summary) for m in chosen]
-        parts = overview_parts("methods", rows) if name is None else method_parts(chosen[0])
-        show(terminal_text(parts, terminal_width()))
+    rows = [(m.name, m.summary) for m in chosen]
+    print_result(
+        as_json, lambda: listed("methods", map(method_json, chosen)),
+        lambda: overview_parts("methods", rows) if name is None else method_parts(chosen[0]), width=terminal_width(),
+    )  # fmt: skip
 
 
 @click.command("families")
@@ -48,21 +46,20 @@ def methods_command(name: str | None, as_json: bool) -> None:
 def families_command(name: str | None, as_json: bool) -> None:
     """List the model families, or explain one."""
     from ropetool import families
-    from ropetool.report.terminal import terminal_text
 
     chosen = [families.get(n) for n in (families.names() if name is None else [name])]
     if name is not None and not as_json:
         from ropetool.report.family_details import family_parts
 
-        show(terminal_text(family_parts(chosen[0]), terminal_width()))
+        print_result(False, dict, lambda: family_parts(chosen[0]), width=terminal_width())
         return
     from ropetool.report.lists import family_json, listed, overview_parts
 
     rows = [(f.model_type, f"{f.architecture}{f.example and f', for example {f.example}'}") for f in chosen]
-    if as_json:
-        print_json(listed("families", map(family_json, chosen)))
-    else:
-        show(terminal_text(overview_parts("families", rows), terminal_width()))
+    print_result(
+        as_json, lambda: listed("families", map(family_json, chosen)), lambda: overview_parts("families", rows),
+        width=terminal_width(),
+    )  # fmt: skip
 
 
 @click.command("runtimes")
@@ -72,13 +69,11 @@ def runtimes_command(name: str | None, as_json: bool) -> None:
     """List the runtimes, or explain one."""
     from ropetool import runtimes
     from ropetool.report.lists import listed, overview_parts, runtime_json, runtime_parts
-    from ropetool.report.terminal import terminal_text
 
     with _without_option("runtimes"):
         chosen = [runtimes.get(n) for n in (runtimes.names() if name is None else [name])]
-    if as_json:
-        print_json(listed("runtimes", [runtime_json(one, runtimes.all_of(one.name)) for one in chosen]))
-    else:
-        rows = [(r.name, r.summary) for r in chosen]
-        parts = overview_parts("runtimes", rows) if name is None else runtime_parts(chosen[0])
-        show(terminal_text(parts, terminal_width()))
+    rows = [(r.name, r.summary) for r in chosen]
+    print_result(
+        as_json, lambda: listed("runtimes", [runtime_json(one, runtimes.all_of(one.name)) for one in chosen]),
+        lambda: overview_parts("runtimes", rows) if name is None else runtime_parts(chosen[0]), width=terminal_width(),
+    )  # fmt: skip

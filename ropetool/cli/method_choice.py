@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import click
-
-from ropetool.cli import notes
 from ropetool.cli.extension import AUTO, ExtensionOptions
-from ropetool.cli.options import naming_a_smaller_run
-from ropetool.cli.wording import in_own_words
+from ropetool.cli.next_steps import in_own_words
 
 if TYPE_CHECKING:
     from ropetool.checkpoint.opening import Checkpoint
@@ -33,33 +30,30 @@ class MethodChoice:
     tuned: bool = False
 
 
-def choose(
-    source: Checkpoint, extension: ExtensionOptions, grade: str | None, tune_minutes: float | None, *, quiet: bool
-) -> MethodChoice:
-    """Choose the method of an extension.
+def choose(source: Checkpoint, extension: ExtensionOptions, grade: str | None, *, quiet: bool) -> MethodChoice:
+    """Choose the method of an extension whose options were checked.
 
     grade: the limit of the cost on short texts, for --method auto.
-    tune_minutes: with --method auto, the minutes of a search for a better YaRN table.
     quiet: print no notes while methods are measured.
 
-    Raises: click.UsageError for options that need a named method; ConfigError if no method works; TooFar; as `compare`.
+    Raises: ConfigError if no method works; TooFar; as `compare`.
     """
     if extension.method is None:
         return _recommended(source, extension)
     if extension.method != AUTO:
         return MethodChoice(extension)
-    _check_measurable(source, extension, tune_minutes)
-    best = _measured(source, extension, grade, tune_minutes, quiet=quiet)
-    return best if tune_minutes is None else _tuned(source, best, tune_minutes, quiet=quiet)
+    from ropetool.cli.runs import say
+
+    _check_reach(source, extension)
+    shown = None if quiet else say
+    best = _measured(source, extension, grade, shown)
+    return best if extension.tune_minutes is None else _tuned(source, best, extension.tune_minutes, shown)
 
 
 def _recommended(source: Checkpoint, extension: ExtensionOptions) -> MethodChoice:
     """Return the method that `ropetool advise` recommends. Raises: ConfigError if no method works."""
     from ropetool.plans.advice import advised_method
 
-    of_a_method = {"-p": extension.params, **_as_options(extension.own_parameters)}
-    for option in (name for name, value in of_a_method.items() if value):
-        raise click.UsageError(f"{option} is a parameter of a method: name the method with --method")
     method, attention_factor, reason = advised_method(
         source, extension.factor, extension.target_length, extension.reading, extension.original_length,
         extension.as_type, extension.for_runtimes, extension.force_factor,
@@ -71,22 +65,8 @@ def _recommended(source: Checkpoint, extension: ExtensionOptions) -> MethodChoic
     return MethodChoice(chosen, f"method {method}{shown}: {reason}")
 
 
-def _check_measurable(source: Checkpoint, extension: ExtensionOptions, tune_minutes: float | None) -> None:
-    """Raise click.UsageError for options that a measurement cannot take, TooFar for a context that has to be forced."""
-    if (extension.factor is None) == (extension.target_length is None):
-        raise click.UsageError("--method auto requires either --factor or --target-length")
-    of_a_method = {
-        "-p": extension.params,
-        "--attention-factor": extension.attention_factor != "auto",
-        **_as_options(extension.own_parameters),
-        "--temperature-scope": extension.temperature_scope,
-        "--as": extension.as_type,
-        "--config-style": extension.config_style,
-    }
-    for option in (name for name, value in of_a_method.items() if value):
-        raise click.UsageError(f"--method auto does not accept {option}: name the method with --method")
-    if tune_minutes is not None and extension.original_length is not None:
-        raise click.UsageError("--tune-minutes requires the original length in the file: leave out --original-length")
+def _check_reach(source: Checkpoint, extension: ExtensionOptions) -> None:
+    """Raise TooFar for a context that has to be forced."""
     from ropetool.plans.advice import CLOSED_FORMS, requested_context
     from ropetool.plans.proposals import extent_of
     from ropetool.runtimes.inspection import inspect
@@ -100,19 +80,19 @@ def _check_measurable(source: Checkpoint, extension: ExtensionOptions, tune_minu
 
 
 def _measured(
-    source: Checkpoint, extension: ExtensionOptions, grade: str | None, minutes: float | None, *, quiet: bool
+    source: Checkpoint, extension: ExtensionOptions, grade: str | None, shown: Callable[[str], None] | None
 ) -> MethodChoice:
     """Return the best of the recommended methods, all measured in one loaded model."""
     from ropetool.choosing.choice import choose as best_of
     from ropetool.choosing.options import CandidateOptions
     from ropetool.cli.compare import compared
+    from ropetool.cli.runs import naming_a_smaller_run
     from ropetool.plans.advice import CLOSED_FORMS
     from ropetool.verification.gate import Limits
     from ropetool.verification.options import VerifyOptions
 
     unmeasured = {"--method": None, "--tune-minutes": None}
-    line = click.get_current_context().find_root().obj
-    with naming_a_smaller_run(line, unmeasured), in_own_words():
+    with naming_a_smaller_run(instead=unmeasured), in_own_words():
         candidates = CandidateOptions(
             methods=CLOSED_FORMS,
             factors=[] if extension.factor is None else [extension.factor],
@@ -121,13 +101,13 @@ def _measured(
             original_length=extension.original_length,
             for_runtimes=extension.for_runtimes,
         )
-        options = VerifyOptions(measures=["last-segment"], limits=Limits.at_grade(grade), budget=minutes)
-        comparison = compared(source, candidates, options, quiet=quiet)
+        options = VerifyOptions(measures=["last-segment"], limits=Limits.at_grade(grade), budget=extension.tune_minutes)
+        comparison = compared(source, candidates, options, shown)
     best = best_of(comparison)
     return MethodChoice(replace(extension, method=best.plan.method), f"{best.candidate.name}: {best.why}", best.plan)
 
 
-def _tuned(source: Checkpoint, best: MethodChoice, minutes: float, *, quiet: bool) -> MethodChoice:
+def _tuned(source: Checkpoint, best: MethodChoice, minutes: float, shown: Callable[[str], None] | None) -> MethodChoice:
     """Return what a search of this many minutes finds if it is significantly better, else the best method."""
     from ropetool.choosing.choice import DEFAULT
     from ropetool.cli.progress import bar
@@ -139,8 +119,7 @@ def _tuned(source: Checkpoint, best: MethodChoice, minutes: float, *, quiet: boo
     with bar() as progress:
         result = addition("tune")(
             source, best.plan.max_position_embeddings, budget=minutes, reading=best.extension.reading,
-            for_runtimes=best.extension.for_runtimes, progress=progress,
-            say=None if quiet else lambda line: notes([line]),
+            for_runtimes=best.extension.for_runtimes, progress=progress, say=shown,
         )  # fmt: skip
     if not result.is_better:
         return replace(best, why=f"{best.why}; tuning found nothing significantly better than the default")
@@ -150,8 +129,3 @@ def _tuned(source: Checkpoint, best: MethodChoice, minutes: float, *, quiet: boo
         result.plan,
         tuned=True,
     )
-
-
-def _as_options(parameters: dict[str, float | None]) -> dict[str, float | None]:
-    """Return parameters by the names of their options."""
-    return {f"--{name.replace('_', '-')}": value for name, value in parameters.items()}

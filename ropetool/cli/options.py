@@ -6,35 +6,29 @@ each key.
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 from click.types import FloatParamType, IntParamType
 
-from ropetool.errors import ConfigError, InvalidRope, OutputError
-from ropetool.escaping import command, read_length, read_number, read_whole
+from ropetool.errors import InvalidRope
+from ropetool.escaping import read_length, read_number, read_whole
 
 ALL = "--help-all"
 ALL_SHOWN = "ropetool.help_all"  # key in the context's meta: the help shows every option
 LONGEST = 2**31  # tokens
-LIST_FILE_BYTES = 4 << 20
 _PACKAGE = Path(__file__).parents[1]
-_NO_SOURCE = Path(os.devnull)  # the file does not replace a source
 T = TypeVar("T")
 if TYPE_CHECKING:
-    from ropetool.plans.plan import Plan
-
     _Type = click.ParamType[Any]
 else:
     _Type = click.ParamType  # no generic class before click 8.4
@@ -141,50 +135,6 @@ class Minutes(_Type):
             self.fail(f"{value!r} is not a number of minutes, or none", param, ctx)
 
 
-@contextmanager
-def naming_a_smaller_run(words: Sequence[str], instead: Mapping[str, str | None] | None = None) -> Iterator[None]:
-    """If a run takes too long, add the command line of a shorter run to the error.
-
-    words: the refused command.
-    instead: the options to change, if the command cannot run on a smaller scale.
-    """
-    try:
-        yield
-    except ConfigError as error:
-        changes = getattr(error, "changes", None)
-        if changes is None:
-            raise
-        if instead is not None:
-            changes, error.notes = instead, ()
-        error.try_ = command("ropetool", *with_options(words, changes or {"--budget": error.try_.split()[-1]}))
-        raise
-
-
-def with_options(words: Sequence[str], changes: Mapping[str, str | None]) -> list[str]:
-    """Return the words of a command line with options of one value each changed, added, or removed by None."""
-    kept: list[str] = []
-    end = _end_of_options(words)
-    following = iter(words[:end])
-    for each in following:
-        if each in changes:
-            next(following, None)  # its value
-        elif each.partition("=")[0] not in changes:
-            kept.append(each)
-    added = [each for name, value in changes.items() if value is not None for each in (name, value)]
-    return [*kept, *added, *words[end:]]
-
-
-def with_flag(words: Sequence[str], flag: str) -> list[str]:
-    """Return the words of a command line with one more flag, in front of `--`."""
-    end = _end_of_options(words)
-    return [*words[:end], flag, *words[end:]]
-
-
-def _end_of_options(words: Sequence[str]) -> int:
-    """Return the index of `--`, after which no word is an option, or the number of words."""
-    return words.index("--") if "--" in words else len(words)
-
-
 class Factor(_Type):
     """A factor: 4 or 4x."""
 
@@ -237,6 +187,32 @@ def known_spaces() -> list[str]:
 
 
 SPACE = Name(known_spaces)
+
+
+def is_typed(name: str, context: click.Context) -> bool:
+    """Return whether a parameter is on the command line. name: of the parameter."""
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def checked(check: str, parameter: str = "") -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """Return a callback that passes the value of an option to a function of the library, which raises for a wrong value.
+
+    click calls it in the order in which the user typed the options, and before the command opens a file.
+
+    check: the dotted name of the function or class. It is imported only if the user typed the option.
+    parameter: the name of its parameter; empty for the first one.
+    """
+
+    def callback(context: click.Context, option: click.Parameter, value: Any) -> Any:
+        if is_typed(option.name or "", context) and not context.resilient_parsing:
+            for each in value if option.multiple else [value]:
+                imported(check)(**{parameter: each}) if parameter else imported(check)(each)
+        return value
+
+    return callback
+
+
+SOURCE = click.argument("source", type=click.Path())
 DEVICE = click.option(
     "--device", default="auto", show_default=True, metavar="auto|cpu|cuda|mps|map",
     help="The device. map spreads the layers over all devices.",
@@ -246,34 +222,57 @@ TEXTS = click.option(
     "--text", "texts", type=click.Path(), multiple=True,
     help="A document, a folder of documents, or a .jsonl file (repeatable). Default: the bundled texts.",
 )  # fmt: skip
+SEGMENTS = click.option(
+    "--segments", type=WHOLE, callback=checked("ropetool.verification.preparing.check_segments"),
+    help="Number of passages per length, 8 or more. Default: from the suite.",
+)  # fmt: skip
+TRIALS = click.option(
+    "--trials", type=WHOLE, callback=checked("ropetool.verification.preparing.check_trials"),
+    help="Number of retrieval trials per depth. Default: from the suite.",
+)  # fmt: skip
+SEED = click.option("--seed", type=WHOLE, default=0, show_default=True, help="Random seed for the choice of passages.")
 READING = click.option(
     "--from", "reading", type=click.Choice(["original", "current"]),
     help="For a source that is already scaled: replace its scaling (original), or build on its current table and context "
     "length (current).",
 )  # fmt: skip
+ORIGINAL_LENGTH = click.option(
+    "--original-length", type=Length(None), callback=checked("ropetool.plans.basis.check_original_length"),
+    help="The context length before any scaling, in tokens. Overrides the file.",
+)  # fmt: skip
+BASELINE = click.option(
+    "--baseline", type=click.Path(), help="The model before the extension. Default: from the record of TARGET."
+)
+TRAINED_LENGTH = click.option(
+    "--trained-length", type=WHOLE, metavar="N",
+    callback=checked("ropetool.verification.readback.terms.Terms", "trained_length"),
+    help="The trained length in tokens, before any extension. Default: from the record, else from the baseline.",
+)  # fmt: skip
 GRADE = click.option(
-    "--grade", metavar="publishable|usable|research",
+    "--grade", metavar="publishable|usable|research", callback=checked("ropetool.verification.gate.Limits"),
     help="The allowed rise of perplexity at every length: 3 % (publishable), 10 % (usable) or 50 % (research). Default in a suite: "
     "usable.",
 )  # fmt: skip
 AS = click.option(
-    "--as",
-    "as_type",
-    type=FAMILY,
-    metavar="MODEL_TYPE",
+    "--as", "as_type", type=FAMILY, metavar="MODEL_TYPE",
     help="Read a model_type of remote code as this built-in model_type. The output gets this type.",
-)
-
-
+)  # fmt: skip
 NO_SIDECARS = click.option(
     "--no-sidecars", "sidecars", is_flag=True, default=True, flag_value=False,
     help="Do not change the model card. For a GGUF file, do not write a card or a Modelfile.",
 )  # fmt: skip
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Print the plan with every value. Do not write the output.")
 PLAN_OUT = click.option("--plan-out", type=click.Path(), help="Also write the plan to this file, for `ropetool apply`.")
+COPY = click.option("--copy", is_flag=True, help="Copy the weight files instead of linking them.")
 FORCE = click.option("--force", is_flag=True, help="Replace an earlier output of ropetool.")
 REPORT = click.option("--report", type=click.Path(), help="Write an HTML report with plots into this new folder.")
+FORCE_REPORT = click.option("--force", is_flag=True, help="Replace the folder of an earlier report.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+
+
+def output(help: str, **more: Any) -> Callable[..., Any]:
+    """Return --output with this help."""
+    return click.option("--output", "-o", type=click.Path(), help=help, **more)
 
 
 def explain(**more: Any) -> Callable[..., Any]:
@@ -287,80 +286,14 @@ def explain(**more: Any) -> Callable[..., Any]:
 
 def for_runtimes(help: str) -> Callable[..., Any]:
     """Return --for with this help."""
-    return click.option("--for", "for_runtimes", type=RUNTIME, multiple=True, metavar="RUNTIME", help=help)
-
-
-def check_new(option: str, path: Path) -> None:
-    """Raise ConfigError for a file that exists, or whose folder does not exist. Call this before long work."""
-    from ropetool.files.output import check_place
-
-    if os.path.lexists(path):
-        raise ConfigError("exists already", where=f"{option} {path}", try_="pass another name, or remove the file")
-    with _named(option, path):
-        check_place(path, _NO_SOURCE)
-
-
-def write_new(option: str, path: Path, text: str) -> None:
-    """Write the file of an option, completely or not at all. Raises: ConfigError if it exists or cannot be written."""
-    from ropetool.files.transaction import staged
-
-    check_new(option, path)
-    with _named(option, path), staged(path, _NO_SOURCE) as stage:
-        stage.write_bytes(text.encode())
-
-
-@contextmanager
-def written_beside(path: str | None, plan: Plan) -> Iterator[None]:
-    """Write the plan file, and remove it again if the body fails."""
-    if path is None:
-        yield
-        return
-    write_new("--plan-out", Path(path), json.dumps(plan.to_json(), indent=2) + "\n")
-    try:
-        yield
-    except BaseException:
-        Path(path).unlink()
-        raise
-
-
-def list_value(name: str, value: str, option: str = "") -> Any:
-    """Return a list from JSON text or a JSON file. The file has the list, or an object with the list under its name."""
-    from ropetool.files.hf import parse_object
-
-    where = f"{option or f'-p {name}'} {value if len(value) <= 200 else value[:60] + '...'}"
-    text = value if value.lstrip().startswith("[") else _small_text(where, value)
-    data = parse_object(f'{{"{name}": {text}}}' if text.lstrip().startswith("[") else text, where).get(name)
-    if not isinstance(data, list):
-        raise ConfigError(f"does not contain a list {name}", where=where)
-    return data
-
-
-def _small_text(where: str, value: str) -> str:
-    path = Path(value)
-    try:
-        # A device does not end, and a list with one number per rotary pair is short.
-        if not path.is_file() or path.stat().st_size > LIST_FILE_BYTES:
-            raise ConfigError(f"is neither a JSON list nor a file of at most {LIST_FILE_BYTES:,} bytes", where=where)
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"cannot be read ({reason})", where=where) from None
-
-
-@contextmanager
-def _named(option: str, path: Path) -> Iterator[None]:
-    """Name the option in the error if a file cannot be written."""
-    try:
-        yield
-    except OutputError as error:
-        hint = error.try_.replace("another -o", "another name").replace("an -o", "a name")
-        raise ConfigError(f"cannot be written ({error.message})", where=f"{option} {path}", try_=hint) from None
+    return click.option(
+        "--for", "for_runtimes", type=RUNTIME, multiple=True, metavar="RUNTIME", help=help,
+        callback=checked("ropetool.runtimes.all_of"),
+    )  # fmt: skip
 
 
 _IN_PLACE = click.option(
-    "--in-place",
-    is_flag=True,
-    help="For GGUF: edit the keys and vectors of the file itself, without a copy.",
+    "--in-place", is_flag=True, help="For GGUF: edit the keys and vectors of the file itself, without a copy."
 )
 _COPY_IF_NEEDED = click.option(
     "--copy-if-needed", is_flag=True, help="With --in-place: rewrite the whole file if the edit does not fit."
@@ -372,16 +305,30 @@ def in_place(command: Callable[..., Any]) -> Callable[..., Any]:
     return _IN_PLACE(_COPY_IF_NEEDED(command))
 
 
-def check_in_place(in_place: bool, copy_if_needed: bool, others: Mapping[str, Any]) -> None:
+def refuse(messages: Mapping[str, str]) -> None:
+    """Raise click.UsageError for the first option in the order of the help that has a message and was passed.
+
+    messages: the message by the name of the parameter, with {} for the option. An option that was passed with its
+      default value is not refused.
+    """
+    context = click.get_current_context()
+    for option in context.command.params:
+        name = option.name or ""
+        if name in messages and is_typed(name, context) and context.params[name] != option.get_default(context):
+            shown = next((each for each in option.opts if each.startswith("--")), option.opts[0])
+            raise click.UsageError(messages[name].format(shown))
+
+
+def check_in_place(*others: str) -> None:
     """Raise click.UsageError for options that exclude each other.
 
-    others: the values of options for a separate output, by option.
+    others: the names of parameters for a separate output.
     """
-    if copy_if_needed and not in_place:
-        raise click.UsageError("--copy-if-needed requires --in-place")
-    passed = [name for name, value in others.items() if value]
-    if in_place and passed:
-        raise click.UsageError(f"--in-place edits the source itself and does not accept {passed[0]}")
+    values = click.get_current_context().params
+    if not values["in_place"]:
+        refuse({"copy_if_needed": "{} requires --in-place"})
+        return
+    refuse(dict.fromkeys(others, "--in-place edits the source itself and does not accept {}"))
 
 
 # --- options as objects
@@ -390,8 +337,8 @@ def check_in_place(in_place: bool, copy_if_needed: bool, others: Mapping[str, An
 def gathered(**groups: type[Any] | str) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Pass parameters to a command as objects, one for each argument that is named here.
 
-    groups: the dataclass of each argument. For a dataclass of the library, its dotted name, because `--help` does not
-      import the library.
+    groups: the dataclass or TypedDict of each argument. For a class of another module, its dotted name, because
+      `--help` imports only this module.
 
     An object has the parameters with the names of its fields. A parameter can be in several objects. The command gets
     parameters that are in no object under their own names.
@@ -400,9 +347,10 @@ def gathered(**groups: type[Any] | str) -> Callable[[Callable[..., T]], Callable
     def decorate(command: Callable[..., T]) -> Callable[..., T]:
         @wraps(command)
         def call(**values: Any) -> T:
-            objects = {argument: instance(_dataclass(group), values) for argument, group in groups.items()}
-            known = {field.name for each in objects.values() for field in fields(each)}
-            rest = {name: value for name, value in values.items() if name not in known}
+            classes = {argument: imported(group) for argument, group in groups.items()}
+            objects = {argument: instance(group, values) for argument, group in classes.items()}
+            gathered = {name for group in classes.values() for name in _field_names(group)}
+            rest = {name: value for name, value in values.items() if name not in gathered}
             return command(**objects, **rest)
 
         return call
@@ -411,78 +359,21 @@ def gathered(**groups: type[Any] | str) -> Callable[[Callable[..., T]], Callable
 
 
 def instance(group: Callable[..., T], values: Mapping[str, Any]) -> T:
-    """Return the object of a dataclass with the values that have the names of its fields."""
-    own = {field.name: values[field.name] for field in fields(group) if field.name in values}  # type: ignore[arg-type]
-    return group(**own)
+    """Return the object of a dataclass or TypedDict with the values that have the names of its fields."""
+    return group(**{name: values[name] for name in _field_names(group) if name in values})
 
 
-def _dataclass(group: type[Any] | str) -> type[Any]:
-    if not isinstance(group, str):
-        return group
-    module, _, name = group.rpartition(".")
-    named: type[Any] = getattr(import_module(module), name)
-    return named
+def _field_names(group: Any) -> Collection[str]:
+    names: frozenset[str] | None = getattr(group, "__optional_keys__", None)  # of a TypedDict
+    return [field.name for field in fields(group)] if names is None else names
 
 
-@dataclass(frozen=True)
-class OutputOptions:
-    """The options of an output.
-
-    output: the path; None chooses a name next to the source.
-    in_place: edit the source itself, a GGUF file.
-    copy_if_needed: with in_place, rewrite the whole file if the edit does not fit.
-    copy: copy the weight files, and do not link them.
-    sidecars: also write the model card, and the Modelfile of a GGUF file.
-    force: replace an earlier output of ropetool.
-    """
-
-    output: str | None
-    in_place: bool
-    copy_if_needed: bool
-    copy: bool
-    sidecars: bool
-    force: bool
-
-    def target(self, plan: Plan, source: Path) -> Path:
-        """Return the path that the plan changes or writes."""
-        if self.output is not None:
-            return Path(self.output)
-        return source if self.in_place else plan.output_beside(source)
-
-
-@dataclass(frozen=True)
-class PlanOptions(OutputOptions):
-    """The options of an output, and of its plan.
-
-    dry_run: print the plan, and do not write the output.
-    plan_out: the file for the plan, None for no file.
-    """
-
-    dry_run: bool
-    plan_out: str | None
-
-
-@dataclass(frozen=True)
-class ResultOptions:
-    """How a measured result is printed.
-
-    as_json: as JSON, and no notes on the work ahead.
-    explain: with descriptions of the columns.
-    report: the folder of an HTML report, None for no report.
-    force: replace the folder of an earlier report.
-    """
-
-    as_json: bool = False
-    explain: bool = False
-    report: str | None = None
-    force: bool = False
-
-    def check_report(self) -> None:
-        """Refuse the folder of the report if it cannot be written, before long work."""
-        if self.report is not None:
-            from ropetool.report.page import check_folder
-
-            check_folder(Path(self.report), force=self.force)
+def imported(name: Any) -> Any:
+    """Return the object with a dotted name, and another object unchanged."""
+    if not isinstance(name, str):
+        return name
+    module, _, attribute = name.rpartition(".")
+    return getattr(import_module(module), attribute)
 
 
 # --- help of commands with many options

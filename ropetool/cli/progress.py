@@ -71,7 +71,14 @@ def bar(unit: str = "tokens") -> Iterator[Update]:
         progress.stop()
 
 
-def unfinished(interrupt: KeyboardInterrupt, again: str = "the same command with --resume") -> str:
+@contextmanager
+def bar_of_bytes(in_tokens: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Yield the callback of a bar of bytes. in_tokens: the stage that counts tokens instead."""
+    with bar(BYTES) as progress:
+        yield lambda stage, done, total: progress(stage, done, total, "tokens" if stage == in_tokens else BYTES)
+
+
+def unfinished(interrupt: KeyboardInterrupt, again: str) -> str:
     """Return the note on the measurements of an interrupted command.
 
     again: the command that continues.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import click
 
 from ropetool.cli import notes, print_json, show
+from ropetool.cli.options import JSON
 
 
 @click.command("recover")
 @click.argument("file", type=click.Path())
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@JSON
 def recover_command(file: str, as_json: bool) -> None:
     """Finish or undo an interrupted in-place edit.
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import click
 
-from ropetool.cli import notes, print_json, show
+from ropetool.cli import print_result
+from ropetool.cli.options import JSON
 
 
 @click.command("restore")
 @click.argument("source", metavar="FILE", type=click.Path())
 @click.option("--all", "every", is_flag=True, help="Undo all edits in the log.")
 @click.option(
-    "--copy-if-needed",
-    is_flag=True,
-    help="Rewrite the whole file if an added tensor cannot be removed in place.",
+    "--copy-if-needed", is_flag=True, help="Rewrite the whole file if an added tensor cannot be removed in place."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@JSON
 def restore_command(source: str, every: bool, copy_if_needed: bool, as_json: bool) -> None:
     """Undo the last in-place edit of a GGUF file.
 
@@ -30,11 +29,6 @@ def restore_command(source: str, every: bool, copy_if_needed: bool, as_json: boo
     """
     from ropetool.plans.restoring import restore
     from ropetool.report.restored import restored_json, restored_parts
-    from ropetool.report.terminal import terminal_text
 
     done = restore(source, every=every, copy_if_needed=copy_if_needed)
-    if as_json:
-        print_json(restored_json(done))
-    else:
-        show(terminal_text(restored_parts(done)))
-        notes(done.notes)
+    print_result(as_json, lambda: restored_json(done), lambda: restored_parts(done), done.notes)

@@ -11,11 +11,11 @@ from ropetool import names, runtimes
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.errors import ConfigError, InvalidRope, RopetoolError
 from ropetool.escaping import Shown, command, read_length
-from ropetool.plans.basis import CURRENT, Request
+from ropetool.plans.basis import CURRENT, Request, listed
 from ropetool.plans.proposals import LENGTH, Proposal, extent_of, proposals, proposed
 from ropetool.plans.refusals import LONGEST
 from ropetool.plans.scope import FORCE, NECESSARY, Extent
-from ropetool.plans.search import listed, make_plan, runtime_names
+from ropetool.plans.search import make_plan, runtime_names
 from ropetool.rope import arithmetic
 from ropetool.rope.methods import Goal
 from ropetool.rope.reach import attention_holds, critical_dimension, least_base, reach, reach_of_new_base

@@ -28,10 +28,12 @@ from ropetool.weights.bakes import Bake
 from ropetool.weights.edits import TensorEdit, described
 from ropetool.weights.fold_targets import FoldTargets
 from ropetool.weights.opening import bakeable
+from ropetool.weights.operations import NORM, SIDES
 from ropetool.weights.weight_files import weight_files
 from ropetool.weights.writing import marks
 
 DTYPES = {"": "", "f32": "F32", "f64": "F64"}
+MODES = ("still", "mute")  # of drop-pairs
 FORMATS = {"hf": "Hugging Face checkpoints", "gguf": "GGUF files"}
 
 
@@ -155,10 +157,8 @@ def make_bake(
     Raises: UnknownName for an unknown bake. ConfigError for a wrong option, and if the bake is done already or changes
     nothing. LossyExport if the weights cannot store it exactly. CheckpointError.
     """
-    recipe, chosen = _recipe(what), BakeOptions(**options)
-    _check_options(recipe, chosen)
-    if bake_dtype not in DTYPES:
-        raise ConfigError(f"{bake_dtype!r} is neither f32 nor f64", where="--bake-dtype")
+    chosen = BakeOptions(**options)
+    recipe = check_bake(what, chosen, bake_dtype)
     checkpoint, dtype = open_source(source), DTYPES[bake_dtype]
     path = checkpoint.path
     if checkpoint.format not in recipe.formats:
@@ -195,6 +195,23 @@ def make_bake(
         read.max_position_embeddings, (checkpoint.runtime,), form.style, tables_of(read), softmax, edits, (),
         plan_notes, "baked", words, tensors, marks(tensors, weight_files(checkpoint)), dtype, read, checkpoint.identity,
     )  # fmt: skip
+
+
+def check_bake(what: str, options: BakeOptions, bake_dtype: str = "") -> Recipe:
+    """Return the bake of this name, which accepts these options.
+
+    Raises: UnknownName for an unknown bake; ConfigError for an option that it does not accept or that is missing, and
+    for a value that no bake accepts.
+    """
+    recipe = _recipe(what)
+    _check_options(recipe, options)
+    if bake_dtype not in DTYPES:
+        raise ConfigError(f"{bake_dtype!r} is neither f32 nor f64", where="--bake-dtype")
+    if options.side not in ("", *SIDES, NORM):
+        raise ConfigError(f"{options.side!r} is not one of {', '.join(SIDES)}", where="--side")
+    if options.mode not in ("", *MODES):
+        raise ConfigError(f"{options.mode!r} must be {' or '.join(MODES)}", where="--mode")
+    return recipe
 
 
 def _words(edits: Sequence[TensorEdit]) -> tuple[str, ...]:

@@ -118,15 +118,14 @@ class Request:
     def __post_init__(self) -> None:
         if isinstance(self.target_length, str):
             object.__setattr__(self, "target_length", read_length(self.target_length, "target_length"))
-        if isinstance(self.for_runtimes, str):
-            object.__setattr__(self, "for_runtimes", (self.for_runtimes,))
+        object.__setattr__(self, "for_runtimes", listed(self.for_runtimes))
 
     def check(self) -> None:
         """Raise InvalidRope for another reading, or an original length out of range."""
         if self.reading not in (None, ORIGINAL, CURRENT):
             raise InvalidRope(f"{self.reading!r} is neither {ORIGINAL} nor {CURRENT}", where="--from")
-        if self.original_length is not None and not 2 <= self.original_length <= MAX_LENGTH:
-            raise InvalidRope(not_a_length(self.original_length), where="--original-length")
+        if self.original_length is not None:
+            check_original_length(self.original_length)
 
     def reach(self, length: int) -> int:
         """Return the requested context in tokens, if the start is this length."""
@@ -141,6 +140,17 @@ class Request:
         )
         read_as = ("--as", self.as_type) if self.as_type is not None else ()
         return command("ropetool", "extend", Path(source), "--method", self.method, *how, *more, *read_as)
+
+
+def listed(for_runtimes: str | Sequence[str]) -> Sequence[str]:
+    """Return the names of runtimes as a sequence, also for a single name."""
+    return (for_runtimes,) if isinstance(for_runtimes, str) else for_runtimes
+
+
+def check_original_length(length: int) -> None:
+    """Raise InvalidRope for an original length out of range."""
+    if not 2 <= length <= MAX_LENGTH:
+        raise InvalidRope(not_a_length(length), where="--original-length")
 
 
 @dataclass(frozen=True)

@@ -309,11 +309,6 @@ def _scoped(derived: Derived, source: Source, entry: LayerRope, scope: str | Non
     )
 
 
-def listed(for_runtimes: str | Sequence[str]) -> Sequence[str]:
-    """Return the names of runtimes as a sequence, also for a single name."""
-    return (for_runtimes,) if isinstance(for_runtimes, str) else for_runtimes
-
-
 def runtime_names(name: str, checkpoint: Checkpoint) -> list[str]:
     """Return the runtimes that an option selects. llama.cpp reads a Hugging Face checkpoint through ropetool's export.
 

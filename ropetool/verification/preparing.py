@@ -35,6 +35,14 @@ def default_lengths(trained_length: int, target_length: int) -> list[int]:
 
 def check_amounts(lengths: Sequence[int], trained_length: int, suite: Suite) -> None:
     """Raise ConfigError if the lengths or the amounts of the suite are invalid or too small."""
+    check_lengths(lengths)
+    _check_count("trained length", trained_length, MIN_LENGTH)
+    check_segments(suite.segments)
+    check_trials(suite.trials)
+
+
+def check_lengths(lengths: Sequence[int]) -> None:
+    """Raise ConfigError for lengths that do not increase, or are too small."""
     if not lengths:
         raise ConfigError("the list of lengths is empty", where="--lengths")
     for length in lengths:
@@ -42,9 +50,16 @@ def check_amounts(lengths: Sequence[int], trained_length: int, suite: Suite) -> 
     for shorter, longer in pairwise(lengths):
         if longer <= shorter:
             raise ConfigError(f"lengths must increase, but {longer} follows {shorter}", where="--lengths")
-    _check_count("trained length", trained_length, MIN_LENGTH)
-    _check_count("--segments", suite.segments, MIN_SEGMENTS)
-    _check_count("--trials", suite.trials, 1)
+
+
+def check_segments(segments: int) -> None:
+    """Raise ConfigError for too few passages per length."""
+    _check_count("--segments", segments, MIN_SEGMENTS)
+
+
+def check_trials(trials: int) -> None:
+    """Raise ConfigError for too few retrieval trials."""
+    _check_count("--trials", trials, 1)
 
 
 def _check_count(where: str, value: int, at_least: int) -> None:

@@ -35,20 +35,29 @@ def choose(name: str | None, chosen: Sequence[str], segments: int | None, trials
 
     Without both, it is the standard suite. Raises: ConfigError for an unknown name.
     """
-    names = measures.offered()
     for each in chosen:
-        if each not in names:
-            raise ConfigError(
-                f"{each!r} is not one of {', '.join(names)}{did_you_mean(each, names)}", where="--measure"
-            )
-    if name is not None and name not in SUITES:
-        raise ConfigError(f"{name!r} is not one of {', '.join(SUITES)}{did_you_mean(name, SUITES)}", where="--suite")
+        check_measure(each)
+    if name is not None:
+        check_suite(name)
     base = named(name or "standard")
     if chosen:
         both = {*(base.measures if name else ()), *chosen}
-        base = replace(base, name=name or CUSTOM, measures=tuple(each for each in names if each in both))
+        base = replace(base, name=name or CUSTOM, measures=tuple(each for each in measures.offered() if each in both))
     base = base if segments is None else replace(base, segments=segments)
     return base if trials is None else replace(base, trials=trials)
+
+
+def check_measure(name: str) -> None:
+    """Raise ConfigError for an unknown measure."""
+    names = measures.offered()
+    if name not in names:
+        raise ConfigError(f"{name!r} is not one of {', '.join(names)}{did_you_mean(name, names)}", where="--measure")
+
+
+def check_suite(name: str) -> None:
+    """Raise ConfigError for an unknown suite."""
+    if name not in SUITES:
+        raise ConfigError(f"{name!r} is not one of {', '.join(SUITES)}{did_you_mean(name, SUITES)}", where="--suite")
 
 
 def choose_by_tokens(

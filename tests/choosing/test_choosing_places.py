@@ -12,7 +12,7 @@ from making import run
 
 import ropetool
 from ropetool.choosing.choice import Choice
-from ropetool.cli.options import write_new
+from ropetool.cli.named_files import write_new
 from ropetool.errors import ConfigError
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"

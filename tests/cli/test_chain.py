@@ -9,7 +9,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from making import COST_AT_4, config_of, run, snapshot
 import ropetool
 from ropetool.checkpoint import certificate, fingerprints, provenance
 from ropetool.checkpoint.certificate import Certificate
-from ropetool.cli import verify
-from ropetool.cli.options import ResultOptions
+from ropetool.cli import runs
+from ropetool.cli.runs import ResultOptions
 from ropetool.errors import ConfigError
 from ropetool.report import verdict
 from ropetool.verification.gate import Limits
@@ -60,20 +60,22 @@ class Verifier:
     grade: str | None = None
     asked: list[tuple[Path, str]] = field(default_factory=list)
 
-    def run_verify(self, target: Path, options: VerifyOptions, *, again: str, words: Sequence[str]) -> Result:
-        result = self.measured(target, options, None, ResultOptions(), again=again, words=words)
+    def run_verify(self, target: Path, options: VerifyOptions, *, again: str, line: Sequence[str]) -> Result:
+        result = self.measured(target, options, None, ResultOptions(), again=again, line=line)
         print("THE TABLES")  # noqa: T201  # as the real one prints its report
         return result
 
     def measured(
         self, target: Path, options: VerifyOptions, served: None, printing: ResultOptions,
-        *, again: str, words: Sequence[str],
+        *, again: str, line: Sequence[str],
     ) -> Result:  # fmt: skip
         suite = str(options.suite)
         expected = ["verify", str(target), "--suite", suite, *([] if self.grade is None else ["--grade", self.grade])]
-        assert (words, again) == (expected, f"`{shlex.join(['ropetool', *expected, '--resume'])}`")
+        assert (line, again) == (expected, f"`{shlex.join(['ropetool', *expected, '--resume'])}`")
         limits = None if self.grade is None else Limits(self.grade)
-        assert (options, served) == (VerifyOptions(suite=suite, limits=limits, terms=Terms()), None)
+        assert options.command.startswith("ropetool extend ")
+        asked = replace(options, command="")
+        assert (asked, served) == (VerifyOptions(suite=suite, limits=limits, terms=Terms()), None)
         self.asked.append((target, suite))
         if self.error is not None:
             raise self.error
@@ -91,8 +93,8 @@ def verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verifier:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(DEMO, tmp_path / "model")
     stand_in = Verifier()
-    monkeypatch.setattr(verify, "run_verify", stand_in.run_verify)
-    monkeypatch.setattr(verify, "measured", stand_in.measured)
+    monkeypatch.setattr(runs, "run_verify", stand_in.run_verify)
+    monkeypatch.setattr(runs, "measured", stand_in.measured)
     monkeypatch.setattr(verdict, "summary", lambda result: f"{result.verdict}, in words")
     return stand_in
 

@@ -37,7 +37,7 @@ COMMANDS = (
     "advise scaled --target-length 8192", "advise model --target-length 4096 --for vllm --for llama.cpp",
     "extend model --factor 4 --dry-run", "extend model --method yarn --factor 4 --dry-run --plan-out plan.json",
     "extend model --factor 4", "extend model --method yarn --factor 4 --companion draft",
-    "extend scaled --factor 4", "extend model --method auto --factor 4 -p x 1",
+    "extend scaled --factor 4", "extend model --method auto --factor 64",
     "bake scaled attention-factor --dry-run", "bake scaled attention-factor --check", "diff model scaled",
     "doctor model scaled", "doctor model.gguf", "export model --no-check", "import model.gguf -o imported --no-check",
     "inspect model.gguf", "inspect model.gguf --target-length 4096", "advise model.gguf --target-length 4096",
@@ -102,6 +102,12 @@ def test_a_command_reads_each_source_once(line: str, reads: Counter[str], monkey
     assert reads
     often = {name: count for name, count in reads.items() if count > 1 and not name.startswith((".", ".."))}
     assert often == {name: count for (command, name), count in EXCEPTIONS.items() if command == line}
+
+
+@pytest.mark.parametrize("options", ["--method auto -p x 1", "--method yarn -p x 1", "--method yarn --for x"])
+def test_a_wrong_option_reads_no_source(options: str, reads: Counter[str]) -> None:
+    assert run("extend", "model", "--factor", "4", *options.split()).code == 2
+    assert not reads
 
 
 def test_candidates_of_compare_and_tune_are_planned_from_one_opened_source(reads: Counter[str]) -> None:

@@ -13,8 +13,8 @@ import pytest
 from making import run
 
 import ropetool
-from ropetool.cli.options import with_options
 from ropetool.errors import ConfigError
+from ropetool.escaping import with_options
 from ropetool.verification import duration, estimate, suites
 from ropetool.verification.duration import FITTING, LONGEST, NO_BUDGET, RunSize, TooLong, check_duration
 from ropetool.verification.measure import Suite

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ropetool.cli import command_line, local_source, notes, print_json, show, terminal_width
+from ropetool.cli.named_files import check_new, write_new
+from ropetool.cli.next_steps import in_own_words
 from ropetool.cli.options import (
     DEVICE,
     DTYPE,
@@ -19,14 +21,11 @@ from ropetool.cli.options import (
     SPACE,
     TEXTS,
     WHOLE,
-    ResultOptions,
-    check_new,
     for_runtimes,
     gathered,
     target_length,
-    write_new,
 )
-from ropetool.cli.wording import in_own_words
+from ropetool.cli.runs import ResultOptions
 
 if TYPE_CHECKING:
     from ropetool.lab.tuning.options import TuneOptions

@@ -33,8 +33,8 @@ from ropetool.lab.tuning.points import Ground
 from ropetool.lab.tuning.results import TuneResult
 from ropetool.lab.tuning.searching import DRAWS, STAGES, Score, SearchState, Vector, search, work
 from ropetool.lab.tuning.spaces import Space
+from ropetool.plans.basis import listed
 from ropetool.plans.plan import Plan
-from ropetool.plans.search import listed
 from ropetool.verification import estimate
 from ropetool.verification.conditions import SOURCE, conditions, run_key
 from ropetool.verification.corpus import read_corpus

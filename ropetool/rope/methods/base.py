@@ -63,7 +63,9 @@ class Goal:
             )
         if target_length > MAX_LENGTH:
             raise _too_long(str(target_length), "--target-length")
-        if not isinstance(attention_factor, str) and not (is_number(attention_factor) and attention_factor > 0):
+        if isinstance(attention_factor, str):
+            check_preset(attention_factor)
+        elif not (is_number(attention_factor) and attention_factor > 0):
             raise InvalidRope(
                 f"{attention_factor} multiplies cos and sin and must be a finite number above 0",
                 where="--attention-factor",
@@ -116,9 +118,14 @@ def chosen_attention_factor(source: Source, goal: Goal, auto: str) -> float:
     if isinstance(preset, (int, float)):
         return float(preset)
     values = {"none": 1.0, "yarn": yarn_factor(goal.factor), "logn": logn_factor(goal.factor, source.length)}
-    if preset not in values:
-        raise InvalidRope(f"{preset!r} must be a number or one of {', '.join(PRESETS)}", where="--attention-factor")
+    check_preset(preset)
     return base * values[preset]
+
+
+def check_preset(name: str) -> None:
+    """Raise InvalidRope for an unknown preset of the attention factor."""
+    if name not in PRESETS:
+        raise InvalidRope(f"{name!r} must be a number or one of {', '.join(PRESETS)}", where="--attention-factor")
 
 
 def check_betas(beta_fast: float, beta_slow: float) -> None:

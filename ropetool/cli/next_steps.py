@@ -1,26 +1,30 @@
-"""Complete the `Try:` lines of `ropetool extend` with the options of the user, and plan them before they are printed."""
+"""The next step of an error: the `Try:` line in the words of the present command, planned before it is printed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from ropetool.cli.extension import AUTO, ExtensionOptions
-from ropetool.cli.options import instance, with_flag, with_options
-from ropetool.errors import RopetoolError
-from ropetool.escaping import command, number, words
+from ropetool.cli import typed_words
+from ropetool.cli.options import instance, is_typed
+from ropetool.errors import AmbiguousRope, LossyExport, RopetoolError
+from ropetool.escaping import command, number, with_flag, with_options, word, words
 
 EXTEND = ["ropetool", "extend"]
+STARTS = ("--from", "--original-length")  # the options that choose the start of a scaled source
 OPENED = "ropetool.opened"  # key in the context's meta: a function that opens each source once
 # Options of a method: another method may not have them.
 OF_METHODS = ("params", "attention_factor", "temperature_scope", "beta_fast", "beta_slow", "rope_theta")
 # The options that a try sets, and an option that only explains.
 DECIDED = ("source", "method", "factor", "target_length", "reading", "original_length", "tune_minutes", "explain")
+
+
+# --- the options of `extend`
 
 
 @contextmanager
@@ -33,7 +37,7 @@ def completed_tries() -> Iterator[None]:
 
         context = click.get_current_context()
         if isinstance(error, TooFar):
-            error.try_ = command("ropetool", *with_flag(context.find_root().obj, FORCE))
+            error.try_ = command("ropetool", *with_flag(typed_words(), FORCE))
         error.try_ = completed(error.try_, context)
         raise
 
@@ -43,6 +47,7 @@ def completed(line: str, context: click.Context) -> str:
 
     Returns an empty string if no plan works, and any other text unchanged.
     """
+    from ropetool.cli.extension import AUTO
     from ropetool.plans.scope import FORCE, TooFar
 
     try:
@@ -76,9 +81,8 @@ def _missing(context: click.Context, values: dict[str, Any], left_out: Sequence[
     missing = []
     for option in context.command.params:
         name = option.name or ""
-        typed = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         absent = values.get(name) in (None, ()) or values.get(name) == option.get_default(context)
-        if not typed or not absent or name in DECIDED or name in left_out:
+        if not is_typed(name, context) or not absent or name in DECIDED or name in left_out:
             continue
         value = context.params[name]
         for each in value if option.multiple else [value]:
@@ -95,6 +99,7 @@ def _as_words(option: click.Parameter, value: Any) -> list[str]:
 def _problem(line: Sequence[str], context: click.Context) -> RopetoolError | None:
     """Return why no plan can be made of a command line of `extend`, None if one can. Does not write."""
     from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
+    from ropetool.cli.extension import ExtensionOptions
     from ropetool.plans.search import plan_for
 
     values = _parsed(line, context)
@@ -105,3 +110,41 @@ def _problem(line: Sequence[str], context: click.Context) -> RopetoolError | Non
     except RopetoolError as error:
         return error
     return None
+
+
+# --- other commands
+
+
+@contextmanager
+def in_own_words(lossless: str = "{}", renamed: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Rewrite the errors of the body, so that they name options of the present command.
+
+    lossless: the next step if a runtime cannot read the request; {} is a command line of `extend` that works.
+    renamed: the options of the present command by the options of `extend`.
+    """
+    try:
+        yield
+    except RopetoolError as error:
+        error.where = _renamed(error.where, renamed or {})
+        of_extend = error.try_.startswith(f"{' '.join(EXTEND)} ")
+        error.try_ = _tried(error, lossless) if of_extend else _renamed(error.try_, renamed or {})
+        raise
+
+
+def _renamed(text: str, renamed: Mapping[str, str]) -> str:
+    first, space, rest = text.partition(" ")
+    return f"{renamed.get(first, first)}{space}{rest}"
+
+
+def _tried(error: RopetoolError, lossless: str) -> str:
+    """Return the next step in place of a command line of `extend`, because that line would write an output."""
+    if isinstance(error, LossyExport):
+        return lossless.format(error.try_)
+    line = words(error.try_)
+    starts = {option: value for option, value in pairwise(line) if option in STARTS}
+    if starts:
+        own = {name for each in click.get_current_context().command.params for name in each.opts}
+        return (
+            " ".join(f"{name} {value}" for name, value in starts.items()) if own >= starts.keys() else "--from current"
+        )
+    return f"the same of {word(line[2])}" if isinstance(error, AmbiguousRope) else error.try_
