@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,14 +18,57 @@ from ropetool.checkpoint.gguf_edits import patch_of, plain_number, plain_value
 from ropetool.checkpoint.identity import Identity
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.checkpoint.tensor_bytes import StoredTensor
-from ropetool.errors import ConfigError, InvalidRope, PlanMismatch
-from ropetool.files import parts
-from ropetool.files.gguf import GGML_TYPES, GgufHeader, Patch, TensorInfo, Value, ValueType, read_shards, read_vector
+from ropetool.errors import ConfigError, InvalidRope, NotACheckpoint, PlanMismatch, RopetoolError
+from ropetool.escaping import command
+from ropetool.files.gguf import (
+    GGML_TYPES,
+    GgufHeader,
+    Patch,
+    TensorInfo,
+    Value,
+    ValueType,
+    read_header,
+    read_shards,
+    read_vector,
+)
 from ropetool.files.gguf.kinds import F32
 from ropetool.files.hf import ABSENT
 
+GENERAL_TYPE = "general.type"
 ARCHITECTURE = "general.architecture"
 MAX_TEXT_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class ForeignFile:
+    """A type of GGUF file that is not a model.
+
+    problem: the message.
+    words: a command to use instead; FILE stands for the path.
+    reason: text after the command.
+    """
+
+    problem: str
+    words: tuple[str, ...]
+    reason: str = ""
+
+
+# By general.type, or by general.architecture in files that are older than this key.
+PARTS = {
+    "mmproj": ForeignFile(
+        "is the image or audio projector of a multimodal model, not its language model",
+        ("ropetool", "inspect", "LANGUAGE-MODEL.gguf"), "the language model, which works with this file unchanged",
+    ),
+    "adapter": ForeignFile(
+        "is a LoRA adapter: changes to a model, not a model",
+        ("llama-export-lora", "-m", "BASE.gguf", "--lora", "FILE", "-o", "MERGED.gguf"), "which merges both into a model",
+    ),
+    "imatrix": ForeignFile(
+        "is an importance matrix, not a model",
+        ("ropetool", "export", "MODEL", "--outtype", "q4_k_m", "--imatrix", "FILE"), "which quantises a model with it",
+    ),
+}  # fmt: skip
+PARTS["clip"] = PARTS["mmproj"]
 
 
 def type_problem(key: str, value: Value, type_: ValueType) -> str:
@@ -88,16 +132,14 @@ class GgufCheckpoint:
         Raises: InvalidRope if the key is missing or has a wrong type; NotACheckpoint if the file is not a language
         model.
         """
-        general_type = self.values.get(parts.GENERAL_TYPE)
+        general_type = self.values.get(GENERAL_TYPE)
         architecture = self.values.get(ARCHITECTURE)
         problem = "" if architecture is None else type_problem(ARCHITECTURE, architecture, ValueType.STR)
         if problem:
             raise InvalidRope(problem, where=self.where)
         name = str(architecture.decode()) if architecture is not None else ""
-        is_text = general_type is not None and not type_problem(parts.GENERAL_TYPE, general_type, ValueType.STR)
-        parts.check_gguf(
-            str(general_type.decode()) if general_type is not None and is_text else "", name, Path(self.where)
-        )
+        is_text = general_type is not None and not type_problem(GENERAL_TYPE, general_type, ValueType.STR)
+        check_gguf(str(general_type.decode()) if general_type is not None and is_text else "", name, Path(self.where))
         if not name:
             raise InvalidRope(
                 f"{ARCHITECTURE} is missing, so the keys of the file cannot be interpreted", where=self.where
@@ -182,3 +224,33 @@ def stored_in(header: GgufHeader) -> dict[str, StoredTensor]:
             "values" if ggml_type.block == 1 else f"blocks of {ggml_type.block} values",
         )  # fmt: skip
     return tensors
+
+
+def check_gguf(general_type: str | None, architecture: str | None, path: Path) -> None:
+    """Return if a GGUF file can be a language model, by its general.type and general.architecture.
+
+    Raises: NotACheckpoint.
+    """
+    part = PARTS.get(general_type or "") or PARTS.get(architecture or "")
+    if part is None:
+        return
+    words = [path if word == "FILE" else word for word in part.words]
+    if part is PARTS["mmproj"]:
+        words[-1] = _language_model(path) or words[-1]
+    raise NotACheckpoint(part.problem, where=str(path), try_=f"{command(*words)}, {part.reason}")
+
+
+def _language_model(projector: Path) -> Path | None:
+    """Return the only model next to a projector, where publishers put it, or None."""
+    others = [file for file in projector.parent.glob("*.gguf") if file.name != projector.name]
+    candidates = [file for file in others if "mmproj" not in file.name.lower()]
+    return candidates[0] if len(candidates) == 1 and _is_model(candidates[0]) else None
+
+
+def _is_model(path: Path) -> bool:
+    """Return whether a GGUF file is a model, by its header."""
+    with suppress(RopetoolError, OSError):
+        header = read_header(path)
+        general_type, architecture = (header.get(key, ValueType.STR) for key in (GENERAL_TYPE, ARCHITECTURE))
+        return general_type in (None, "model") and architecture is not None and architecture not in PARTS
+    return False

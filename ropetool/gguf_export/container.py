@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ropetool.files.copying import write_all
 from ropetool.files.gguf import TensorInfo, Value
-from ropetool.files.gguf.copying import write_all
 from ropetool.files.gguf.tensors import padded
 from ropetool.files.gguf.writer import creating, encode_head, encode_info
 from ropetool.gguf_model.streaming import converted

@@ -18,10 +18,11 @@ from types import FrameType
 from ropetool.checkpoint import provenance
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import OutputError
-from ropetool.files.gguf import model_name, read_header, shard_paths
+from ropetool.files.gguf import read_header
 from ropetool.files.gguf.splitting import SplitLimits
 from ropetool.files.hf import SafetensorsInfo
 from ropetool.files.output import check_output, check_place
+from ropetool.files.shard_names import model_name, shard_paths
 from ropetool.gguf_export import container, kquants
 from ropetool.gguf_export.container import File, Progress
 from ropetool.gguf_export.options import ExportOptions

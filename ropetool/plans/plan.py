@@ -18,10 +18,10 @@ from ropetool.checkpoint.opening import first_file
 from ropetool.errors import ConfigError, CorruptFile, sentence_of
 from ropetool.escaping import Shown
 from ropetool.files import hub
-from ropetool.files.gguf import model_name
 from ropetool.files.hf import read_object
 from ropetool.files.hf.jsontext import ABSENT, is_text, shown
 from ropetool.files.hf.typed import NUMBER, OBJECT, TEXT, JsonType, checked, list_of, taken, whole
+from ropetool.files.shard_names import model_name
 from ropetool.plans.basis import ORIGINAL
 from ropetool.plans.targets import rope_tables, target_json, target_of
 from ropetool.rope.tables import MAX_LENGTH, RopeSet, RopeTable

@@ -15,8 +15,8 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_source, opened_as
 from ropetool.errors import InvalidRope, LossyExport, RopetoolError, UnknownRuntime
 from ropetool.escaping import command, word
-from ropetool.files.gguf import model_name
 from ropetool.files.hf import ABSENT
+from ropetool.files.shard_names import model_name
 from ropetool.plans import notes
 from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, PlanArguments, Request, find_start, takes_fields
 from ropetool.plans.formats import Baking, Format, format_of

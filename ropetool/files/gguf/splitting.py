@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ropetool.errors import ConfigError
+from ropetool.files.copying import copy_range, write_all
 from ropetool.files.gguf.codec import Value
-from ropetool.files.gguf.copying import copy_range, write_all
 from ropetool.files.gguf.header import GgufHeader, reading
 from ropetool.files.gguf.kinds import ValueType
 from ropetool.files.gguf.metadata import ALIGNMENT_KEY, DEFAULT_ALIGNMENT

@@ -17,9 +17,9 @@ from ropetool import names
 from ropetool.errors import HubError, HubUnreachable, MissingDependency, MissingFile, NotACheckpoint, RopetoolError
 from ropetool.escaping import command, install_line
 from ropetool.files import parts
-from ropetool.files.gguf import shard_paths
 from ropetool.files.hf.directory import SUFFIX
 from ropetool.files.hub.ids import HubId, hub_id
+from ropetool.files.shard_names import shard_paths
 
 # Files besides the weights: configs, tokenizers, templates, the card, and the terms, which must accompany the weights.
 _TEXT_SUFFIXES = (".json", ".jinja", ".model", ".txt", ".md", ".tiktoken")
