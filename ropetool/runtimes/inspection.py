@@ -20,7 +20,7 @@ from ropetool.families.wrappers import ALIASES, ON_HUB, WRAPPERS
 from ropetool.files import parts
 from ropetool.files.gguf import Value
 from ropetool.files.hf.jsontext import shown
-from ropetool.files.hub import HubId, hub_id, origin, peek_checkpoint, peek_gguf
+from ropetool.files.hub import HubId, hub_id, origin
 from ropetool.rope.arithmetic import wavelengths
 from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import hf_formulas, kv_cache
@@ -116,6 +116,8 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
 
 
 def _inspect_hub(asked: HubId, as_type: str | None) -> tuple[Inspection, Checkpoint]:
+    from ropetool.files.hub.peeking import peek_checkpoint, peek_gguf
+
     checkpoint: Checkpoint
     if asked.file:
         peeked = peek_gguf(asked)
