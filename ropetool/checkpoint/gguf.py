@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +100,7 @@ class GgufCheckpoint:
     where: str = "model.gguf"
     files: tuple[GgufHeader, ...] = field(default=(), repr=False)
 
-    format: ClassVar[str] = "gguf"
+    format: ClassVar[Literal["gguf"]] = "gguf"
     runtime: ClassVar[str] = "llama.cpp"  # the runtime that the format is made for
     stated_in: ClassVar[str] = "file"  # in messages, the source of a setting
     keys_in: ClassVar[str] = "the metadata"  # in messages, the place of the rope keys

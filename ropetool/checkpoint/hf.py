@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from ropetool import families, names
 from ropetool.checkpoint import identity, provenance, style
@@ -40,7 +40,7 @@ class HfCheckpoint:
     text: str = field(default="", repr=False)
     _edited: dict[str, HfCheckpoint] = field(default_factory=dict, repr=False, init=False)
 
-    format: ClassVar[str] = "hf"
+    format: ClassVar[Literal["hf"]] = "hf"
     runtime: ClassVar[str] = "transformers"  # the runtime that the format is made for
     stated_in: ClassVar[str] = "config"  # in messages, the source of a setting
     keys_in: ClassVar[str] = names.CONFIG_JSON  # in messages, the place of the rope keys
