@@ -31,7 +31,8 @@ __all__ = [
     "names",
 ]
 
-FIRST = ("transformers", "llama.cpp")  # the runtime of each format if the user requests none
+LLAMA_CPP = "llama.cpp"
+FIRST = ("transformers", LLAMA_CPP)  # the runtime of each format if the user requests none
 FIRST_SERVER = "vllm"  # its lines come before those of other servers
 
 
