@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ropetool import runtimes
-from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.rope.tables import in_words
 from ropetool.runtimes.decoded import Decoded
 from ropetool.runtimes.inspection import Inspection
@@ -46,7 +45,7 @@ def gguf_lines(shown: str, context: int, modelfile: Path | None = None) -> list[
     context: the context length, in tokens.
     modelfile: the place of the Modelfile for Ollama, or None.
     """
-    runtime = runtimes.get(GgufCheckpoint.runtime)
+    runtime = runtimes.get(runtimes.LLAMA_CPP)
     assert runtime.serving is not None
     own = f"{runtime.program}: {runtime.serving.line(shown, context)}"
     return [own, *runtime.serving.others(shown, context, modelfile)]
