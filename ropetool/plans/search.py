@@ -17,10 +17,18 @@ from ropetool.escaping import command, word
 from ropetool.files.hf import ABSENT
 from ropetool.files.shard_names import model_name
 from ropetool.plans import notes
-from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, PlanArguments, Request, find_start, takes_fields
+from ropetool.plans.basis import (
+    CURRENT,
+    ORIGINAL,
+    UNSCALED,
+    PlanArguments,
+    Request,
+    find_start,
+    takes_fields,
+    whole_command,
+)
 from ropetool.plans.formats import Baking, Format, format_of
-from ropetool.plans.plan import Plan, Tried
-from ropetool.plans.refusals import Outset, lossy, lossy_gguf, reasons, whole_command
+from ropetool.plans.plan import Plan, Tried, reasons
 from ropetool.plans.scope import Extent, extent
 from ropetool.plans.targets import tables_of
 from ropetool.rope import methods
@@ -185,6 +193,8 @@ class _Search:
 
     def refusal(self, candidates: Sequence[EncodedTarget], tried: Sequence[Tried]) -> LossyExport:
         """Return the error with the reason why no encoding works, and a command that works."""
+        from ropetool.plans.refusals import Outset, lossy, lossy_gguf  # most requests have an encoding that works
+
         form, readers = self.form, self.readers
         outset = Outset(self.goal, self.reading, self._new_base(), self._ignored(candidates))
         if form.checkpoint.format == "gguf":
