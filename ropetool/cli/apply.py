@@ -11,7 +11,7 @@ from ropetool.cli import command_line, local_source, notes, print_json, show
 from ropetool.cli.options import FORCE, JSON, NO_SIDECARS, OutputOptions, check_in_place, gathered, in_place
 
 if TYPE_CHECKING:
-    from ropetool.plans.applying import Applied
+    from ropetool.plans.applied import Applied
     from ropetool.plans.plan import Plan
 
 

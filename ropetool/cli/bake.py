@@ -31,7 +31,7 @@ from ropetool.errors import ConfigError
 from ropetool.escaping import read_whole
 
 if TYPE_CHECKING:
-    from ropetool.plans.applying import Applied
+    from ropetool.plans.applied import Applied
     from ropetool.plans.bakes import BakeOptions
     from ropetool.plans.plan import Plan
     from ropetool.weights.checking import LayerCheck

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ropetool.checkpoint.opening import Checkpoint
     from ropetool.cli.companion import Companion
     from ropetool.cli.method_choice import MethodChoice
-    from ropetool.plans.applying import Applied
+    from ropetool.plans.applied import Applied
     from ropetool.plans.plan import Plan
 
 GROUPS = {

@@ -10,7 +10,6 @@ import click
 from ropetool.cli import notes
 from ropetool.cli.extension import AUTO, ExtensionOptions
 from ropetool.cli.options import naming_a_smaller_run
-from ropetool.cli.wording import in_own_words
 
 if TYPE_CHECKING:
     from ropetool.checkpoint.opening import Checkpoint
@@ -106,6 +105,7 @@ def _measured(
     from ropetool.choosing.choice import choose as best_of
     from ropetool.choosing.options import CandidateOptions
     from ropetool.cli.compare import compared
+    from ropetool.cli.wording import in_own_words
     from ropetool.plans.advice import CLOSED_FORMS
     from ropetool.verification.gate import Limits
     from ropetool.verification.options import VerifyOptions

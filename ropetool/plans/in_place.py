@@ -24,8 +24,8 @@ from ropetool.files.gguf.header import read_unmapped
 from ropetool.files.gguf.in_place import Edited, edit_in_place, way_in_place
 from ropetool.files.gguf.in_place.editing import edited_part
 from ropetool.files.hf import read_optional_object
-from ropetool.plans.applying import Applied, checked_gguf
-from ropetool.plans.following import following_gguf
+from ropetool.plans.applied import Applied
+from ropetool.plans.gguf_applying import checked_gguf, following_gguf
 from ropetool.plans.plan import Plan
 from ropetool.plans.serving import gguf_lines
 
