@@ -33,7 +33,7 @@ from ropetool.gguf_model.shapes.reading import COUNTED, EPSILONS
 from ropetool.gguf_model.shapes.rules import RULES
 from ropetool.rope.arithmetic import base_inv_freq
 from ropetool.rope.methods import Derived
-from ropetool.rope.tables import LayerRope, RopeSet, in_words
+from ropetool.rope.tables import LayerRope, RopeSet
 from ropetool.runtimes import NotHeld, Refuses
 from ropetool.runtimes.config_encodings import config_edits, encodings
 from ropetool.runtimes.decoded import decoded
@@ -438,4 +438,4 @@ def _objection(view: HfCheckpoint, rope: RopeSet) -> str:
         reading = rotation(computed, view, allow_full_attention=True).target
     except (Refuses, NotHeld, RopetoolError) as error:
         return sentence_of(error)
-    return in_words(reading.named_as(rope).differences(rope))
+    return reading.named_as(rope).mismatch(rope)

@@ -14,7 +14,7 @@ from ropetool.errors import ConfigError, LossyExport, RopetoolError, sentence_of
 from ropetool.escaping import command, number
 from ropetool.files.gguf import Patch, TensorInfo, Value, ValueType
 from ropetool.rope.deviation import Deviation, deviation
-from ropetool.rope.tables import TABLE_TOLERANCE, LayerRope, RopeSet, in_words, is_number
+from ropetool.rope.tables import TABLE_TOLERANCE, LayerRope, RopeSet, is_number
 from ropetool.runtimes import NotHeld, NotKnown, Refuses
 from ropetool.runtimes.decoded import first_that_serves
 from ropetool.runtimes.hf_formulas import Layers, layers_of
@@ -246,7 +246,7 @@ def objection_to(target: RopeSet, model: GgufCheckpoint) -> str:
         decoded = decode(model)
     except (Refuses, RopetoolError) as refusal:
         return f"llama.cpp stops with {sentence_of(refusal)}"
-    return in_words(target.differences(decoded))
+    return target.mismatch(decoded)
 
 
 def _list_notes(target: RopeSet) -> tuple[str, ...]:
