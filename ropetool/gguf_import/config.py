@@ -434,7 +434,7 @@ def _short(value: float) -> float:
 def _objection(view: HfCheckpoint, rope: RopeSet) -> str:
     """Return how the rotation of an export of this config differs from the file, or an empty text."""
     try:
-        computed = runtimes.get(view.runtime).decode(view)
+        computed = runtimes.decode(view.runtime, view)
         reading = rotation(computed, view, allow_full_attention=True).target
     except (Refuses, NotHeld, RopetoolError) as error:
         return sentence_of(error)

@@ -234,6 +234,11 @@ def get(name: str, file_format: str | None = None) -> Runtime:
     return replace(runtimes[0], name=name, versions=versions, decode=partial(_as_all, runtimes), releases=None)
 
 
+def decode(name: str, checkpoint: Any) -> RopeSet:
+    """Return what a runtime computes from a checkpoint. Raises: Refuses; as `get`."""
+    return get(name).decode(checkpoint)
+
+
 def _as_all(runtimes: tuple[Runtime, ...], view: Any) -> RopeSet:
     """Return what all runtimes compute.
 

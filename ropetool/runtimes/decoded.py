@@ -80,7 +80,7 @@ def decoded(runtime: str, checkpoint: Checkpoint) -> Decoded:
 
 def _decoded(runtime: str, checkpoint: Checkpoint) -> Decoded:
     try:
-        return Decoded(runtime, runtimes.get(runtime).decode(checkpoint))
+        return Decoded(runtime, runtimes.decode(runtime, checkpoint))
     except runtimes.Refuses as refusal:
         known, stops = not isinstance(refusal, runtimes.NotKnown), not isinstance(refusal, runtimes.NotHeld)
         return Decoded(runtime, None, str(refusal), known, stops)

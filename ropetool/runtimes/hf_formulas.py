@@ -18,8 +18,8 @@ from ropetool.rope import arithmetic
 from ropetool.rope.formulas import (
     Source,
     blend,
+    blend_by_dims,
     dynamic_table,
-    kept_share_by_dims,
     kept_share_by_turns,
     logn_factor,
     with_share,
@@ -171,10 +171,9 @@ def table(r: Resolved) -> RopeTable:
         return dynamic_table(base, r.max_position_embeddings, r.factor)
     if r.rope_type == "yarn":
         # 0 and null both mean the default: transformers writes `get(...) or 32`.
-        kept = kept_share_by_dims(
-            source, r.params.get(names.BETA_FAST) or 32, r.params.get(names.BETA_SLOW) or 1, r.truncate
-        )
-        return RopeTable.fixed(blend(base, kept, r.factor), _yarn_attention_factor(r.params, r.factor))
+        fast, slow = r.params.get(names.BETA_FAST) or 32, r.params.get(names.BETA_SLOW) or 1
+        inv_freq = blend_by_dims(source, fast, slow, r.truncate, r.factor)
+        return RopeTable.fixed(inv_freq, _yarn_attention_factor(r.params, r.factor))
     if r.rope_type == "llama3":
         low, high = r.params[names.LOW_FREQ_FACTOR], r.params[names.HIGH_FREQ_FACTOR]
         if low is None or high is None:

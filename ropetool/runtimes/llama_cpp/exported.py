@@ -207,7 +207,7 @@ def exported(view: HfCheckpoint) -> tuple[Rotation, GgufCheckpoint]:
     arch = view.family.gguf_architecture
     if not arch:
         raise NotKnown(f"ropetool does not export {view.family.name} models")
-    source: RopeSet = runtimes.get(view.runtime).decode(view)
+    source: RopeSet = runtimes.decode(view.runtime, view)
     try:
         turned = rotation(source, view)
         sizes = _sizes(turned)
