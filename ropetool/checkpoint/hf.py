@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from ropetool import families, names
 from ropetool.checkpoint import identity, provenance, style
-from ropetool.checkpoint.edits import FileEdit, edits_of_file
+from ropetool.checkpoint.edits import FileEdit
 from ropetool.checkpoint.identity import Identity
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.checkpoint.tensor_bytes import StoredTensor
@@ -19,7 +19,7 @@ from ropetool.errors import InvalidRope, UnknownFamily
 from ropetool.escaping import install_line
 from ropetool.families import records
 from ropetool.families.family import Family
-from ropetool.files.hf import DTYPE_BITS, Directory, Header, apply_edits, headers, open_directory, parse_object
+from ropetool.files.hf import DTYPE_BITS, Directory, Edit, Header, apply_edits, headers, open_directory, parse_object
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,6 +169,11 @@ class HfCheckpoint:
 
     def _tensor_names(self) -> tuple[str, ...]:
         return () if self.files is None or self.files.config_only else tuple(self.stored)
+
+
+def edits_of_file(edits: Iterable[FileEdit], name: str) -> list[Edit]:
+    """Return the edits that concern one JSON file of the checkpoint."""
+    return [Edit(edit.path, edit.old, edit.new) for edit in edits if edit.file == name]
 
 
 def _types(config: Mapping[str, Any]) -> tuple[Any, str]:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from ropetool import names
 from ropetool.checkpoint import listings, provenance
-from ropetool.checkpoint.edits import PLAN_AGAIN, edits_of_file
-from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.edits import PLAN_AGAIN
+from ropetool.checkpoint.hf import HfCheckpoint, edits_of_file
 from ropetool.errors import LossyExport, PlanMismatch
 from ropetool.files import hub, linking
 from ropetool.files.counting import counted, nobody
