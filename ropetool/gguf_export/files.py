@@ -23,7 +23,7 @@ from ropetool.files.gguf.splitting import SplitLimits
 from ropetool.files.hf import SafetensorsInfo
 from ropetool.files.output import check_output, check_place
 from ropetool.files.shard_names import model_name, shard_paths
-from ropetool.gguf_export import container, kquants
+from ropetool.gguf_export import container
 from ropetool.gguf_export.container import File, Progress
 from ropetool.gguf_export.options import ExportOptions
 from ropetool.gguf_export.splitting import split
@@ -191,6 +191,8 @@ def _quantised(
             for check in compared_checks
             if check.name in KL_NAMES
         )
+    from ropetool.gguf_export import kquants  # few types need the quantiser
+
     progress("quantising", 0, 0)
     kept = [placed.info.name for placed in file.layout.tensors if placed.dtype == mxfp4.DTYPE]
     kquants.quantise(plain, small, options.outtype, options.matrix, kept)
