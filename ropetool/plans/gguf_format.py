@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ropetool import names
 from ropetool.checkpoint.edits import METADATA, FileEdit
-from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.gguf_edits import plain_value
+from ropetool.checkpoint.gguf import GgufCheckpoint, plain_value
 from ropetool.checkpoint.gguf_keys import removal
 from ropetool.errors import InvalidRope, LossyExport, UnknownFamily
 from ropetool.escaping import command

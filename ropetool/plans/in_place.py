@@ -13,8 +13,7 @@ from pathlib import Path
 
 from ropetool.checkpoint import edit_log, provenance
 from ropetool.checkpoint.edit_log import EditLog, LoggedEdit
-from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.gguf_edits import patch_of
+from ropetool.checkpoint.gguf import GgufCheckpoint, patch_of
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import ConfigError, CorruptFile, LossyExport, OutputError
 from ropetool.files import hub

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ropetool.checkpoint.gguf_edits import plain_value
+from ropetool.checkpoint.gguf import plain_value
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.files import linking
 from ropetool.files.gguf import write_patched

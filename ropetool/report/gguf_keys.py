@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ropetool.checkpoint.gguf_edits import plain_number
+from ropetool.checkpoint.gguf import plain_number
 from ropetool.files.gguf import GgufHeader, Value, ValueType
 from ropetool.files.gguf.codec import utf8
 from ropetool.files.gguf.texts import first

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from ropetool.checkpoint import gguf, hf
 from ropetool.checkpoint.edits import FileEdit
-from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.gguf_edits import patch_of
+from ropetool.checkpoint.gguf import GgufCheckpoint, patch_of
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.checkpoint.tensor_bytes import StoredTensor
 from ropetool.files.copying import copy_range, write_all

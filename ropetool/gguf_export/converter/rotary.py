@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ropetool import names
-from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.gguf_edits import patch_of
+from ropetool.checkpoint.gguf import GgufCheckpoint, patch_of
 from ropetool.errors import LossyExport, RopetoolError, sentence_of
 from ropetool.files.gguf import Patch, Value, ValueType
 from ropetool.rope.tables import RopeSet

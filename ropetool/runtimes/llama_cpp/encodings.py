@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from ropetool import names
 from ropetool.checkpoint.edits import METADATA, TENSORS, FileEdit
-from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.gguf_edits import plain_value
+from ropetool.checkpoint.gguf import GgufCheckpoint, plain_value
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf import ABSENT
 from ropetool.rope.arithmetic import base_inv_freq

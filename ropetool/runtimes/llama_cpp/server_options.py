@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from ropetool import names
-from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.gguf_edits import patch_of
+from ropetool.checkpoint.gguf import GgufCheckpoint, patch_of
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import InvalidRope, sentence_of
 from ropetool.escaping import command, word
