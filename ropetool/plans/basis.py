@@ -13,7 +13,7 @@ import numpy as np
 
 from ropetool import names, runtimes
 from ropetool.checkpoint import provenance
-from ropetool.checkpoint.config_numbers import not_a_length
+from ropetool.checkpoint.config_values import not_a_length
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import AmbiguousRope, InvalidRope
 from ropetool.escaping import command, number, read_length
