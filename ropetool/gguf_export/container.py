@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ropetool.files.copying import write_all
 from ropetool.files.gguf import TensorInfo, Value
-from ropetool.files.gguf.tensors import padded
+from ropetool.files.gguf.entries import padded
 from ropetool.files.gguf.writer import creating, encode_head, encode_info
 from ropetool.gguf_model.streaming import converted
 from ropetool.gguf_model.tensors import ALIGNMENT, Layout, vector_infos

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from ropetool.files.gguf.entries import padded
 from ropetool.files.gguf.splitting import SplitLimits, grouped, part_values
-from ropetool.files.gguf.tensors import padded
 from ropetool.gguf_export.container import File
 from ropetool.gguf_model.tensors import ALIGNMENT, Placed
 

@@ -18,7 +18,7 @@ from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import ConfigError, CorruptFile, LossyExport, OutputError
 from ropetool.files import hub
 from ropetool.files.gguf import GgufHeader, Patch, read_shards
-from ropetool.files.gguf.cursor import AGAIN
+from ropetool.files.gguf.entries import AGAIN
 from ropetool.files.gguf.header import read_unmapped
 from ropetool.files.gguf.in_place import Edited, edit_in_place, way_in_place
 from ropetool.files.gguf.in_place.editing import edited_part

@@ -25,7 +25,7 @@ import numpy as np
 
 from ropetool.errors import OutputError, PlanMismatch
 from ropetool.escaping import Shown, command
-from ropetool.files.gguf.cursor import AGAIN
+from ropetool.files.gguf.entries import AGAIN
 from ropetool.files.gguf.in_place.disk import Disk, NotHere
 from ropetool.files.gguf.in_place.guard import held
 from ropetool.files.gguf.in_place.planning import COPY
