@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -32,6 +31,7 @@ from ropetool.files.gguf import (
     read_shards,
     read_vector,
 )
+from ropetool.files.gguf.codec import plain_number
 from ropetool.files.gguf.kinds import F32
 from ropetool.files.hf import ABSENT
 from ropetool.rope.tables import is_number
@@ -242,14 +242,6 @@ def plain_value(value: Value | None) -> Any:
 def plain_array(value: Value) -> dict[str, Any]:
     """Return a short array for an edit, in JSON types."""
     return {"type": value.label, "value": [plain_number(number) for number in np.asarray(value.decode()).tolist()]}
-
-
-def plain_number(value: Any) -> Any:
-    """Return NaN and the infinities as text, and other values unchanged.
-
-    JSON cannot store these numbers, and NaN does not equal itself.
-    """
-    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _value(data: Any, key: str) -> Value:
