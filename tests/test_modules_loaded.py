@@ -24,22 +24,22 @@ LIMITS = {
     "verify --help": 7,
     "methods": 29,
     "families llama": 27,
-    "runtimes": 65,
-    "inspect GGUF": 109,
-    "inspect DIR": 103,
-    "inspect GGUF --json": 103,
-    "advise GGUF --target-length 4096": 114,
-    "advise DIR --target-length 4096": 121,
-    "extend DIR --target-length 4096 --dry-run": 132,
-    "extend DIR --target-length 4096 --method yarn -o OUTPUT": 97,
-    "extend GGUF --target-length 1024 --method yarn -o OUTPUT": 133,
-    "diff DIR DIR": 116,
-    "doctor DIR": 171,
-    "gguf list GGUF": 43,
-    "gguf get GGUF llama.context_length": 75,
-    "gguf set GGUF llama.context_length 1024 -o OUTPUT": 133,
-    "restore GGUF": 115,
-    "recover GGUF": 34,
+    "runtimes": 64,
+    "inspect GGUF": 105,
+    "inspect DIR": 99,
+    "inspect GGUF --json": 99,
+    "advise GGUF --target-length 4096": 110,
+    "advise DIR --target-length 4096": 117,
+    "extend DIR --target-length 4096 --dry-run": 128,
+    "extend DIR --target-length 4096 --method yarn -o OUTPUT": 96,
+    "extend GGUF --target-length 1024 --method yarn -o OUTPUT": 129,
+    "diff DIR DIR": 112,
+    "doctor DIR": 167,
+    "gguf list GGUF": 33,
+    "gguf get GGUF llama.context_length": 71,
+    "gguf set GGUF llama.context_length 1024 -o OUTPUT": 129,
+    "restore GGUF": 111,
+    "recover GGUF": 32,
 }
 SLACK = 5  # modules; a figure that is further above what a command loads no longer holds it
 COUNTED = """
@@ -82,6 +82,16 @@ def test_inspect_keeps_below_its_budget() -> None:
 def test_costs_are_loaded_for_inspect_cost_alone(sources: dict[str, str]) -> None:
     assert not any(name.startswith("ropetool.verification") for name in modules_loaded("inspect", sources["GGUF"]))
     assert "ropetool.report.costing" in modules_loaded("inspect", sources["GGUF"], "--cost")
+
+
+def test_an_extension_of_a_directory_loads_no_other_format(sources: dict[str, str], tmp_path: Path) -> None:
+    command = ("extend", sources["DIR"], "--target-length", "4096", "--method", "yarn", "-o", str(tmp_path / "output"))
+    loaded = {name.removeprefix("ropetool.") for name in modules_loaded(*command)}
+    assert {"runtimes.vllm", "rope.methods.yarn", "runtimes.llama_cpp"} <= loaded
+    for package in ("files.gguf", "checkpoint.gguf", "runtimes.llama_cpp.", "files.hub.snapshots"):
+        assert not [name for name in loaded if name.startswith(package)]
+    assert {name for name in loaded if name.startswith("weights.")} == {"weights.edits"}
+    assert {name for name in loaded if name.startswith("rope.methods.")} == {"rope.methods.base", "rope.methods.yarn"}
 
 
 def test_inspect_parses_the_header_once(sources: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
