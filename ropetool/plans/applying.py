@@ -73,30 +73,30 @@ def apply(
       system flushes to the disk.
     Raises: PlanMismatch if the source differs from the plan's source; OutputError if the target cannot be written.
     """
-    path = hub.local(source)
+    write = _apply_directory
     if plan.format == "gguf":
-        from ropetool.plans.gguf_applying import apply_gguf
+        from ropetool.plans.gguf_applying import apply_gguf  # a directory does not need the writer of GGUF files
 
-        return apply_gguf(
-            plan,
-            path,
-            Path(target),
-            force=force,
-            copy=copy,
-            command=command,
-            sidecars=sidecars,
-            tell=progress or nobody,
-        )
+        write = apply_gguf
+    return write(
+        plan, hub.local(source), Path(target), force=force, copy=copy, command=command, sidecars=sidecars,
+        tell=progress or nobody,
+    )  # fmt: skip
+
+
+def _apply_directory(
+    plan: Plan, path: Path, target: Path, *, force: bool, copy: bool, command: str, sidecars: bool, tell: Progress
+) -> Applied:  # fmt: skip
+    """Write the planned directory. path: the source. Others: as `apply`."""
     checkpoint = HfCheckpoint.open(path)
     card = model_card.read_card(checkpoint.path / model_card.CARD) if sidecars else None
     edited = checked_texts(plan, checkpoint)
     weights = _checked_weights(plan, checkpoint)
     carried, left = _sorted_out(checkpoint.directory)
     placed: dict[str, str] = {}
-    target = Path(target)
     rewritten = {*edited, *([model_card.CARD] if card is not None else [])}
     unchanged = [path for path in carried if str(path) not in rewritten]
-    steps = Steps(progress or nobody, checkpoint.path, unchanged)
+    steps = Steps(tell, checkpoint.path, unchanged)
     with (
         transaction(
             target, checkpoint.path, force=force, directory=True, may_replace=listings.directory_rule(target)
