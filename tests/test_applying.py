@@ -104,7 +104,7 @@ def test_progress_names_every_file_that_is_placed(source: Path, tmp_path: Path) 
 def test_the_bytes_of_a_copy_are_counted_as_they_are_written(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ropetool.files.gguf.copying.RANGE", 16)
+    monkeypatch.setattr("ropetool.files.copying.RANGE", 16)
     for kernel in (True, False):
         if not kernel:
             monkeypatch.delattr("os.copy_file_range")

@@ -21,7 +21,7 @@ from making import run, snapshot, write_model
 import ropetool
 from ropetool.checkpoint import provenance
 from ropetool.files import digests, linking
-from ropetool.files.gguf import shard_paths
+from ropetool.files.shard_names import shard_paths
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 YARN = ("--method", "yarn", "--factor", "4")

@@ -11,8 +11,7 @@ from exporting import family_models as models
 
 from ropetool import families
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.runtimes import get, inspection
-from ropetool.runtimes.llama_cpp import exported_layers
+from ropetool.runtimes import get, hf_formulas, inspection
 
 MIXED = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 WINDOW = {"sliding_window": 64, "use_sliding_window": True}
@@ -44,7 +43,7 @@ def test_the_layers_that_slide_are_those_of_the_class(name: str) -> None:
     made = pytest.importorskip("transformers").AutoConfig.for_model(**config)
     expected = {layer for layer, kind in enumerate(made.layer_types) if kind == "sliding_attention"}
     source = get("transformers").decode(HfCheckpoint(config, families.get(family)))
-    found = exported_layers.layers_of(config, families.get(family), source, "here")
+    found = hf_formulas.layers_of(config, families.get(family), source, "here")
     assert found.sliding == (expected if made.sliding_window is not None else set())
     assert found.window == made.sliding_window or not expected
 

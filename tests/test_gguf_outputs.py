@@ -20,7 +20,8 @@ import ropetool
 from ropetool.checkpoint import provenance
 from ropetool.errors import CheckpointError, OutputError
 from ropetool.files import transaction
-from ropetool.files.gguf import read_header, shard_paths
+from ropetool.files.gguf import read_header
+from ropetool.files.shard_names import shard_paths
 
 SIDECARS = [".Modelfile", ".README.md", ".ropetool.json"]
 
@@ -324,7 +325,7 @@ import gguf_making
 import ropetool
 from ropetool.checkpoint import listings, provenance
 from ropetool.files import renames
-from ropetool.files.gguf import shard_paths
+from ropetool.files.shard_names import shard_paths
 
 root, source, count = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 first_plan, plan, last_plan = (ropetool.plan(source, "linear", factor=factor) for factor in (2, 4, 8))

@@ -341,9 +341,9 @@ def test_a_failure_at_the_last_file_leaves_nothing(monkeypatch: pytest.MonkeyPat
     def broken(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    for function in ("write_weights", "linking.place", "provenance.write"):
+    for function in ("gguf_applying.write_weights", "gguf_applying.linking.place", "gguf_output.provenance.write"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"ropetool.plans.applying.{function}", broken)
+            patch.setattr(f"ropetool.plans.{function}", broken)
             with pytest.raises(KeyboardInterrupt):
                 ropetool.apply(plan, source, "out.gguf")
         assert snapshot(Path()) == before

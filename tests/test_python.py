@@ -23,7 +23,7 @@ from ropetool.escaping import Shown, Tabular
 from ropetool.gguf_export.options import ExportOptions
 from ropetool.lab.tuning import tuning
 from ropetool.lab.tuning.options import TuneOptions
-from ropetool.plans.applying import Applied
+from ropetool.plans.applied import Applied
 from ropetool.plans.basis import Request
 from ropetool.report import printed
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ropetool import names
-from ropetool.checkpoint.gguf_edits import plain_value
+from ropetool.checkpoint.gguf import plain_value
 from ropetool.errors import ConfigError, CorruptFile
 from ropetool.escaping import command
 from ropetool.files.gguf import GgufHeader, Patch, Value, ValueType, read_vector

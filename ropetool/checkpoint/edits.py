@@ -49,8 +49,3 @@ class FileEdit:
 def config_file_edits(edits: Iterable[Edit]) -> list[FileEdit]:
     """Return edits of config.json as edits of a checkpoint."""
     return [FileEdit(names.CONFIG_JSON, edit.path, edit.old, edit.new) for edit in edits]
-
-
-def edits_of_file(edits: Iterable[FileEdit], name: str) -> list[Edit]:
-    """Return the edits that concern one JSON file of the checkpoint."""
-    return [Edit(edit.path, edit.old, edit.new) for edit in edits if edit.file == name]

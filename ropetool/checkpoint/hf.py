@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from ropetool import families, names
 from ropetool.checkpoint import identity, provenance, style
-from ropetool.checkpoint.edits import FileEdit, edits_of_file
+from ropetool.checkpoint.edits import FileEdit
 from ropetool.checkpoint.identity import Identity
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.checkpoint.tensor_bytes import StoredTensor
@@ -19,7 +19,7 @@ from ropetool.errors import InvalidRope, UnknownFamily
 from ropetool.escaping import install_line
 from ropetool.families import records
 from ropetool.families.family import Family
-from ropetool.files.hf import DTYPE_BITS, Directory, Header, apply_edits, headers, open_directory, parse_object
+from ropetool.files.hf import DTYPE_BITS, Directory, Edit, Header, apply_edits, headers, open_directory, parse_object
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class HfCheckpoint:
     text: str = field(default="", repr=False)
     _edited: dict[str, HfCheckpoint] = field(default_factory=dict, repr=False, init=False)
 
-    format: ClassVar[str] = "hf"
+    format: ClassVar[Literal["hf"]] = "hf"
     runtime: ClassVar[str] = "transformers"  # the runtime that the format is made for
     stated_in: ClassVar[str] = "config"  # in messages, the source of a setting
     keys_in: ClassVar[str] = names.CONFIG_JSON  # in messages, the place of the rope keys
@@ -169,6 +169,11 @@ class HfCheckpoint:
 
     def _tensor_names(self) -> tuple[str, ...]:
         return () if self.files is None or self.files.config_only else tuple(self.stored)
+
+
+def edits_of_file(edits: Iterable[FileEdit], name: str) -> list[Edit]:
+    """Return the edits that concern one JSON file of the checkpoint."""
+    return [Edit(edit.path, edit.old, edit.new) for edit in edits if edit.file == name]
 
 
 def _types(config: Mapping[str, Any]) -> tuple[Any, str]:

@@ -12,13 +12,15 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropetool import names
 from ropetool.errors import CheckpointError
-from ropetool.files.gguf import GgufHeader, Value
 from ropetool.files.hf import Directory, data_start
 from ropetool.files.regular import open_regular
+
+if TYPE_CHECKING:
+    from ropetool.files.gguf import GgufHeader, Value
 
 BLOCK = 64 << 10  # bytes
 FEW = 8  # blocks between the first and the last: training changes every tensor

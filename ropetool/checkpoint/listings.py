@@ -20,7 +20,6 @@ from ropetool.checkpoint import provenance
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import RopetoolError
 from ropetool.files import digests
-from ropetool.files.gguf import shards
 from ropetool.files.hidden import set_aside
 from ropetool.files.linking import HARD_LINKED, REFLINKED
 from ropetool.files.output import Rule
@@ -134,6 +133,8 @@ class _Output:
             if source.is_dir():
                 pairs = {name: source / name for name in self.files}
             else:
+                from ropetool.files.gguf import shards  # only for GGUF models
+
                 pairs = dict(zip(self.files, shards(source), strict=False))
             own = {os.path.realpath(file) for file in self.files.values()}
             return {name: file for name, file in pairs.items() if file.is_file() and os.path.realpath(file) not in own}

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ropetool import names
 from ropetool.checkpoint.edits import FileEdit
-from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import InvalidRope
 from ropetool.files import hub
 from ropetool.files.regular import open_regular
 
-Checkpoint: TypeAlias = HfCheckpoint | GgufCheckpoint
+if TYPE_CHECKING:
+    from ropetool.checkpoint.gguf import GgufCheckpoint
+
+Checkpoint: TypeAlias = "HfCheckpoint | GgufCheckpoint"
 
 
 def open_checkpoint(source: Path | Checkpoint) -> Checkpoint:
@@ -22,9 +24,9 @@ def open_checkpoint(source: Path | Checkpoint) -> Checkpoint:
     An open checkpoint is returned unchanged.
     Raises: CheckpointError.
     """
-    if isinstance(source, (HfCheckpoint, GgufCheckpoint)):
+    if not isinstance(source, Path):
         return source
-    return GgufCheckpoint.open(source) if _is_gguf(source) else HfCheckpoint.open(source)
+    return _open_gguf(source) if _is_gguf(source) else HfCheckpoint.open(source)
 
 
 def open_source(source: str | Path | Checkpoint) -> Checkpoint:
@@ -32,7 +34,7 @@ def open_source(source: str | Path | Checkpoint) -> Checkpoint:
 
     Raises: CheckpointError, HubError.
     """
-    return open_checkpoint(source if isinstance(source, (HfCheckpoint, GgufCheckpoint)) else hub.local(source))
+    return open_checkpoint(hub.local(source) if isinstance(source, (str, Path)) else source)
 
 
 def opened_as(
@@ -46,7 +48,7 @@ def opened_as(
     checkpoint = open_checkpoint(source)
     if model_type is None:
         return checkpoint, (), ()
-    if isinstance(checkpoint, GgufCheckpoint):
+    if checkpoint.format == "gguf":
         raise InvalidRope("does not apply to GGUF files: llama.cpp uses the architecture in the file", where="--as")
     edits = checkpoint.edits_as(model_type)
     inside = not any(edit.path == (names.MODEL_TYPE,) for edit in edits)
@@ -64,7 +66,13 @@ def first_file(path: Path) -> Path:
 
     Raises: CheckpointError.
     """
-    return GgufCheckpoint.open(path).path if _is_gguf(path) else path
+    return _open_gguf(path).path if _is_gguf(path) else path
+
+
+def _open_gguf(path: Path) -> GgufCheckpoint:
+    from ropetool.checkpoint.gguf import GgufCheckpoint  # a directory does not need the GGUF reader
+
+    return GgufCheckpoint.open(path)
 
 
 def _is_gguf(path: Path) -> bool:

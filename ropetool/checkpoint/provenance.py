@@ -301,7 +301,11 @@ def _located(named: str, record: Path, digest: str) -> str:
     if os.path.isabs(named) or os.path.lexists(expected):
         return named if os.path.isabs(named) else str(expected)
     hub_id = _hub_id(named)
-    place = hub.on_disk(hub_id) if hub_id is not None else None
+    place = None
+    if hub_id is not None:
+        from ropetool.files.hub.snapshots import on_disk  # few sources are on the hub
+
+        place = on_disk(hub_id)
     if not place and digest:
         from ropetool import machine  # imported here because it is seldom needed
 

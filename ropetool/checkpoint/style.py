@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ropetool import names
-from ropetool.checkpoint import config_numbers, layer_lists
+from ropetool.checkpoint import config_values
 from ropetool.errors import AmbiguousRope, InvalidRope
 from ropetool.families.family import Family
 from ropetool.files.hf.jsontext import ABSENT, Edit, shown
@@ -93,8 +93,8 @@ def read(config: Mapping[str, Any], family: Family, where: str) -> FileRope:
     `type` and `rope_type`, or the two styles, disagree.
     """
     part = section(config, family, where)
-    config_numbers.check_sizes(part, family, context_key(part, family), where)
-    layer_lists.check(part, family, where)
+    config_values.check_sizes(part, family, context_key(part, family), where)
+    config_values.check_layer_lists(part, family, where)
     parameters, scaling = part.get(names.ROPE_PARAMETERS), scaling_of(part)
     if family.default_rope_keys and parameters is None and scaling is None and not part.get(family.rope_theta_key):
         groups = {family.rope_group(layer_type): keys for layer_type, keys in family.default_rope_keys.items()}
@@ -115,7 +115,7 @@ def read(config: Mapping[str, Any], family: Family, where: str) -> FileRope:
 def _read_v4(part: Mapping[str, Any], family: Family, where: str) -> dict[str, RopeKeys]:
     scaling = scaling_of(part)
     outer, local_key = theta_keys(family)
-    theta = config_numbers.base(part.get(outer), f"{where}: {outer}")
+    theta = config_values.base(part.get(outer), f"{where}: {outer}")
     unread = family.rope_scaling_reaches == () and not isinstance(scaling, Mapping)
     keys = _keys({} if scaling is None or unread else scaling, f"{where}: rope_scaling")
     if any(isinstance(value, Mapping) for value in keys.params.values()):
@@ -124,7 +124,7 @@ def _read_v4(part: Mapping[str, Any], family: Family, where: str) -> dict[str, R
     if names.SLIDING_ATTENTION in family.rope_entries:
         local = part.get(local_key)
         entries[names.SLIDING_ATTENTION] = RopeKeys(
-            rope_theta=config_numbers.base(local, f"{where}: {local_key}") if family.has_local_base else theta
+            rope_theta=config_values.base(local, f"{where}: {local_key}") if family.has_local_base else theta
         )
     return entries
 
@@ -169,8 +169,8 @@ def _keys(data: Any, where: str) -> RopeKeys:
         )
     params = {k: v for k, v in data.items() if k not in (names.ROPE_TYPE, names.LEGACY_TYPE, names.ROPE_THETA)}
     for key, value in params.items():
-        config_numbers.check_param(key, value, f"{where}.{key}")
-    return RopeKeys(str(rope_type), config_numbers.base(data.get(names.ROPE_THETA), f"{where}.rope_theta"), params)
+        config_values.check_param(key, value, f"{where}.{key}")
+    return RopeKeys(str(rope_type), config_values.base(data.get(names.ROPE_THETA), f"{where}.rope_theta"), params)
 
 
 def _canonical(rope_type: Any) -> Any:

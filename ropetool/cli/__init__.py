@@ -178,10 +178,14 @@ def local_source(source: str) -> Path:
 
 def config_alone(source: str) -> Path | None:
     """Download the config of a checkpoint on the hub, without weights, and return its folder. None for other sources."""
-    from ropetool.files.hub import config_folder, hub_id
+    from ropetool.files.hub import hub_id
 
     named = hub_id(source)
-    return None if named is None else config_folder(named)
+    if named is None:
+        return None
+    from ropetool.files.hub.peeking import config_folder
+
+    return config_folder(named)
 
 
 def typed_words() -> list[str]:

@@ -15,7 +15,7 @@ from ropetool.cli import command_line, local_source, print_result
 from ropetool.cli.options import COPY, FORCE, JSON, NO_SIDECARS, SOURCE, check_in_place, gathered, in_place, output
 
 if TYPE_CHECKING:
-    from ropetool.plans.applying import Applied
+    from ropetool.plans.applied import Applied
     from ropetool.plans.plan import Plan
 
 

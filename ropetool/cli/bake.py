@@ -18,7 +18,7 @@ from ropetool.escaping import read_whole
 
 if TYPE_CHECKING:
     from ropetool.cli.apply import PlanOptions
-    from ropetool.plans.applying import Applied
+    from ropetool.plans.applied import Applied
     from ropetool.plans.bakes import BakeOptions
     from ropetool.plans.plan import Plan
     from ropetool.weights.checking import LayerCheck

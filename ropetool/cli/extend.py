@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ropetool.cli.chain import Chain
     from ropetool.cli.companion import Companion
     from ropetool.cli.method_choice import MethodChoice
-    from ropetool.plans.applying import Applied
+    from ropetool.plans.applied import Applied
     from ropetool.plans.plan import Plan
 
 GROUPS = {

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ropetool.cli.extension import AUTO, ExtensionOptions
-from ropetool.cli.next_steps import in_own_words
 
 if TYPE_CHECKING:
     from ropetool.checkpoint.opening import Checkpoint
@@ -86,6 +85,7 @@ def _measured(
     from ropetool.choosing.choice import choose as best_of
     from ropetool.choosing.options import CandidateOptions
     from ropetool.cli.compare import compared
+    from ropetool.cli.next_steps import in_own_words
     from ropetool.cli.runs import naming_a_smaller_run
     from ropetool.plans.advice import CLOSED_FORMS
     from ropetool.verification.gate import Limits

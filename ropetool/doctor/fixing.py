@@ -25,7 +25,8 @@ from ropetool.doctor.opening import Target, opened
 from ropetool.doctor.remedies import ON_HUB
 from ropetool.errors import LossyExport, RopetoolError, sentence_of
 from ropetool.escaping import command
-from ropetool.plans.applying import Applied, apply
+from ropetool.plans.applied import Applied
+from ropetool.plans.applying import apply
 from ropetool.plans.basis import CURRENT, UNSCALED
 from ropetool.plans.in_place import apply_in_place
 from ropetool.plans.plan import Plan

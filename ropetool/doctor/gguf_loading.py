@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ropetool.checkpoint.edits import METADATA, FileEdit
-from ropetool.checkpoint.gguf_edits import plain_array, plain_value
+from ropetool.checkpoint.gguf import plain_array, plain_value
 from ropetool.doctor.cases import Case
 from ropetool.doctor.remedies import fixed
 from ropetool.files.gguf import Value

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ropetool.checkpoint.edits import METADATA, FileEdit
-from ropetool.checkpoint.gguf_edits import plain_value
+from ropetool.checkpoint.gguf import plain_value
 from ropetool.doctor.cases import Case
 from ropetool.doctor.findings import ERROR, WARNING, Finding
 from ropetool.doctor.remedies import fixed

@@ -12,7 +12,8 @@ from ropetool import runtimes
 from ropetool.doctor.cases import Case, runtime_list
 from ropetool.errors import RopetoolError
 from ropetool.escaping import command, number, word
-from ropetool.files.gguf import model_name, read_shards
+from ropetool.files.gguf import read_shards
+from ropetool.files.shard_names import model_name
 from ropetool.plans.basis import ORIGINAL
 from ropetool.plans.key_edits import unset_key
 from ropetool.plans.search import make_plan

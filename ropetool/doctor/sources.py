@@ -24,7 +24,8 @@ from ropetool.doctor.findings import ERROR, WARNING, Finding
 from ropetool.doctor.remedies import again, stating
 from ropetool.errors import RopetoolError
 from ropetool.files.gguf import ValueType
-from ropetool.files.hub import HubId, hub_id, on_disk
+from ropetool.files.hub import HubId, hub_id
+from ropetool.files.hub.snapshots import on_disk
 from ropetool.runtimes.inspection import inspect_checkpoint
 from ropetool.runtimes.llama_cpp import architectures as archs
 

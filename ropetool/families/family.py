@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import resources
 from typing import Any, Literal
 
@@ -292,7 +293,7 @@ class Family:
         """The model_type in config.json."""
         return self.config_type or self.model_type
 
-    @property
+    @cached_property
     def own_name(self) -> bool:
         """Whether the config has this family's model_type. Engines choose a model file by it."""
         return not self.config_type
@@ -331,7 +332,7 @@ class Family:
         """Return the name of a layer type in rope_parameters."""
         return self.rope_groups.get(layer_type, layer_type)
 
-    @property
+    @cached_property
     def nested(self) -> bool:
         """Whether rope_parameters contains one object per layer type."""
         return bool(self.layer_types)

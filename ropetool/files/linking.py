@@ -15,8 +15,8 @@ from typing import BinaryIO
 from ropetool import names
 from ropetool.errors import CheckpointError, OutputError
 from ropetool.files import hub, system
+from ropetool.files.copying import copy_in_kernel, write_all
 from ropetool.files.digests import new_file
-from ropetool.files.gguf.copying import copy_in_kernel, write_all
 from ropetool.files.output import output_error
 
 WEIGHTS = (".safetensors", ".gguf")

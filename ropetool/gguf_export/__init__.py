@@ -25,13 +25,13 @@ from ropetool.files import hub
 from ropetool.files.counting import nobody
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.gguf.writer import overwrite_value
-from ropetool.gguf_export import files, kquants
+from ropetool.gguf_export import files
 from ropetool.gguf_export import sidecars as companions
 from ropetool.gguf_export.container import File, Progress
-from ropetool.gguf_export.imatrix import Weights
+from ropetool.gguf_export.imatrix import Weights, check_fit, imatrix_keys
 from ropetool.gguf_export.options import ExportArguments, ExportOptions, check_grade
 from ropetool.gguf_export.preparing import PreparedExport, prepare
-from ropetool.gguf_model.outtypes import check_outtype
+from ropetool.gguf_model.outtypes import check_outtype, is_made_by_libllama
 from ropetool.plans.basis import takes_fields
 from ropetool.rope.deviation import Deviation
 from ropetool.runtimes import inspection
@@ -134,7 +134,7 @@ def export_source(
     """Write a checkpoint as `export_checkpoint` does. Raises: as `export_checkpoint`."""
     _ = options.limits  # invalid limits are the first error
     check_outtype(options.outtype)
-    entries = kquants.check(options.outtype, options.matrix)
+    entries = _importance(options)
     check_grade(options.require)
     tell = progress or nobody
     with _ready(hub.local(source), output, options, tell) as ready:
@@ -160,10 +160,19 @@ def _ready(
             yield ready
 
 
+def _importance(options: ExportOptions) -> Weights:
+    """Return the importance matrix by tensor, empty without one. Raises: as `kquants.check`."""
+    if options.matrix is None and not is_made_by_libllama(options.outtype):
+        return {}
+    from ropetool.gguf_export import kquants  # other types need no quantiser
+
+    return kquants.check(options.outtype, options.matrix)
+
+
 def _written(ready: PreparedExport, options: ExportOptions, entries: Weights, tell: Progress) -> Exported:
     """Write the files of a prepared export. entries: the importance matrix by tensor, empty without one."""
     matrix = options.matrix
-    matrix_notes = kquants.check_fit(matrix, entries, ready.layout) if matrix is not None else ()
+    matrix_notes = check_fit(matrix, entries, ready.layout) if matrix is not None else ()
     gate_notes = _gate(ready, options, tell)
     certificate = companions.fresh_certificate(ready.source)  # the gate may have written it
     export = _Export(ready, options, entries, tell, certificate, _trained_length(ready.source))
@@ -215,7 +224,7 @@ class _Export:
         """Return the keys of the file, with those of ropetool and of the importance matrix."""
         ready, matrix = self.ready, self.options.matrix
         values = {**ready.values, **stamp(ready.source.record, ready.bakes, self.certificate)}
-        values |= kquants.imatrix_keys(matrix, self.entries) if matrix is not None else {}
+        values |= imatrix_keys(matrix, self.entries) if matrix is not None else {}
         values |= stamp_inexact(ready.deviation) if ready.deviation is not None else {}
         return values
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ropetool.files.copying import write_all
 from ropetool.files.gguf import GgufHeader, TensorInfo, Value
-from ropetool.files.gguf.copying import write_all
+from ropetool.files.gguf.entries import padded
 from ropetool.files.gguf.splitting import SplitLimits, grouped, part_values
-from ropetool.files.gguf.tensors import padded
 from ropetool.files.gguf.writer import creating, encode_head, encode_info
 from ropetool.files.hf import SafetensorsInfo
 from ropetool.gguf_model.sources import SourceTensor

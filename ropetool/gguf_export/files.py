@@ -18,10 +18,11 @@ from types import FrameType
 from ropetool.checkpoint import provenance
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import OutputError
-from ropetool.files.gguf import model_name, read_header, shard_paths
+from ropetool.files.gguf import read_header
 from ropetool.files.gguf.splitting import SplitLimits
 from ropetool.files.output import check_output, check_place
-from ropetool.gguf_export import container, kquants
+from ropetool.files.shard_names import model_name, shard_paths
+from ropetool.gguf_export import container
 from ropetool.gguf_export.container import File, Progress, split, stored_tensors
 from ropetool.gguf_export.options import ExportOptions
 from ropetool.gguf_model import mxfp4
@@ -187,6 +188,8 @@ def _quantised(
             for check in compared_checks
             if check.name in KL_NAMES
         )
+    from ropetool.gguf_export import kquants  # few types need the quantiser
+
     progress("quantising", 0, 0)
     kept = [placed.info.name for placed in file.layout.tensors if placed.dtype == mxfp4.DTYPE]
     kquants.quantise(plain, small, options.outtype, options.matrix, kept)

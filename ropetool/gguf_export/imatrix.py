@@ -6,6 +6,7 @@ Source: common/imatrix-loader.cpp and load_imatrix in tools/quantize/quantize.cp
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import BinaryIO
@@ -14,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ropetool.errors import CheckpointError, CorruptFile
-from ropetool.files.gguf import GgufHeader, TensorInfo, read_header
+from ropetool.files.gguf import GgufHeader, TensorInfo, Value, ValueType, read_header
 from ropetool.files.gguf.header import MAGIC
 from ropetool.files.regular import open_regular, read_regular
+from ropetool.gguf_model.tensors import Layout
 
 Vector = npt.NDArray[np.float32]
 Weights = dict[str, Vector]
@@ -24,6 +26,7 @@ SUMS, COUNTS = ".in_sum2", ".counts"
 MAX_NAME, MAX_ENTRIES = 2**10, 2**16
 MAX_FILE = 2**31  # bytes; the largest known file has 0.7 GB, for 58 layers with 256 experts
 AGAIN = "llama-imatrix -m MODEL.gguf -f TEXT"
+_FOR_THIS_MODEL = "llama-imatrix -m FILE, where FILE is an unquantised export of this model"
 
 
 def read_imatrix(path: Path) -> Weights:
@@ -103,3 +106,38 @@ def _whole(raw: bytes, at: int, most: int) -> int:
     if not 1 <= value <= most:
         raise ValueError(f"the number at byte {at} is {value}; it must be from 1 to {most}")
     return value
+
+
+def check_fit(imatrix: Path, entries: Weights, layout: Layout) -> tuple[str, ...]:
+    """Return a note on matrices of the model without an entry in the importance matrix.
+
+    Raises: CheckpointError for an importance matrix of a different model, or for an entry of a different size.
+    """
+    shapes = {placed.info.name: placed.info.shape for placed in layout.tensors if len(placed.info.shape) > 1}
+    if entries.keys().isdisjoint(shapes):
+        raise CheckpointError(
+            f"none of its {len(entries)} entries, the first {min(entries)}, is for a matrix of this model",
+            where=str(imatrix), try_=_FOR_THIS_MODEL,
+        )  # fmt: skip
+    for name in entries.keys() & shapes.keys():
+        columns, _, *experts = shapes[name]
+        if entries[name].size != columns * math.prod(experts):
+            raise CheckpointError(
+                f"has {entries[name].size} numbers for {name}; it must have {columns * math.prod(experts)}, one for each column",
+                where=str(imatrix), try_=_FOR_THIS_MODEL,
+            )  # fmt: skip
+    # By default, llama-imatrix leaves out the embedding and the head.
+    lacking = [
+        name for name in shapes if name.startswith("blk.") and name not in entries and "ffn_gate_inp" not in name
+    ]
+    if not lacking:
+        return ()
+    return (f"the importance matrix has no entry for {len(lacking)} matrices, the first {lacking[0]}",)
+
+
+def imatrix_keys(imatrix: Path, entries: Weights) -> dict[str, Value]:
+    """Return the keys that llama-quantize writes about the importance matrix of a file."""
+    return {
+        "quantize.imatrix.file": Value.of(ValueType.STR, imatrix.name),
+        "quantize.imatrix.entries_count": Value.of(ValueType.I32, len(entries)),
+    }  # fmt: skip

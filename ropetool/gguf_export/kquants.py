@@ -6,7 +6,6 @@ The quantiser runs in a child process, so that it can be interrupted, and so tha
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import subprocess
@@ -18,16 +17,14 @@ from typing import Any
 
 from ropetool.errors import CheckpointError, ConfigError, MissingDependency, OutputError
 from ropetool.escaping import install_line
-from ropetool.files.gguf import Value, ValueType, ggml_type
+from ropetool.files.gguf import ggml_type
 from ropetool.gguf_export import children
 from ropetool.gguf_export.imatrix import Weights, read_imatrix
 from ropetool.gguf_model import mxfp4
 from ropetool.gguf_model.outtypes import OUTTYPES
-from ropetool.gguf_model.tensors import Layout
 from ropetool.machine import processors
 from ropetool.verification.runners.llama_library import last_words, library, listening
 
-_FOR_THIS_MODEL = "llama-imatrix -m FILE, where FILE is an unquantised export of this model"
 ROWS_HELD = 128 << 20  # bytes of rows that libllama may keep in memory, besides the file
 _CHILD = f"""
 import json, sys
@@ -60,41 +57,6 @@ def check(outtype: str, imatrix: Path | None) -> Weights:
             where="--imatrix", try_="llama-imatrix -m MODEL.gguf -f TEXT -o FILE, then --imatrix FILE",
         )  # fmt: skip
     return {}
-
-
-def check_fit(imatrix: Path, entries: Weights, layout: Layout) -> tuple[str, ...]:
-    """Return a note on matrices of the model without an entry in the importance matrix.
-
-    Raises: CheckpointError for an importance matrix of a different model, or for an entry of a different size.
-    """
-    shapes = {placed.info.name: placed.info.shape for placed in layout.tensors if len(placed.info.shape) > 1}
-    if entries.keys().isdisjoint(shapes):
-        raise CheckpointError(
-            f"none of its {len(entries)} entries, the first {min(entries)}, is for a matrix of this model",
-            where=str(imatrix), try_=_FOR_THIS_MODEL,
-        )  # fmt: skip
-    for name in entries.keys() & shapes.keys():
-        columns, _, *experts = shapes[name]
-        if entries[name].size != columns * math.prod(experts):
-            raise CheckpointError(
-                f"has {entries[name].size} numbers for {name}; it must have {columns * math.prod(experts)}, one for each column",
-                where=str(imatrix), try_=_FOR_THIS_MODEL,
-            )  # fmt: skip
-    # By default, llama-imatrix leaves out the embedding and the head.
-    lacking = [
-        name for name in shapes if name.startswith("blk.") and name not in entries and "ffn_gate_inp" not in name
-    ]
-    if not lacking:
-        return ()
-    return (f"the importance matrix has no entry for {len(lacking)} matrices, the first {lacking[0]}",)
-
-
-def imatrix_keys(imatrix: Path, entries: Weights) -> dict[str, Value]:
-    """Return the keys that llama-quantize writes about the importance matrix of a file."""
-    return {
-        "quantize.imatrix.file": Value.of(ValueType.STR, imatrix.name),
-        "quantize.imatrix.entries_count": Value.of(ValueType.I32, len(entries)),
-    }  # fmt: skip
 
 
 def quantise(source: Path, target: Path, outtype: str, imatrix: Path | None, kept: Sequence[str] = ()) -> None:

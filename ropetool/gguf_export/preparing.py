@@ -20,8 +20,7 @@ from ropetool.files.gguf import Value
 from ropetool.gguf_export import files
 from ropetool.gguf_export import sidecars as companions
 from ropetool.gguf_export.options import ExportOptions
-from ropetool.gguf_export.token_check import check_tokens
-from ropetool.gguf_model.contents import body_of, check_source, keys_of
+from ropetool.gguf_model.contents import Keys, body_of, check_source, keys_of
 from ropetool.gguf_model.outtypes import is_made_by_libllama
 from ropetool.gguf_model.tensors import Layout
 from ropetool.rope.deviation import Deviation
@@ -87,13 +86,19 @@ def prepare(source: Path | Checkpoint, output: str | Path | None, options: Expor
     if options.sidecars:
         companions.check(checkpoint.path)
     keys = keys_of(body, allow_inexact=options.allow_inexact)
-    checks = (check_tokens(checkpoint.path, keys.tokenizer, keys.tokenizer_notes),) if options.check else ()
+    checks = _token_checks(checkpoint, keys) if options.check else ()
     rotation = body.rotation
     return PreparedExport(
         checkpoint, target, body.layout, written_as, keys.encoding, keys.values, body.model.arch,
         rotation.target.max_position_embeddings, body.bakes, rotation.ignored_window, checks,
         (*body.notes, *keys.notes, *file_notes), keys.deviation,
     )  # fmt: skip
+
+
+def _token_checks(checkpoint: HfCheckpoint, keys: Keys) -> tuple[Check, ...]:
+    from ropetool.gguf_export.token_check import check_tokens  # only for an export that is checked
+
+    return (check_tokens(checkpoint.path, keys.tokenizer, keys.tokenizer_notes),)
 
 
 def _is_gguf_already(source: Path, model: GgufCheckpoint) -> NotACheckpoint:

@@ -22,7 +22,8 @@ from ropetool.escaping import Shown, command
 from ropetool.files import hub
 from ropetool.files.counting import nobody
 from ropetool.files.dtypes import STORAGE
-from ropetool.files.gguf import GGML_TYPES, ggml_type, model_name
+from ropetool.files.gguf import GGML_TYPES, ggml_type
+from ropetool.files.shard_names import model_name
 from ropetool.files.transaction import transaction
 from ropetool.gguf_export.comparing import compare
 from ropetool.gguf_export.token_check import check_tokens

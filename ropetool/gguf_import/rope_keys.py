@@ -20,7 +20,7 @@ from ropetool.families.family import Family
 from ropetool.gguf_import.keys import value_of
 from ropetool.rope.arithmetic import base_inv_freq
 from ropetool.rope.methods import Derived
-from ropetool.rope.tables import LayerRope, RopeSet, in_words
+from ropetool.rope.tables import LayerRope, RopeSet
 from ropetool.runtimes import NotHeld, Refuses
 from ropetool.runtimes.config_encodings import config_edits, encodings
 from ropetool.runtimes.llama_cpp import architectures as archs
@@ -162,8 +162,8 @@ def _short(value: float) -> float:
 def _objection(view: HfCheckpoint, rope: RopeSet) -> str:
     """Return how the rotation of an export of this config differs from the file, or an empty text."""
     try:
-        computed = runtimes.get(view.runtime).decode(view)
+        computed = runtimes.decode(view.runtime, view)
         reading = rotation(computed, view, allow_full_attention=True).target
     except (Refuses, NotHeld, RopetoolError) as error:
         return sentence_of(error)
-    return in_words(reading.named_as(rope).differences(rope))
+    return reading.named_as(rope).mismatch(rope)

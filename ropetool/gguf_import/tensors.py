@@ -22,10 +22,10 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.tensor_bytes import StoredTensor
 from ropetool.errors import CheckpointError, CorruptFile, LossyExport, RopetoolError
 from ropetool.families.tensors import Function
+from ropetool.files.copying import write_all
 from ropetool.files.digests import new_file
 from ropetool.files.dtypes import STORAGE, decode, encode
 from ropetool.files.gguf import GGML_TYPES, ggml_type
-from ropetool.files.gguf.copying import write_all
 from ropetool.files.gguf.numbers import decoded_blocks
 from ropetool.files.hf import header_bytes
 from ropetool.files.regular import open_regular

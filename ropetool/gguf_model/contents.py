@@ -18,7 +18,6 @@ from ropetool.files.gguf import Value
 from ropetool.gguf_model import metadata
 from ropetool.gguf_model.outtypes import AUTO, is_made_by_libllama
 from ropetool.gguf_model.shapes import ModelShape, check_exported, read_model
-from ropetool.gguf_model.shift_safe import ShiftSafe, shift_safe
 from ropetool.gguf_model.tensors import Layout, Placed, lay_out
 from ropetool.gguf_model.tokenizer import tokenizer_values
 from ropetool.gguf_model.wrapped import text_config
@@ -26,7 +25,7 @@ from ropetool.plans.formats import HfFormat
 from ropetool.rope.deviation import Deviation
 from ropetool.runtimes.llama_cpp import exported
 from ropetool.runtimes.llama_cpp.encodings import GgufEncoding
-from ropetool.weights.opening import bakeable
+from ropetool.weights.edits import RowChange
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,14 +97,21 @@ def body_of(
     """
     form, where = HfFormat.of(checkpoint, None), checkpoint.where
     rope = form.read(checkpoint.runtime).understood(where)
-    safe = shift_safe(bakeable(checkpoint).targets) if safe_to_shift else ShiftSafe(rope, {}, ())
-    rotation = exported.rotation(safe.rope, checkpoint, rearch=rearch, allow_full_attention=allow_full_attention)
+    gains: Mapping[str, RowChange] = {}
+    words: tuple[str, ...] = ()
+    if safe_to_shift:
+        from ropetool.gguf_model.shift_safe import shift_safe  # other exports change no weights
+        from ropetool.weights.opening import bakeable
+
+        safe = shift_safe(bakeable(checkpoint).targets)
+        rope, gains, words = safe.rope, safe.gains, safe.words
+    rotation = exported.rotation(rope, checkpoint, rearch=rearch, allow_full_attention=allow_full_attention)
     model = read_model(
         checkpoint.family, text_config(checkpoint), rotation.arch, rotation.head_dim, rotation.rotary_dim, where
     )
-    layout = _layout(checkpoint, model, outtype, rotation.interleaved, safe)
+    layout = _layout(checkpoint, model, outtype, rotation.interleaved, gains)
     return Body(
-        checkpoint, model, rotation, layout, safe.words, (*form.notes(), *layout.notes, *rotation.notes)
+        checkpoint, model, rotation, layout, words, (*form.notes(), *layout.notes, *rotation.notes)
     )  # fmt: skip
 
 
@@ -172,8 +178,10 @@ def _encoded(
         return replace(nearest.encoding, name=f"{nearest.encoding.name}, inexact"), (note,), nearest.deviation
 
 
-def _layout(checkpoint: HfCheckpoint, model: ModelShape, outtype: str, interleaved: bool, safe: ShiftSafe) -> Layout:
-    """Return the layout of the file.
+def _layout(
+    checkpoint: HfCheckpoint, model: ModelShape, outtype: str, interleaved: bool, gains: Mapping[str, RowChange]
+) -> Layout:
+    """Return the layout of the file. gains: factors for the rows of key weights, by tensor name.
 
     For a type of libllama's quantiser: the layout of its input, with the least rounding.
     """
@@ -183,7 +191,7 @@ def _layout(checkpoint: HfCheckpoint, model: ModelShape, outtype: str, interleav
     def lay(outtype: str) -> Layout:
         return lay_out(
             headers, model, outtype, interleaved=interleaved, where=str(checkpoint.path), quantization=quantization,
-            gains=safe.gains, wrapped=wrapped,
+            gains=gains, wrapped=wrapped,
         )  # fmt: skip
 
     if not is_made_by_libllama(outtype):

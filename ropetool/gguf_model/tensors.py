@@ -15,7 +15,7 @@ from ropetool.errors import CheckpointError, CorruptFile, LossyExport, Unsupport
 from ropetool.families.tensors import Function
 from ropetool.files.dtypes import STORAGE
 from ropetool.files.gguf import ggml_type
-from ropetool.files.gguf.tensors import TensorInfo, padded
+from ropetool.files.gguf.entries import TensorInfo, padded
 from ropetool.files.hf import Header
 from ropetool.files.regular import open_regular
 from ropetool.gguf_model import fp8, mxfp4

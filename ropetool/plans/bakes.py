@@ -17,7 +17,8 @@ from ropetool.escaping import command
 from ropetool.families.rows import K
 from ropetool.plans import notes
 from ropetool.plans.basis import CURRENT
-from ropetool.plans.formats import Format, GgufFormat, HfFormat, adapter_notes
+from ropetool.plans.formats import Format, HfFormat, adapter_notes
+from ropetool.plans.gguf_format import GgufFormat
 from ropetool.plans.plan import BAKE, Plan
 from ropetool.plans.presumed import presumed, remarks, with_rows
 from ropetool.plans.targets import tables_of

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, get_type_h
 
 import numpy as np
 
-from ropetool import names
+from ropetool import names, runtimes
 from ropetool.checkpoint import provenance
-from ropetool.checkpoint.config_numbers import not_a_length
+from ropetool.checkpoint.config_values import not_a_length
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import AmbiguousRope, InvalidRope
 from ropetool.escaping import command, number, read_length
@@ -140,6 +140,24 @@ class Request:
         )
         read_as = ("--as", self.as_type) if self.as_type is not None else ()
         return command("ropetool", "extend", Path(source), "--method", self.method, *how, *more, *read_as)
+
+
+def whole_command(source: Path, request: Request) -> str:
+    """Return the command line of a request with all its options."""
+    reading = [] if request.reading is None else ["--from", request.reading]
+    params = [word for name, value in (request.params or {}).items() for word in ("-p", name, worded(value))]
+    factor = [] if request.attention_factor == "auto" else ["--attention-factor", worded(request.attention_factor)]
+    length = [] if request.original_length is None else ["--original-length", str(request.original_length)]
+    readers = [word for name in runtimes.collapse_releases(request.for_runtimes) for word in ("--for", name)]
+    style = [] if request.config_style is None else ["--config-style", request.config_style]
+    return request.command(source, *reading, *params, *factor, *length, *readers, *style)
+
+
+def worded(value: Any) -> str:
+    """Return a parameter as a word of the command line. A list is replaced by its length."""
+    if isinstance(value, list):
+        return f"of {len(value)} divisors"
+    return str(value).lower() if isinstance(value, bool) else number(value) if isinstance(value, float) else str(value)
 
 
 def listed(for_runtimes: str | Sequence[str]) -> Sequence[str]:

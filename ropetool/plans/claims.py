@@ -16,8 +16,7 @@ import numpy as np
 from ropetool import names
 from ropetool.checkpoint import style
 from ropetool.checkpoint.edits import METADATA, FileEdit
-from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.gguf_edits import plain_value
+from ropetool.checkpoint.gguf import GgufCheckpoint, plain_value
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.errors import ConfigError, RopetoolError

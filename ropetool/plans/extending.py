@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ropetool.errors import ConfigError
 from ropetool.files import hub
 from ropetool.plans.advice import advised_method
-from ropetool.plans.applying import Applied, apply
+from ropetool.plans.applied import Applied
+from ropetool.plans.applying import apply
 from ropetool.plans.basis import PlanArguments, Request, takes_fields
 from ropetool.plans.search import plan_for
 

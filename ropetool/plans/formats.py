@@ -1,43 +1,34 @@
-"""The two checkpoint formats as the search sees them: ways to write a table, and the other edits that it needs."""
+"""A checkpoint format as the search sees it: ways to write a table, and the other edits that it needs.
+
+Here is the format of Hugging Face directories. gguf_format.py has the format of GGUF models.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ropetool import names
 from ropetool.checkpoint import style
-from ropetool.checkpoint.edits import METADATA, FileEdit
-from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.gguf_edits import plain_value
-from ropetool.checkpoint.gguf_keys import removal
+from ropetool.checkpoint.edits import FileEdit
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
-from ropetool.errors import InvalidRope, LossyExport, UnknownFamily
-from ropetool.escaping import command
+from ropetool.checkpoint.opening import Checkpoint
+from ropetool.errors import InvalidRope, LossyExport
 from ropetool.families.family import TrainedLength
 from ropetool.files import parts
-from ropetool.files.gguf import Value, ValueType
-from ropetool.files.hf import ABSENT
 from ropetool.files.hf.jsontext import shown
 from ropetool.rope.methods import Derived
 from ropetool.rope.tables import LayerRope, RopeSet, is_number
-from ropetool.runtimes import NotKnown, inspection
+from ropetool.runtimes import inspection
 from ropetool.runtimes.config_encodings import config_edits, encodings, length_encodings
 from ropetool.runtimes.decoded import Decoded, EncodedTarget, decoded
-from ropetool.runtimes.llama_cpp import architectures as archs
-from ropetool.runtimes.llama_cpp import decoding
-from ropetool.runtimes.llama_cpp.architectures import Architecture
-from ropetool.runtimes.llama_cpp.encodings import edits_of, gguf_encodings, gguf_length_encodings
-from ropetool.runtimes.llama_cpp.layers import ModelKeys, learned_positions
-from ropetool.weights.edits import TensorEdit
-from ropetool.weights.opening import bakeable
-from ropetool.weights.residual import Residual, residual_edits, residual_words
-from ropetool.weights.weight_files import weight_files
-from ropetool.weights.writing import marks
+
+if TYPE_CHECKING:
+    from ropetool.weights.edits import TensorEdit
+    from ropetool.weights.residual import Residual
 
 CONFIG_ONLY = "the source has no weights, so the output has none either"
 
@@ -113,18 +104,15 @@ class Format(Protocol):
         """Return messages about the source."""
 
 
-def open_format(path: Path, config_style: str | None = None) -> Format:
-    """Return the checkpoint at a path as a format. config_style: the style of the output. None keeps the present one.
+def format_of(checkpoint: Checkpoint, config_style: str | None = None) -> Format:
+    """Return an open checkpoint as a format. config_style: the style of the output. None keeps the present one.
 
     Raises: CheckpointError, ConfigError, UnknownFamily.
     """
-    return format_of(open_checkpoint(path), config_style)
-
-
-def format_of(checkpoint: Checkpoint, config_style: str | None = None) -> Format:
-    """Return an open checkpoint as a format. Raises: as `open_format`."""
-    if isinstance(checkpoint, HfCheckpoint):
+    if checkpoint.format == "hf":
         return HfFormat.of(checkpoint, config_style)
+    from ropetool.plans.gguf_format import GgufFormat  # a directory does not need llama.cpp's rules
+
     form = GgufFormat(checkpoint)
     _ = form.arch  # raises UnknownFamily for an unknown architecture, before any other error
     return form
@@ -138,25 +126,6 @@ def adapter_notes(path: Path) -> tuple[str, ...]:
     return (
         f"the adapter in {adapters[0].parent} was trained on the old weights and does not fit the output: merge it before you bake",
     )
-
-
-def described(checkpoint: GgufCheckpoint) -> Architecture:
-    """Return llama.cpp's description of an architecture.
-
-    Raises: InvalidRope for learned positions. UnknownFamily for an unknown architecture.
-    """
-    arch, where = checkpoint.name, f"{checkpoint.path}: {archs.ARCHITECTURE}"
-    if learned_positions(checkpoint):
-        raise InvalidRope(
-            f"{arch} has no rotary positions, and its learned positions end at its context length", where=where
-        )
-    try:
-        return archs.get(arch)
-    except NotKnown as reason:
-        raise UnknownFamily(
-            f"ropetool cannot extend GGUF files of {shown(arch)}: {reason}", where=where,
-            try_=f"{command('ropetool', 'inspect', checkpoint.path)}, which shows their keys as written",
-        ) from None  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,6 +184,12 @@ class HfFormat:
         return []
 
     def bake(self, residuals: Mapping[str, Residual]) -> Baking:
+        # Only an encoding that leaves a factor to the weights needs the code that changes weights.
+        from ropetool.weights.opening import bakeable
+        from ropetool.weights.residual import residual_edits, residual_words
+        from ropetool.weights.weight_files import weight_files
+        from ropetool.weights.writing import marks
+
         words = residual_words(residuals)
         if self.checkpoint.family.bake is None:
             raise LossyExport(
@@ -258,74 +233,3 @@ def check_whole_heads(checkpoint: HfCheckpoint) -> None:
                     f"{shown(keys[key])} sets partial rotation, but {checkpoint.family.model_type} rotates whole heads",
                     where=f"{checkpoint.where}: {key}", try_=f"remove {key} from {names.CONFIG_JSON}",
                 )  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class GgufFormat:
-    """A GGUF model in one or several files."""
-
-    checkpoint: GgufCheckpoint
-    style: str = "GGUF"
-
-    @cached_property
-    def arch(self) -> Architecture:
-        return described(self.checkpoint)
-
-    @property
-    def builds_on_tables(self) -> bool:
-        return self.arch.vectors
-
-    def read(self, runtime: str, edits: Sequence[FileEdit] = ()) -> Decoded:
-        return decoded(runtime, self.checkpoint.edited(edits))
-
-    @property
-    def trained_length(self) -> tuple[TrainedLength, ...]:
-        return inspection.trained_lengths(self.arch.name)
-
-    def mscale(self, entry: LayerRope) -> float | None:
-        return decoding.log_multiplier(ModelKeys.of(self.checkpoint)) or 1.0 if self.arch.mla else None
-
-    def changed_layer_types(self, rope: RopeSet) -> list[str]:
-        """Return the full layers, and sliding layers if llama.cpp scales them too and they have the same table."""
-        full, rules = rope.entries[names.FULL_ATTENTION], self.arch.sliding
-        if rules is None or not rules.scaled or rules.plain or rules.own_base:
-            return [names.FULL_ATTENTION]
-        assert full.table is not None
-        tables = {layer_type: entry.table for layer_type, entry in rope.entries.items() if entry.table is not None}
-        return [layer_type for layer_type, table in tables.items() if full.table.agrees(table)]
-
-    def candidates(
-        self, entry: LayerRope, derived: Derived, target: RopeSet, trained_length: int, factor: float
-    ) -> list[EncodedTarget]:
-        assert entry.rope_theta is not None
-        encodings_ = gguf_encodings(_with_betas(target, derived), self.arch.name, entry.rope_theta, factor)
-        return [
-            EncodedTarget(each.name, partial(edits_of, each, self.arch.name, self.checkpoint)) for each in encodings_
-        ]
-
-    def length_candidates(self, target: RopeSet) -> list[EncodedTarget]:
-        return gguf_length_encodings(self.checkpoint, self.arch.name, target)
-
-    def absent_context(self, length: int) -> list[FileEdit]:
-        key = f"{self.arch.name}.{archs.CONTEXT_LENGTH}"
-        if key in self.checkpoint.values:
-            return []
-        return [FileEdit(METADATA, (key,), ABSENT, plain_value(Value.of(ValueType.U32, length)))]
-
-    def bake(self, residuals: Mapping[str, Residual]) -> Baking:
-        raise LossyExport("extensions of GGUF files do not change the weights", where=self.checkpoint.where)
-
-    def length_edits(self, length: int) -> list[FileEdit]:
-        return removal(self.checkpoint)  # every encoding already sets context_length
-
-    def notes(self) -> tuple[str, ...]:
-        return ()
-
-
-def _with_betas(target: RopeSet, derived: Derived) -> RopeSet:
-    """Return the target with the method's own beta_fast and beta_slow, for files that have keys for them."""
-    native_keys = next(iter(derived.native), {})
-    betas = {key: native_keys[key] for key in (names.BETA_FAST, names.BETA_SLOW) if key in native_keys}
-    full = target.entries[names.FULL_ATTENTION]
-    entries = {**target.entries, names.FULL_ATTENTION: replace(full, params={**full.params, **betas})}
-    return replace(target, entries=entries) if betas else target

@@ -17,9 +17,9 @@ from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import RopetoolError
 from ropetool.files import hub
 from ropetool.files.counting import counted
-from ropetool.files.gguf import model_name, shard_paths
 from ropetool.files.hidden import settle
 from ropetool.files.output import Rule, check_output, check_place
+from ropetool.files.shard_names import model_name, shard_paths
 from ropetool.files.transaction import Transaction, transaction
 from ropetool.plans import model_card
 from ropetool.runtimes import inspection

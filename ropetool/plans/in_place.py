@@ -13,19 +13,18 @@ from pathlib import Path
 
 from ropetool.checkpoint import edit_log, provenance
 from ropetool.checkpoint.edit_log import EditLog, LoggedEdit
-from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.gguf_edits import patch_of
+from ropetool.checkpoint.gguf import GgufCheckpoint, patch_of
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import ConfigError, CorruptFile, LossyExport, OutputError
 from ropetool.files import hub
 from ropetool.files.gguf import GgufHeader, Patch, read_shards
-from ropetool.files.gguf.cursor import AGAIN
+from ropetool.files.gguf.entries import AGAIN
 from ropetool.files.gguf.header import read_unmapped
 from ropetool.files.gguf.in_place import Edited, edit_in_place, way_in_place
 from ropetool.files.gguf.in_place.editing import edited_part
 from ropetool.files.hf import parse_object, read_optional_object
-from ropetool.plans.applying import Applied, checked_gguf
-from ropetool.plans.following import following_gguf
+from ropetool.plans.applied import Applied
+from ropetool.plans.gguf_applying import checked_gguf, following_gguf
 from ropetool.plans.plan import Plan
 from ropetool.plans.serving import gguf_lines
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ropetool.checkpoint.gguf_edits import plain_value
+from ropetool.checkpoint.gguf import plain_value
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.files import linking
 from ropetool.files.gguf import write_patched
 from ropetool.files.gguf.in_place import Edited
 from ropetool.files.hf import ABSENT
-from ropetool.plans.applying import Progress
+from ropetool.plans.applied import Progress
 from ropetool.plans.gguf_output import copied_record, counted_bytes, gguf_output, record_of
 from ropetool.plans.in_place import edit_model
 from ropetool.plans.key_edits import KeyEdit

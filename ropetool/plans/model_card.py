@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ropetool import __version__, names
-from ropetool.checkpoint import certificate as certificates
 from ropetool.escaping import command, escaped, words
 from ropetool.files import hub
 from ropetool.files.regular import open_regular
@@ -230,6 +229,8 @@ def _between(text: str, start: str, end: str) -> str:
 def _verification(certificate: Mapping[str, Any] | None, of_source: bool = False) -> str:
     if certificate is None:
         return f"### Verification\n\n{_UNVERIFIED}"
+    from ropetool.checkpoint import certificate as certificates  # a card gets figures only from `verify`
+
     verdicts = {
         "pass": "passed",
         "fail": "**failed**",
@@ -240,7 +241,7 @@ def _verification(certificate: Mapping[str, Any] | None, of_source: bool = False
     verdict = verdicts.get(certificate["verdict"], certificate["verdict"])
     grade = f" at grade {certificate['grade']}" if "grade" in certificate else ""
     head = (
-        f"### Verification\n\n{subject}{_asked(certificate['suite'])}, up to "
+        f"### Verification\n\n{subject}{_asked(certificate['suite'], certificates.DEFAULT)}, up to "
         f"{certificate['longest']} tokens: {verdict}{grade} ({str(certificate['made'])[:10]}). {_texts(certificate)}"
     ).rstrip()
     rows = [
@@ -254,8 +255,8 @@ def _verification(certificate: Mapping[str, Any] | None, of_source: bool = False
     return "\n\n".join([head, table, *sentences, *([_fenced(command)] if command else [])])
 
 
-def _asked(suite: str) -> str:
-    return "`ropetool verify`" if suite == certificates.DEFAULT else f"The {suite} suite of `ropetool verify`"
+def _asked(suite: str, default: str) -> str:
+    return "`ropetool verify`" if suite == default else f"The {suite} suite of `ropetool verify`"
 
 
 def _texts(certificate: Mapping[str, Any]) -> str:

@@ -18,7 +18,6 @@ from ropetool.checkpoint.opening import first_file
 from ropetool.errors import ConfigError, CorruptFile
 from ropetool.escaping import Shown
 from ropetool.files import hub
-from ropetool.files.gguf import model_name
 from ropetool.files.hf import read_object
 from ropetool.files.hf.jsontext import is_text
 from ropetool.files.json_types import (
@@ -34,9 +33,11 @@ from ropetool.files.json_types import (
     taken,
     whole,
 )  # fmt: skip
+from ropetool.files.shard_names import model_name
 from ropetool.plans.basis import ORIGINAL
 from ropetool.plans.targets import rope_tables, target_json, target_of
 from ropetool.rope.tables import MAX_LENGTH, RopeSet, RopeTable
+from ropetool.runtimes.config_encodings import IN_WEIGHTS
 from ropetool.weights.edits import TensorEdit
 
 SCHEMA = 2
@@ -59,6 +60,15 @@ class Tried:
 
     name: str
     rejected: str
+
+
+def reasons(tried: Sequence[Tried]) -> str:
+    """Return why each encoding was rejected. Encodings with the same reason are grouped, and bakes are one group."""
+    alike: dict[str, dict[str, None]] = {}
+    for candidate in tried:
+        name = f"with {IN_WEIGHTS}" if candidate.name.endswith(IN_WEIGHTS) else candidate.name
+        alike.setdefault(candidate.rejected, {})[name] = None
+    return "; ".join(f"{', '.join(those)}: {reason}" for reason, those in alike.items())
 
 
 @dataclass(frozen=True)

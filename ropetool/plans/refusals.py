@@ -4,33 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ropetool import names, runtimes
 from ropetool.errors import LossyExport
-from ropetool.escaping import number
-from ropetool.plans.basis import CURRENT, ORIGINAL, Request
+from ropetool.plans.basis import CURRENT, ORIGINAL, Request, whole_command, worded
 from ropetool.plans.formats import Format
-from ropetool.plans.plan import Tried
+from ropetool.plans.plan import Tried, reasons
 from ropetool.rope.methods import Goal
-from ropetool.runtimes.config_encodings import IN_WEIGHTS
 from ropetool.runtimes.llama_cpp import architectures as archs
 
 BY_YARN_KEYS = ("yarn", "ntk-by-parts")  # nearly every GGUF file can store them with default parameters
 LONGEST = "; the longest context that works is "
 PARAMETER_KEYS = {"beta_fast": archs.YARN_BETA_FAST, "beta_slow": archs.YARN_BETA_SLOW}
-
-
-def whole_command(source: Path, request: Request) -> str:
-    """Return the command line of a request with all its options."""
-    reading = [] if request.reading is None else ["--from", request.reading]
-    params = [word for name, value in (request.params or {}).items() for word in ("-p", name, _word(value))]
-    factor = [] if request.attention_factor == "auto" else ["--attention-factor", _word(request.attention_factor)]
-    length = [] if request.original_length is None else ["--original-length", str(request.original_length)]
-    readers = [word for name in runtimes.collapse_releases(request.for_runtimes) for word in ("--for", name)]
-    style = [] if request.config_style is None else ["--config-style", request.config_style]
-    return request.command(source, *reading, *params, *factor, *length, *readers, *style)
 
 
 @dataclass(frozen=True)
@@ -116,7 +102,7 @@ def lossy_gguf(
     serves: returns whether an alternative works.
     """
     arch = archs.get(form.checkpoint.name)
-    what = ", ".join(f"{name} {_word(value)}" for name, value in changed.items()) or request.method
+    what = ", ".join(f"{name} {worded(value)}" for name, value in changed.items()) or request.method
     if request.method == "dynamic":
         what, why = "a table that depends on the text length", "llama.cpp uses one table for the whole context"
     elif arch.fixed_base:
@@ -159,24 +145,8 @@ def _alternatives(request: Request, outset: Outset, changed: Mapping[str, Any]) 
     yield replace(request, method="length", reading=None, original_length=None)
 
 
-def reasons(tried: Sequence[Tried]) -> str:
-    """Return why each encoding was rejected. Encodings with the same reason are grouped, and bakes are one group."""
-    alike: dict[str, dict[str, None]] = {}
-    for candidate in tried:
-        name = f"with {IN_WEIGHTS}" if candidate.name.endswith(IN_WEIGHTS) else candidate.name
-        alike.setdefault(candidate.rejected, {})[name] = None
-    return "; ".join(f"{', '.join(those)}: {reason}" for reason, those in alike.items())
-
-
 def _unread(arch: archs.Architecture, changed: Mapping[str, Any]) -> str:
     """Return the missing feature in words: keys for these parameters, or a vector of frequency factors."""
     keys = [key for name, key in PARAMETER_KEYS.items() if name in changed and key not in arch.keys]
     absent = [*(key.rpartition(".")[2] for key in keys), archs.ROPE_FREQS.partition(".")[0]]
     return f"reads neither {' nor '.join(absent)}" if keys else f"has no key for it and does not read {absent[0]}"
-
-
-def _word(value: Any) -> str:
-    """Return a parameter as a word of the command line. A list is replaced by its length."""
-    if isinstance(value, list):
-        return f"of {len(value)} divisors"
-    return str(value).lower() if isinstance(value, bool) else number(value) if isinstance(value, float) else str(value)

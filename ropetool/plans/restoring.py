@@ -19,7 +19,7 @@ from ropetool.errors import OutputError, PlanMismatch
 from ropetool.escaping import Shown, command
 from ropetool.files.gguf import GgufHeader, Patch, Value, read_vector, shards, write_patched
 from ropetool.files.gguf.codec import shown
-from ropetool.files.gguf.cursor import AGAIN
+from ropetool.files.gguf.entries import AGAIN
 from ropetool.files.gguf.header import read_unmapped
 from ropetool.files.gguf.in_place import Edited, edit_in_place
 from ropetool.files.gguf.in_place.copying import Beside, replace_by

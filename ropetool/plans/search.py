@@ -11,17 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 from ropetool import names, runtimes
 from ropetool.checkpoint.edits import FileEdit
-from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_source, opened_as
 from ropetool.errors import InvalidRope, LossyExport, RopetoolError, UnknownRuntime
 from ropetool.escaping import command, word
-from ropetool.files.gguf import model_name
 from ropetool.files.hf import ABSENT
+from ropetool.files.shard_names import model_name
 from ropetool.plans import notes
-from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, PlanArguments, Request, find_start, takes_fields
+from ropetool.plans.basis import (
+    CURRENT,
+    ORIGINAL,
+    UNSCALED,
+    PlanArguments,
+    Request,
+    find_start,
+    takes_fields,
+    whole_command,
+)
 from ropetool.plans.formats import Baking, Format, format_of
-from ropetool.plans.plan import Plan, Tried
-from ropetool.plans.refusals import Outset, lossy, lossy_gguf, reasons, whole_command
+from ropetool.plans.plan import Plan, Tried, reasons
 from ropetool.plans.scope import Extent, extent
 from ropetool.plans.targets import tables_of
 from ropetool.rope import methods
@@ -29,7 +36,6 @@ from ropetool.rope.methods import Derived, Goal, Method, Source
 from ropetool.rope.reach import reach_of_new_base
 from ropetool.rope.tables import LayerRope, RopeSet, RopeTable
 from ropetool.runtimes.decoded import EncodedTarget, first_that_serves
-from ropetool.weights.residual import residual_of, without_residual
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -58,7 +64,7 @@ def plan_for(source: str | Path | Checkpoint, request: Request) -> Plan:
     Goal.make(1, request.factor, request.target_length, request.attention_factor)
     checkpoint, retyped, type_notes = opened_as(open_source(source), request.as_type)
     named = dict.fromkeys(name for each in request.for_runtimes for name in runtime_names(each, checkpoint))
-    if request.config_style is not None and isinstance(checkpoint, GgufCheckpoint):
+    if request.config_style is not None and checkpoint.format == "gguf":
         raise InvalidRope("GGUF files have no config style", where="--config-style")
     form, readers = format_of(checkpoint, request.config_style), tuple(named) or (checkpoint.runtime,)
     request = replace(request, method=method.name)
@@ -187,6 +193,8 @@ class _Search:
 
     def refusal(self, candidates: Sequence[EncodedTarget], tried: Sequence[Tried]) -> LossyExport:
         """Return the error with the reason why no encoding works, and a command that works."""
+        from ropetool.plans.refusals import Outset, lossy, lossy_gguf  # most requests have an encoding that works
+
         form, readers = self.form, self.readers
         outset = Outset(self.goal, self.reading, self._new_base(), self._ignored(candidates))
         if form.checkpoint.format == "gguf":
@@ -315,8 +323,8 @@ def runtime_names(name: str, checkpoint: Checkpoint) -> list[str]:
     Raises: UnknownRuntime. For a GGUF file, the error contains the import command that makes it readable.
     """
     known = runtimes.all_of(name)
-    if known[0].name == GgufCheckpoint.runtime:
-        return [GgufCheckpoint.runtime]
+    if known[0].name == runtimes.LLAMA_CPP:
+        return [runtimes.LLAMA_CPP]
     if checkpoint.format == "gguf" and "gguf" not in known[0].formats:
         folder = checkpoint.path.with_name(model_name(checkpoint.path))
         raise UnknownRuntime(
@@ -419,6 +427,8 @@ def _attempt(
     if not candidate.in_weights:
         reason = _objection(form, candidate.edits, target, readers)
         return (None, reason) if reason else (_Kept(candidate.edits, target), "")
+    from ropetool.weights.residual import residual_of, without_residual  # most plans change no weights
+
     first = form.read(readers[0], candidate.edits).rope
     try:
         read = target if first is None else without_residual(target, first)

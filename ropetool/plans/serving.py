@@ -5,13 +5,10 @@ Each program's reading of the output is decoded. A release that would compute so
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from pathlib import Path
 
 from ropetool import runtimes
-from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.rope.tables import in_words
+from ropetool.runtimes.base import Serving
 from ropetool.runtimes.decoded import Decoded
 from ropetool.runtimes.inspection import Inspection
 
@@ -25,18 +22,20 @@ def serving_lines(output: Inspection, shown: str) -> list[str]:
     """
     context = 0 if output.rope is None else output.rope.max_position_embeddings
     alike: dict[str, list[str]] = {}
-    others: dict[str, Sequence[str]] = {}
+    own: dict[Serving, str] = {}  # the line of each program, for all its releases
+    others: list[str] = []
     for runtime in runtimes.for_format(output.format):
-        reading = None if runtime.serving is None else output.readings.named(runtime.name)
-        if runtime.serving is None or reading is None:
+        serving = runtime.serving
+        reading = None if serving is None else output.readings.named(runtime.name)
+        if serving is None or reading is None:
             continue
         line = _objection(reading, output)
-        if not line:
-            line = runtime.serving.line(shown, context)
-            others[runtime.program] = runtime.serving.others(shown, context, None)
-        alike.setdefault(line, []).append(runtime.name)
+        if not line and serving not in own:
+            own[serving] = serving.line(shown, context)
+            others += serving.others(shown, context, None)
+        alike.setdefault(line or own[serving], []).append(runtime.name)
     lines = [f"{', '.join(runtimes.display_ranges(names))}: {line}" for line, names in alike.items()]
-    return [*lines, *itertools.chain(*others.values())]
+    return [*lines, *others]
 
 
 def gguf_lines(shown: str, context: int, modelfile: Path | None = None) -> list[str]:
@@ -46,7 +45,7 @@ def gguf_lines(shown: str, context: int, modelfile: Path | None = None) -> list[
     context: the context length, in tokens.
     modelfile: the place of the Modelfile for Ollama, or None.
     """
-    runtime = runtimes.get(GgufCheckpoint.runtime)
+    runtime = runtimes.get(runtimes.LLAMA_CPP)
     assert runtime.serving is not None
     own = f"{runtime.program}: {runtime.serving.line(shown, context)}"
     return [own, *runtime.serving.others(shown, context, modelfile)]
@@ -62,5 +61,5 @@ def _objection(reading: Decoded, output: Inspection) -> str:
     """Return why the program does not compute the same as the output's own runtime; empty if it does."""
     if reading.rope is None or output.rope is None:
         return f"{STOPS if reading.known else UNKNOWN}{reading.refuses}"
-    differences = in_words(output.rope.differences(reading.rope))
+    differences = output.rope.mismatch(reading.rope)
     return f"{DIFFERS}{differences}" if differences else ""

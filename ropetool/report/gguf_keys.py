@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ropetool.checkpoint.gguf_edits import plain_number
 from ropetool.files.gguf import GgufHeader, Value, ValueType
-from ropetool.files.gguf.codec import utf8
+from ropetool.files.gguf.codec import plain_number, utf8
 from ropetool.files.gguf.texts import first
 from ropetool.rope.tables import LayerRope, RopeSet, in_words
 from ropetool.sections import Part, listing

@@ -18,7 +18,7 @@ from ropetool.sections import Part, listing
 
 if TYPE_CHECKING:
     from ropetool.files.gguf.in_place import Edited
-    from ropetool.plans.applying import Applied
+    from ropetool.plans.applied import Applied
     from ropetool.weights.checking import LayerCheck
 
 SCHEMA = 1  # of the printed JSON; the plan in it has a separate schema

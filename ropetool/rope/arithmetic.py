@@ -6,6 +6,7 @@ Source of the definitions: arXiv:2104.09864 (RoPE), arXiv:2309.00071 (YaRN).
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ NEAR_TURNS = 32.0  # YaRN's beta_fast: in training, pairs with more turns see ev
 FAR_TURNS = 1.0  # YaRN's beta_slow: in training, pairs with fewer turns see only an arc
 
 
+@lru_cache(maxsize=64, typed=True)  # a run decodes the same base for each runtime
 def base_inv_freq(rope_theta: float, rotary_dim: int) -> Array:
     """Return rope_theta ** (-2i / rotary_dim) for each pair i.
 
@@ -27,6 +29,7 @@ def base_inv_freq(rope_theta: float, rotary_dim: int) -> Array:
     if not is_number(rope_theta) or rope_theta <= 1:
         raise InvalidRope(f"rope_theta is {rope_theta}; it must be a finite number above 1")
     table: Array = np.float64(rope_theta) ** powers
+    table.setflags(write=False)  # all callers share it
     return table
 
 

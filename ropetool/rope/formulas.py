@@ -95,6 +95,11 @@ def blend(inv_freq: Array, kept: Array, factor: float) -> Array:
     return inv_freq * (kept + (1 - kept) / factor)
 
 
+def blend_by_dims(source: Source, beta_fast: float, beta_slow: float, truncate: bool, factor: float) -> Array:
+    """Return YaRN's frequencies: `blend` with the shares of `kept_share_by_dims`."""
+    return blend(source.inv_freq, kept_share_by_dims(source, beta_fast, beta_slow, truncate), factor)
+
+
 def with_share(inv_freq: Array, share: float) -> Array:
     """Return the table with only this share of the pairs rotating, the fastest ones. Others get frequency 0."""
     return np.where(np.arange(inv_freq.size) < int(2 * inv_freq.size * share // 2), inv_freq, 0.0)

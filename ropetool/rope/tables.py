@@ -328,6 +328,10 @@ class RopeSet:
             differences += [replace(one, layer_type=layer_type) for one in more] if several else more
         return tuple(differences)
 
+    def mismatch(self, other: RopeSet) -> str:
+        """Return the differences as text, or an empty text."""
+        return in_words(self.differences(other))
+
     def disagreement(self, other: RopeSet) -> str:
         """Return the differences other than the context as text, or an empty text."""
         return in_words(one for one in self.differences(other) if one.field != CONTEXT)

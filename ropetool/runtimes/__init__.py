@@ -31,7 +31,8 @@ __all__ = [
     "names",
 ]
 
-FIRST = ("transformers", "llama.cpp")  # the runtime of each format if the user requests none
+LLAMA_CPP = "llama.cpp"
+FIRST = ("transformers", LLAMA_CPP)  # the runtime of each format if the user requests none
 FIRST_SERVER = "vllm"  # its lines come before those of other servers
 
 
@@ -231,6 +232,11 @@ def get(name: str, file_format: str | None = None) -> Runtime:
         return runtimes[0]
     versions = f"{runtimes[0].versions.partition(' ')[0]} to {runtimes[-1].versions.rpartition(' ')[2]}"
     return replace(runtimes[0], name=name, versions=versions, decode=partial(_as_all, runtimes), releases=None)
+
+
+def decode(name: str, checkpoint: Any) -> RopeSet:
+    """Return what a runtime computes from a checkpoint. Raises: Refuses; as `get`."""
+    return get(name).decode(checkpoint)
 
 
 def _as_all(runtimes: tuple[Runtime, ...], view: Any) -> RopeSet:

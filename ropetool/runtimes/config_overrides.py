@@ -15,7 +15,7 @@ from ropetool import names
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.escaping import word
 from ropetool.files.hf import ABSENT
-from ropetool.rope.tables import RopeSet, in_words
+from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import engine_formulas
 from ropetool.runtimes.base import Decode, NoFlags, NotKnown, PlannedChange, Refuses, Serving
 
@@ -72,7 +72,7 @@ class ConfigOverrides:
                 return f"context {read.max_position_embeddings} instead of {target.max_position_embeddings}"
             # The option for the context shortens a longer one.
             within = replace(read, max_position_embeddings=target.max_position_embeddings)
-            reason = in_words(target.differences(within))
+            reason = target.mismatch(within)
             if reason:
                 return reason
         return ""

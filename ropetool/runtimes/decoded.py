@@ -13,7 +13,7 @@ from ropetool.checkpoint.edits import FileEdit
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.errors import InvalidRope
 from ropetool.escaping import command
-from ropetool.rope.tables import RopeSet, in_words
+from ropetool.rope.tables import RopeSet
 
 GGUF_FILE = "file"  # how a GGUF checkpoint calls what its keys stand in
 C = TypeVar("C")
@@ -60,7 +60,7 @@ class Decoded:
             if not self.known:
                 return f"not known: {self.refuses}"
             return f"stops with {self.refuses}" if self.stops else self.refuses
-        return in_words(target.differences(self.rope))
+        return target.mismatch(self.rope)
 
 
 # The results of a checkpoint never change, because it is frozen: a checkpoint with edits is a different object.
@@ -80,7 +80,7 @@ def decoded(runtime: str, checkpoint: Checkpoint) -> Decoded:
 
 def _decoded(runtime: str, checkpoint: Checkpoint) -> Decoded:
     try:
-        return Decoded(runtime, runtimes.get(runtime).decode(checkpoint))
+        return Decoded(runtime, runtimes.decode(runtime, checkpoint))
     except runtimes.Refuses as refusal:
         known, stops = not isinstance(refusal, runtimes.NotKnown), not isinstance(refusal, runtimes.NotHeld)
         return Decoded(runtime, None, str(refusal), known, stops)

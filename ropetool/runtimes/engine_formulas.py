@@ -19,7 +19,7 @@ from ropetool import families, names
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.family import Family
 from ropetool.rope import arithmetic
-from ropetool.rope.formulas import Source, blend, kept_share_by_dims, kept_share_by_turns
+from ropetool.rope.formulas import Source, blend, blend_by_dims, kept_share_by_turns
 from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable, is_number
 from ropetool.runtimes import hf_formulas, transformers
 from ropetool.runtimes.base import NotKnown, Refuses, checked_base, once_each
@@ -158,7 +158,7 @@ def yarn_inv_freq(keys: Mapping[str, Any], base: Array, factor: float, length: i
     if fast == 0 or slow == 0:
         raise Refuses("ZeroDivisionError: beta_fast or beta_slow is 0")
     source = Source(base, length, float(keys[names.ROPE_THETA]))
-    return blend(base, kept_share_by_dims(source, fast, slow, truncate), factor)
+    return blend_by_dims(source, fast, slow, truncate, factor)
 
 
 def llama3_table(keys: Mapping[str, Any], base: Array, length: int, **defaults: float) -> RopeTable:

@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ropetool import names
+from ropetool.checkpoint import style
+from ropetool.errors import LossyExport
 from ropetool.families.family import Family, at
 from ropetool.rope import arithmetic
 from ropetool.rope.formulas import (
     Source,
     blend,
+    blend_by_dims,
     dynamic_table,
-    kept_share_by_dims,
     kept_share_by_turns,
     logn_factor,
     with_share,
@@ -169,10 +171,9 @@ def table(r: Resolved) -> RopeTable:
         return dynamic_table(base, r.max_position_embeddings, r.factor)
     if r.rope_type == "yarn":
         # 0 and null both mean the default: transformers writes `get(...) or 32`.
-        kept = kept_share_by_dims(
-            source, r.params.get(names.BETA_FAST) or 32, r.params.get(names.BETA_SLOW) or 1, r.truncate
-        )
-        return RopeTable.fixed(blend(base, kept, r.factor), _yarn_attention_factor(r.params, r.factor))
+        fast, slow = r.params.get(names.BETA_FAST) or 32, r.params.get(names.BETA_SLOW) or 1
+        inv_freq = blend_by_dims(source, fast, slow, r.truncate, r.factor)
+        return RopeTable.fixed(inv_freq, _yarn_attention_factor(r.params, r.factor))
     if r.rope_type == "llama3":
         low, high = r.params[names.LOW_FREQ_FACTOR], r.params[names.HIGH_FREQ_FACTOR]
         if low is None or high is None:
@@ -414,3 +415,53 @@ def _trained(r: Resolved) -> int | None:
     if r.rope_type == "linear":
         return None  # linear scaling stores no length
     return r.max_position_embeddings if r.rope_type in ("default", "dynamic") else r.length
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers of a model.
+
+    count: the number of layers.
+    sliding: the layers with a window.
+    window: in tokens; None without sliding layers.
+    stateful: the layers that keep a state and do not attend.
+    """
+
+    count: int
+    sliding: frozenset[int] = frozenset()
+    window: int | None = None
+    stateful: frozenset[int] = frozenset()
+
+
+def layers_of(config: Mapping[str, Any], family: Family, source: RopeSet, where: str) -> Layers:
+    """Return the layers of a config, as transformers builds them. source: the tables that transformers computes."""
+    part = style.section(config, family, where)
+    count = int(part.get(names.NUM_HIDDEN_LAYERS) or 0)
+    if family.rotates == "full":  # the others keep a state
+        attending = {layer for entry in source.entries.values() for layer in entry.layers}
+        return Layers(count, stateful=frozenset(range(count)) - attending)
+    alike = source.entries[names.FULL_ATTENTION].sliding_window
+    if family.chunked:
+        return Layers(count, _chunked(part, source, where), alike)
+    if not family.has_kinds or family.sliding_window not in PER_LAYER:
+        return Layers(count, frozenset(range(count)) if alike is not None else frozenset(), alike)
+    window = part.get(family.window_key, family.default_sliding_window)
+    by_layer = layer_types(part, family, count)
+    sliding = frozenset(layer for layer, layer_type in enumerate(by_layer) if layer_type == names.SLIDING_ATTENTION)
+    return Layers(count, sliding, int(window)) if window is not None else Layers(count)
+
+
+def _chunked(part: Mapping[str, Any], source: RopeSet, where: str) -> frozenset[int]:
+    """Return the layers that attend within chunks: the rotating ones.
+
+    Raises: LossyExport if the config lists others.
+    """
+    rotating = frozenset(source.entries[names.FULL_ATTENTION].layers)
+    by_layer = part.get("layer_types")
+    if by_layer is not None and rotating != {
+        layer for layer, layer_type in enumerate(by_layer) if layer_type == "chunked_attention"
+    }:
+        raise LossyExport(
+            "layer_types is wrong: chunked_attention layers must rotate, and other layers must not", where=where
+        )
+    return rotating

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropetool import families, names, runtimes
 from ropetool.checkpoint import provenance, style
-from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint, known_family
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint, opened_as
 from ropetool.errors import InvalidRope, RopetoolError, UnknownFamily
@@ -18,16 +17,17 @@ from ropetool.families import records
 from ropetool.families.family import Family, TrainedLength
 from ropetool.families.wrappers import ALIASES, ON_HUB, WRAPPERS
 from ropetool.files import parts
-from ropetool.files.gguf import Value
 from ropetool.files.hf.jsontext import shown
-from ropetool.files.hub import HubId, hub_id, origin, peek_checkpoint, peek_gguf
+from ropetool.files.hub import HubId, hub_id, origin
 from ropetool.rope.arithmetic import wavelengths
 from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import hf_formulas, kv_cache
 from ropetool.runtimes.decoded import Readings
 from ropetool.runtimes.kv_cache import KvCache
-from ropetool.runtimes.llama_cpp.architectures import WITHOUT_ROTATION
-from ropetool.runtimes.llama_cpp.layers import learned_positions
+
+if TYPE_CHECKING:
+    from ropetool.checkpoint.gguf import GgufCheckpoint
+    from ropetool.files.gguf import Value
 
 AS_WRITTEN = "the keys are shown as written"
 MAX_SHOWN_BYTES = 2**14  # a list with a number for each of 512 layers fits
@@ -111,11 +111,14 @@ def _inspect_as(opened: Checkpoint, as_type: str | None) -> tuple[Inspection, Ch
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     """Return the settings of an open checkpoint, and how each runtime reads them. Raises: as `inspect`."""
-    inspection = _of_hf(checkpoint) if isinstance(checkpoint, HfCheckpoint) else _of_gguf(checkpoint, checkpoint.path)
+    inspection = _of_hf(checkpoint) if checkpoint.format == "hf" else _of_gguf(checkpoint, checkpoint.path)
     return replace(inspection, checkpoint=checkpoint)
 
 
 def _inspect_hub(asked: HubId, as_type: str | None) -> tuple[Inspection, Checkpoint]:
+    from ropetool.checkpoint.gguf import GgufCheckpoint
+    from ropetool.files.hub.peeking import peek_checkpoint, peek_gguf
+
     checkpoint: Checkpoint
     if asked.file:
         peeked = peek_gguf(asked)
@@ -129,6 +132,8 @@ def _inspect_hub(asked: HubId, as_type: str | None) -> tuple[Inspection, Checkpo
 
 
 def _of_gguf(view: GgufCheckpoint, path: Path) -> Inspection:
+    from ropetool.runtimes.llama_cpp import architectures, kv_cache, layers  # a directory needs none of them
+
     arch = view.name
     described = families.of_gguf(arch)
     alone = described and (len(described) == 1 or described[0].model_type == arch)
@@ -140,26 +145,31 @@ def _of_gguf(view: GgufCheckpoint, path: Path) -> Inspection:
     record = None if other else record
     trained = _trained_of(record, trained_lengths(arch), rope)
     kv = kv_cache.of_gguf(view, rope) if rope else {}
-    notes = _gguf_notes(view, arch, rope)
+    learned = layers.learned_positions(view)
+    notes = _gguf_notes(view, rope, learned=learned, unrotated=arch in architectures.WITHOUT_ROTATION)
     if other:
         notes = (f"{provenance.place(path).name} {other}: ropetool ignores it. Move it away", *notes)
     return Inspection(
         path, "gguf", arch, family, rope, trained, _stated_metadata(view), readings, kv, notes, record,
-        learned_positions=learned_positions(view),
+        learned_positions=learned,
     )  # fmt: skip
 
 
-def _gguf_notes(view: GgufCheckpoint, arch: str, decoded: RopeSet | None) -> tuple[str, ...]:
-    """Return notes on what a GGUF file lacks, with the next step."""
+def _gguf_notes(view: GgufCheckpoint, decoded: RopeSet | None, *, learned: bool, unrotated: bool) -> tuple[str, ...]:
+    """Return notes on what a GGUF file lacks, with the next step.
+
+    learned: the model has learned positions.
+    unrotated: no model of its architecture rotates.
+    """
     notes = []
     if not view.tensors:
         notes.append(
             "the file has a vocabulary but no tensors: the values shown come from its keys. Inspect the model's own GGUF file"
         )
-    if learned_positions(view):
-        notes.append(without_positions(arch))
+    if learned:
+        notes.append(without_positions(view.name))
     elif decoded is not None and all(entry.table is None for entry in decoded.entries.values()):
-        what = arch if arch in WITHOUT_ROTATION else f"this {arch} file"
+        what = view.name if unrotated else f"this {view.name} file"
         notes.append(f"{what} has no rotary positions: its configured context length is its only limit")
     elif view.tensors and decoded is not None and not any("rope" in name for name in (*view.values, *view.tensors)):
         notes.append(
@@ -342,7 +352,7 @@ def _hf_runtimes(family: Family) -> list[str]:
     """Return the runtimes for a checkpoint of this family. llama.cpp reads its export, if there is one."""
     return [
         *(runtime.name for runtime in runtimes.for_format("hf")),
-        *([GgufCheckpoint.runtime] if family.gguf_architecture else []),
+        *([runtimes.LLAMA_CPP] if family.gguf_architecture else []),
     ]
 
 

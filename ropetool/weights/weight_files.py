@@ -9,13 +9,12 @@ from pathlib import Path
 
 from ropetool.checkpoint import gguf, hf
 from ropetool.checkpoint.edits import FileEdit
-from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.gguf_edits import patch_of
+from ropetool.checkpoint.gguf import GgufCheckpoint, patch_of
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.checkpoint.tensor_bytes import StoredTensor
+from ropetool.files.copying import copy_range, write_all
 from ropetool.files.digests import new_file
 from ropetool.files.gguf import GgufHeader, Patch, ggml_type, split_patch, write_patched
-from ropetool.files.gguf.copying import copy_range, write_all
 from ropetool.files.gguf.writer import Rewritten
 from ropetool.files.hf import DTYPE_BITS, Header, header_bytes
 from ropetool.weights.writing import NewData, WeightFile, nbytes_as

@@ -10,7 +10,7 @@ from bounds import bounded
 from exporting import maker
 
 from ropetool.files.gguf import Value, ValueType
-from ropetool.files.gguf.tensors import TensorInfo
+from ropetool.files.gguf.entries import TensorInfo
 from ropetool.files.gguf.writer import encode_head, encode_info
 
 N = 3_900_000  # characters; a card has four million bytes at most

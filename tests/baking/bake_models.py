@@ -20,8 +20,7 @@ import torch
 import transformers
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
-from ropetool.checkpoint.edits import edits_of_file
-from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.hf import HfCheckpoint, edits_of_file
 from ropetool.files.hf import apply_edits, read_header
 from ropetool.weights import bakes
 from ropetool.weights.bakes import Bake

@@ -26,9 +26,10 @@ from bake_logits import logits_of_gguf
 from ropetool.checkpoint.edits import METADATA, TENSORS, FileEdit
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.errors import ConfigError, LossyExport, PlanMismatch
-from ropetool.files.gguf import ValueType, read_shards, shard_paths
+from ropetool.files.gguf import ValueType, read_shards
 from ropetool.files.hf import ABSENT
 from ropetool.files.linking import place
+from ropetool.files.shard_names import shard_paths
 from ropetool.rope.arithmetic import half_to_interleaved
 from ropetool.runtimes.llama_cpp import decoding
 from ropetool.weights import bakes

@@ -22,9 +22,9 @@ from making import run, write_model
 from ropetool.checkpoint import edit_log, provenance
 from ropetool.errors import OutputError
 from ropetool.files.gguf import GgufHeader, Patch, read_vector
+from ropetool.files.gguf.entries import TensorInfo
 from ropetool.files.gguf.in_place import editing
 from ropetool.files.gguf.in_place.disk import Disk, NotHere
-from ropetool.files.gguf.tensors import TensorInfo
 from ropetool.plans.in_place import edit_model, editable
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Linux is proved, and macOS has the same calls")

@@ -18,7 +18,7 @@ from exporting import family_models as models
 from exporting import maker
 from exporting.family_models import FACTOR, TRAINED
 from ropetool.errors import ConfigError, LossyExport
-from ropetool.gguf_model import contents
+from ropetool.gguf_model import shift_safe as shift_safe_module
 from ropetool.gguf_model.shift_safe import ShiftSafe
 from ropetool.gguf_model.sources import SourceTensor
 
@@ -73,12 +73,12 @@ def test_the_factor_in_the_keys_is_the_factor_in_the_file(family: str, tmp_path:
 @pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
 def test_keys_that_keep_their_size_would_be_seen(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = written(tmp_path / "model", family)
-    whole = contents.shift_safe
+    whole = shift_safe_module.shift_safe
 
     def without_gains(view: Any) -> ShiftSafe:
         return replace(whole(view), gains={})
 
-    monkeypatch.setattr(contents, "shift_safe", without_gains)
+    monkeypatch.setattr(shift_safe_module, "shift_safe", without_gains)
     made = maker.export(source, tmp_path / "x.gguf", outtype="f32", shift_safe=True)
     assert models.apart(models.torch_logits(source), models.llama_logits(made.output)) > 20 * TOLERANCE
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ropetool.files import digests
-from ropetool.files.gguf.copying import copy_range, write_all
+from ropetool.files.copying import copy_range, write_all
 
 
 def test_a_new_file_has_the_digest_of_its_bytes_in_whatever_order_they_were_written(tmp_path: Path) -> None:

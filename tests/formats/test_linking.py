@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ropetool.errors import CheckpointError, OutputError
-from ropetool.files.gguf import copying
+from ropetool.files import copying
 from ropetool.files.linking import place
 
 CONTENT = bytes(range(256)) * 41 + b"end"

@@ -10,8 +10,8 @@ from io import FileIO
 import pytest
 
 from ropetool.errors import PlanMismatch
-from ropetool.files.gguf import copying
-from ropetool.files.gguf.copying import copy_range, write_all
+from ropetool.files import copying
+from ropetool.files.copying import copy_range, write_all
 
 RAW = random.Random(0).randbytes(3 * copying.CHUNK + 17)
 

@@ -16,11 +16,11 @@ from ropetool.files.gguf import (
     ValueType,
     read_header,
     read_shards,
-    shard_paths,
     shards,
     split_patch,
     write_patched,
 )
+from ropetool.files.shard_names import shard_paths
 
 from .maker import I32, U16, contents, kv, model, packed, tensor, u32, vectors
 

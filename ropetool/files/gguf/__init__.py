@@ -4,7 +4,7 @@ The runtimes interpret the keys and tensors.
 """
 
 from ropetool.files.gguf.codec import Value
-from ropetool.files.gguf.cursor import HeaderGoesOn
+from ropetool.files.gguf.entries import HeaderGoesOn, TensorInfo
 from ropetool.files.gguf.header import (
     MAX_HEADER_BYTES,
     GgufHeader,
@@ -15,8 +15,7 @@ from ropetool.files.gguf.header import (
 )
 from ropetool.files.gguf.kinds import GGML_TYPES, ValueType, ggml_type
 from ropetool.files.gguf.patch import Patch
-from ropetool.files.gguf.shards import model_name, read_shards, shard_paths, shards, split_patch
-from ropetool.files.gguf.tensors import TensorInfo
+from ropetool.files.gguf.shards import read_shards, shards, split_patch
 from ropetool.files.gguf.writer import write_patched
 
 __all__ = [
@@ -30,12 +29,10 @@ __all__ = [
     "ValueType",
     "check_vector",
     "ggml_type",
-    "model_name",
     "parse_header",
     "read_header",
     "read_shards",
     "read_vector",
-    "shard_paths",
     "shards",
     "split_patch",
     "write_patched",

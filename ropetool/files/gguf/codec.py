@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -197,3 +198,11 @@ def _float(type_: ValueType, value: Any) -> float:
 
 def _brief(number: Any) -> str:
     return str(number) if abs(number) < 1e80 else "a number of more than 80 digits"
+
+
+def plain_number(value: Any) -> Any:
+    """Return NaN and the infinities as text, and other values unchanged.
+
+    JSON cannot store these numbers, and NaN does not equal itself.
+    """
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value

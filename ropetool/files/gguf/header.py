@@ -20,11 +20,19 @@ import numpy.typing as npt
 from ropetool import names
 from ropetool.errors import CheckpointError, CorruptFile, NotACheckpoint, UnsupportedDtype
 from ropetool.files.gguf.codec import ARRAY_HEAD, Buffer, Value, shown
-from ropetool.files.gguf.cursor import AGAIN, I64, U32, Cursor
+from ropetool.files.gguf.entries import (
+    AGAIN,
+    I64,
+    U32,
+    Cursor,
+    TensorInfo,
+    alignment_of,
+    padded,
+    read_tensors,
+    read_values,
+)
 from ropetool.files.gguf.journal import check_settled
 from ropetool.files.gguf.kinds import F32, ValueType
-from ropetool.files.gguf.metadata import alignment_of, read_values
-from ropetool.files.gguf.tensors import TensorInfo, padded, read_tensors
 from ropetool.files.regular import LFS_START, is_lfs_pointer, lfs_refusal, open_regular
 
 MAGIC = b"GGUF"

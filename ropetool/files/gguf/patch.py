@@ -10,10 +10,16 @@ import numpy.typing as npt
 
 from ropetool.errors import ConfigError, PlanMismatch, UnsupportedDtype
 from ropetool.files.gguf.codec import Value, shown, utf8
+from ropetool.files.gguf.entries import (
+    ALIGNMENT_KEY,
+    DEFAULT_ALIGNMENT,
+    MAX_KEY_BYTES,
+    MAX_NAME_BYTES,
+    TensorInfo,
+    padded,
+)
 from ropetool.files.gguf.header import GgufHeader
 from ropetool.files.gguf.kinds import F32, ValueType
-from ropetool.files.gguf.metadata import ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAX_KEY_BYTES
-from ropetool.files.gguf.tensors import MAX_NAME_BYTES, TensorInfo, padded
 
 Vector = npt.NDArray[np.float32]
 

@@ -1,11 +1,10 @@
-"""Models split over several GGUF files: which files belong together, their names, and the file that a change affects.
+"""Models split over several GGUF files: which files belong together, and the file that a change affects.
 
 All metadata except the split.* keys is in the first file. Only the header of this file ever changes.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,24 +13,13 @@ from ropetool.files.gguf.codec import Value, shown
 from ropetool.files.gguf.header import GgufHeader, read_header
 from ropetool.files.gguf.kinds import ValueType
 from ropetool.files.gguf.patch import Patch
+from ropetool.files.shard_names import shard_name, shard_paths
 
 SPLIT_NO = "split.no"
 SPLIT_COUNT = "split.count"
 SPLIT_TENSORS = "split.tensors.count"
 
-_SHARD_SUFFIX = re.compile(r"(-[0-9]{5}-of-[0-9]{5})?\.gguf$")
 _TOGETHER = "put all files of the model into one folder, with their original names"
-
-
-def shard_paths(output: Path, count: int) -> list[Path]:
-    """Return the paths of a model with `count` files.
-
-    For one file, this is the path itself; otherwise llama.cpp defines the names.
-    output: NAME.gguf, or the path of any shard.
-    """
-    if count == 1:
-        return [output]
-    return [output.with_name(_shard_name(output.name, index, count)) for index in range(count)]
 
 
 def shards(path: str | Path) -> list[Path]:
@@ -87,24 +75,6 @@ def split_patch(headers: tuple[GgufHeader, ...], patch: Patch) -> tuple[Patch, .
     return (Patch({**patch.set, **recount}, patch.remove, parts[0].tensors, parts[0].drop), *parts[1:])
 
 
-def model_name(path: Path) -> str:
-    """Return the name of the model that contains a file, without the suffix and without the numbers of a shard."""
-    return _SHARD_SUFFIX.sub("", path.name).removesuffix(".gguf")
-
-
-def first_name(name: str) -> str:
-    """Return the name of the model's first file from the name of any of its files.
-
-    The record is next to the first file.
-    """
-    match = _SHARD_SUFFIX.search(name)
-    return name if match is None or match[1] is None else _shard_name(name, 0, int(match[1].rpartition("-")[2]))
-
-
-def _shard_name(name: str, index: int, count: int) -> str:
-    return f"{_SHARD_SUFFIX.sub('', name)}-{index + 1:05d}-of-{count:05d}.gguf"
-
-
 def _read_neighbour(path: Path, given: GgufHeader, read: Callable[[Path], GgufHeader] | None) -> GgufHeader:
     if read is None and not path.exists():
         raise MissingFile(
@@ -131,7 +101,7 @@ def _check_name(header: GgufHeader) -> None:
         raise CorruptFile(
             f"{SPLIT_NO} is {number}, but {SPLIT_COUNT} only {count}", where=str(header.path), try_=_TOGETHER
         )
-    name = _shard_name(header.path.name, number, count)
+    name = shard_name(header.path.name, number, count)
     if header.path.name != name:
         raise CorruptFile(
             f"is shard {number + 1} of {count} by its keys, so llama.cpp requires the name {name}",

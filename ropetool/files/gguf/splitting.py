@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ropetool.errors import ConfigError
+from ropetool.files.copying import copy_range, write_all
 from ropetool.files.gguf.codec import Value
-from ropetool.files.gguf.copying import copy_range, write_all
+from ropetool.files.gguf.entries import ALIGNMENT_KEY, DEFAULT_ALIGNMENT, TensorInfo, padded
 from ropetool.files.gguf.header import GgufHeader, reading
 from ropetool.files.gguf.kinds import ValueType
-from ropetool.files.gguf.metadata import ALIGNMENT_KEY, DEFAULT_ALIGNMENT
 from ropetool.files.gguf.shards import SPLIT_COUNT, SPLIT_NO, SPLIT_TENSORS
-from ropetool.files.gguf.tensors import TensorInfo, padded
 from ropetool.files.gguf.writer import check_unchanged, creating, encode_head, encode_info
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}  # decimal, as in gguf-split and the stock converter

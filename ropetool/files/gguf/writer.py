@@ -12,14 +12,13 @@ from math import prod
 from pathlib import Path
 
 from ropetool.errors import ConfigError, PlanMismatch
+from ropetool.files.copying import copy_range, write_all
 from ropetool.files.digests import forget, new_file
 from ropetool.files.gguf.codec import Buffer, Value, encode_text
-from ropetool.files.gguf.copying import copy_range, write_all
-from ropetool.files.gguf.cursor import I32, I64, U32, U64
+from ropetool.files.gguf.entries import I32, I64, U32, U64, TensorInfo, padded
 from ropetool.files.gguf.header import MAGIC, VERSIONS, GgufHeader, read_header, reading
 from ropetool.files.gguf.kinds import GGML_TYPES
 from ropetool.files.gguf.patch import Patch, appended, overwritten, patched_values
-from ropetool.files.gguf.tensors import TensorInfo, padded
 from ropetool.files.output import output_error
 
 

@@ -14,8 +14,7 @@ from ropetool.errors import CorruptFile, MissingFile, NotACheckpoint
 from ropetool.escaping import word
 from ropetool.files import parts
 from ropetool.files.hf.jsontext import LARGE, SMALL, JsonLimits, parse_object, twice
-from ropetool.files.hf.members import Members
-from ropetool.files.hf.safetensors import MAX_HEADER, MAX_TENSORS, Header, read_header
+from ropetool.files.hf.safetensors import MAX_HEADER, MAX_TENSORS, Header, Members, read_header
 from ropetool.files.regular import is_lfs_pointer, lfs_refusal, open_regular, read_regular, too_long
 
 SUFFIX = ".safetensors"

@@ -17,9 +17,9 @@ from ropetool import names
 from ropetool.errors import HubError, HubUnreachable, MissingDependency, MissingFile, NotACheckpoint, RopetoolError
 from ropetool.escaping import command, install_line
 from ropetool.files import parts
-from ropetool.files.gguf import shard_paths
 from ropetool.files.hf.directory import SUFFIX
-from ropetool.files.hub.ids import HubId, hub_id
+from ropetool.files.hub.ids import HubId
+from ropetool.files.shard_names import shard_paths
 
 # Files besides the weights: configs, tokenizers, templates, the card, and the terms, which must accompany the weights.
 _TEXT_SUFFIXES = (".json", ".jinja", ".model", ".txt", ".md", ".tiktoken")
@@ -42,18 +42,12 @@ class Listing:
     sizes: Mapping[str, int | None]
 
 
-def local(source: str | Path, *, bars: bool = False) -> Path:
-    """Return the path of a checkpoint on this disk, after downloading it from the hub if necessary.
-
-    An existing path has priority over a hub id. Any other text is returned as a path. Pickles and code are never
-    downloaded.
+def downloaded(model_id: HubId, *, bars: bool = False) -> Path:
+    """Return the path of a model of the hub in the local cache, after downloading what is missing.
 
     bars: show huggingface_hub's progress bars on stderr.
-    Raises: HubError, MissingDependency; NotACheckpoint or CheckpointError for a repository without a checkpoint.
+    Raises: as `hub.local`.
     """
-    model_id = hub_id(source)
-    if model_id is None:
-        return Path(source)
     try:
         repository = listing(model_id)
     except HubUnreachable as error:

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ropetool import names
-from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.gguf_edits import patch_of
+from ropetool.checkpoint.gguf import GgufCheckpoint, patch_of
 from ropetool.errors import LossyExport, RopetoolError, sentence_of
 from ropetool.files.gguf import Patch, Value, ValueType
-from ropetool.rope.tables import RopeSet, in_words
+from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import Refuses
 from ropetool.runtimes.decoded import first_that_serves
 from ropetool.runtimes.llama_cpp import architectures as archs
@@ -56,7 +55,7 @@ def with_rotation(source: RopeSet, file: GgufCheckpoint, *, allow_full_attention
     window, window_notes = _ignored_window(source, theirs, context, where, allow_full_attention)
     target = regrouped(source, theirs, context, where)
     notes = (*correction_notes, *context_notes, *window_notes)
-    objection = in_words(target.differences(theirs))
+    objection = target.mismatch(theirs)
     if not objection:
         return FileRotation(corrections, target, AS_CONVERTED, window, notes)
     entry = rotating_entry(target)

@@ -91,21 +91,32 @@ def _typed(where: str, hint: Any, value: Any) -> Any:
 
 
 @cache
+def _files() -> tuple[str, ...]:
+    """Return the names of the modules in this folder."""
+    return tuple(info.name for info in pkgutil.iter_modules(__path__))
+
+
+@cache
+def _of_file(file: str) -> Method | None:
+    """Return the method of a module, or None if the module is not a method."""
+    module = importlib.import_module(f"{__name__}.{file}")
+    if not hasattr(module, "NAME"):
+        return None
+    return Method(
+        module.NAME,
+        module.ALIASES,
+        module.SUMMARY,
+        module.SOURCE,
+        module.AUTO_ATTENTION_FACTOR,
+        typing.get_type_hints(module.derive)["params"],
+        module,
+        getattr(module, "KEEPS_TABLES", False),
+    )
+
+
+@cache
 def _discovered() -> dict[str, Method]:
-    methods = {}
-    for info in pkgutil.iter_modules(__path__):
-        module = importlib.import_module(f"{__name__}.{info.name}")
-        if hasattr(module, "NAME"):
-            methods[module.NAME] = Method(
-                module.NAME,
-                module.ALIASES,
-                module.SUMMARY,
-                module.SOURCE,
-                module.AUTO_ATTENTION_FACTOR,
-                typing.get_type_hints(module.derive)["params"],
-                module,
-                getattr(module, "KEEPS_TABLES", False),
-            )
+    methods = {method.name: method for file in _files() if (method := _of_file(file)) is not None}
     return dict(sorted(methods.items()))
 
 
@@ -115,10 +126,14 @@ def names() -> list[str]:
 
 
 def get(name: str) -> Method:
-    """Return the method of this name or alias.
+    """Return the method of this name or alias. The file with the name is read first, and often alone.
 
     Raises: UnknownMethod with the known names.
     """
+    file = name.replace("-", "_")
+    named = _of_file(file) if file in _files() else None
+    if named is not None and named.name == name:
+        return named
     for method in _discovered().values():
         if name == method.name or name in method.aliases:
             return method

@@ -6,13 +6,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.escaping import word
 from ropetool.rope.tables import RopeSet
 from ropetool.runtimes.base import Decode, PlannedChange, Refuses, Serving
-from ropetool.runtimes.llama_cpp import decoding, key_rules
-from ropetool.runtimes.llama_cpp.exported import read_exported
 
 __all__ = ["FORMATS", "NAME", "RUN_BY", "SERVING", "SUMMARY", "VERSIONS", "decode"]
 
@@ -42,8 +39,13 @@ def decode(checkpoint: Checkpoint) -> RopeSet:
 
     Raises: Refuses, also if llama.cpp does not load the model for a reason outside its rotation.
     """
-    if isinstance(checkpoint, HfCheckpoint):
+    # Other runtimes are read without llama.cpp's rules, and a file without the export's.
+    if checkpoint.format == "hf":
+        from ropetool.runtimes.llama_cpp.exported import read_exported
+
         return read_exported(checkpoint)
+    from ropetool.runtimes.llama_cpp import decoding, key_rules
+
     rope = decoding.decode(checkpoint)
     refusals = list(key_rules.of_keys(checkpoint, ()).values())
     if refusals:

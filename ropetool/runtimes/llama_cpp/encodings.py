@@ -15,12 +15,11 @@ import numpy.typing as npt
 
 from ropetool import names
 from ropetool.checkpoint.edits import METADATA, TENSORS, FileEdit
-from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.gguf_edits import plain_value
+from ropetool.checkpoint.gguf import GgufCheckpoint, plain_value
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf import ABSENT
 from ropetool.rope.arithmetic import base_inv_freq
-from ropetool.rope.formulas import Source, blend, geometric, kept_share_by_dims, yarn_factor
+from ropetool.rope.formulas import Source, blend_by_dims, geometric, yarn_factor
 from ropetool.rope.tables import TABLE_TOLERANCE, Array, LayerRope, Regime, RopeSet
 from ropetool.runtimes.decoded import EncodedTarget
 from ropetool.runtimes.llama_cpp import architectures as keys
@@ -319,7 +318,7 @@ def betas(target: RopeSet, arch: str) -> tuple[float, float]:
 
 
 def _is_yarn(inv_freq: Array, source: Source, factor: float, ends: tuple[float, float]) -> bool:
-    table = blend(source.inv_freq, kept_share_by_dims(source, *ends, truncate=True), factor)
+    table = blend_by_dims(source, *ends, truncate=True, factor=factor)
     return bool(np.allclose(inv_freq, table, rtol=TABLE_TOLERANCE, atol=0))
 
 

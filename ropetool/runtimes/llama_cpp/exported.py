@@ -14,9 +14,10 @@ from ropetool.errors import ConfigError, LossyExport, RopetoolError, sentence_of
 from ropetool.escaping import command, number
 from ropetool.files.gguf import Patch, TensorInfo, Value, ValueType
 from ropetool.rope.deviation import Deviation, deviation
-from ropetool.rope.tables import TABLE_TOLERANCE, LayerRope, RopeSet, in_words, is_number
+from ropetool.rope.tables import TABLE_TOLERANCE, LayerRope, RopeSet, is_number
 from ropetool.runtimes import NotHeld, NotKnown, Refuses
 from ropetool.runtimes.decoded import first_that_serves
+from ropetool.runtimes.hf_formulas import Layers, layers_of
 from ropetool.runtimes.llama_cpp import architectures as keys
 from ropetool.runtimes.llama_cpp import exported_layers
 from ropetool.runtimes.llama_cpp.decoding import decode
@@ -26,7 +27,6 @@ from ropetool.runtimes.llama_cpp.encodings import (
     gguf_encodings,
     rotating_entry,
 )
-from ropetool.runtimes.llama_cpp.exported_layers import Layers
 
 REARCH = {"qwen2": ("llama",)}  # its graph computes the same with other names, and uses frequency vectors
 
@@ -80,7 +80,7 @@ def rotation(source: RopeSet, view: HfCheckpoint, *, allow_full_attention: bool 
     Raises: ConfigError for another `rearch`; LossyExport for a window that llama.cpp ignores.
     """
     arch = keys.get(_checked_arch(view.family.gguf_architecture, rearch))
-    layers = exported_layers.layers_of(view.config, view.family, source, view.where)
+    layers = layers_of(view.config, view.family, source, view.where)
     context, context_notes = reached_context(source)
     window_notes = exported_layers.window_notes(layers, arch, context, view.where, allow_full_attention)
     target = replace(
@@ -207,7 +207,7 @@ def exported(view: HfCheckpoint) -> tuple[Rotation, GgufCheckpoint]:
     arch = view.family.gguf_architecture
     if not arch:
         raise NotKnown(f"ropetool does not export {view.family.name} models")
-    source: RopeSet = runtimes.get(view.runtime).decode(view)
+    source: RopeSet = runtimes.decode(view.runtime, view)
     try:
         turned = rotation(source, view)
         sizes = _sizes(turned)
@@ -246,7 +246,7 @@ def objection_to(target: RopeSet, model: GgufCheckpoint) -> str:
         decoded = decode(model)
     except (Refuses, RopetoolError) as refusal:
         return f"llama.cpp stops with {sentence_of(refusal)}"
-    return in_words(target.differences(decoded))
+    return target.mismatch(decoded)
 
 
 def _list_notes(target: RopeSet) -> tuple[str, ...]:

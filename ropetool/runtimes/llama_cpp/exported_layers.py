@@ -1,74 +1,20 @@
-"""The layer types of a GGUF export: which layers slide, which rotate, and the keys for both.
+"""The layer types of a GGUF export: the layers that llama.cpp lets slide, and the keys for them.
 
 exported.py chooses the table and writes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from ropetool import names
-from ropetool.checkpoint import style
 from ropetool.errors import LossyExport
-from ropetool.families.family import Family
 from ropetool.files.gguf import Value, ValueType
 from ropetool.rope.tables import LayerRope, RopeSet
-from ropetool.runtimes import hf_formulas
+from ropetool.runtimes.hf_formulas import Layers
 from ropetool.runtimes.llama_cpp import architectures as keys
 from ropetool.runtimes.llama_cpp.architectures import Architecture
 from ropetool.runtimes.llama_cpp.layers import UNROTATED
-
-
-@dataclass(frozen=True)
-class Layers:
-    """The layers of a model.
-
-    count: the number of layers.
-    sliding: the layers with a window.
-    window: in tokens; None without sliding layers.
-    stateful: the layers that keep a state and do not attend.
-    """
-
-    count: int
-    sliding: frozenset[int] = frozenset()
-    window: int | None = None
-    stateful: frozenset[int] = frozenset()
-
-
-def layers_of(config: Mapping[str, Any], family: Family, source: RopeSet, where: str) -> Layers:
-    """Return the layers of a config, as transformers builds them. source: the tables that transformers computes."""
-    part = style.section(config, family, where)
-    count = int(part.get(names.NUM_HIDDEN_LAYERS) or 0)
-    if family.rotates == "full":  # the others keep a state
-        attending = {layer for entry in source.entries.values() for layer in entry.layers}
-        return Layers(count, stateful=frozenset(range(count)) - attending)
-    alike = source.entries[names.FULL_ATTENTION].sliding_window
-    if family.chunked:
-        return Layers(count, _chunked(part, source, where), alike)
-    if not family.has_kinds or family.sliding_window not in hf_formulas.PER_LAYER:
-        return Layers(count, frozenset(range(count)) if alike is not None else frozenset(), alike)
-    window = part.get(family.window_key, family.default_sliding_window)
-    by_layer = hf_formulas.layer_types(part, family, count)
-    sliding = frozenset(layer for layer, layer_type in enumerate(by_layer) if layer_type == names.SLIDING_ATTENTION)
-    return Layers(count, sliding, int(window)) if window is not None else Layers(count)
-
-
-def _chunked(part: Mapping[str, Any], source: RopeSet, where: str) -> frozenset[int]:
-    """Return the layers that attend within chunks: the rotating ones.
-
-    Raises: LossyExport if the config lists others.
-    """
-    rotating = frozenset(source.entries[names.FULL_ATTENTION].layers)
-    by_layer = part.get("layer_types")
-    if by_layer is not None and rotating != {
-        layer for layer, layer_type in enumerate(by_layer) if layer_type == "chunked_attention"
-    }:
-        raise LossyExport(
-            "layer_types is wrong: chunked_attention layers must rotate, and other layers must not", where=where
-        )
-    return rotating
 
 
 def slides(arch: Architecture, layers: Layers) -> bool:

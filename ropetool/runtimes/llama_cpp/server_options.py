@@ -15,15 +15,14 @@ from typing import Any
 import numpy as np
 
 from ropetool import names
-from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.gguf_edits import patch_of
+from ropetool.checkpoint.gguf import GgufCheckpoint, patch_of
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import InvalidRope, sentence_of
 from ropetool.escaping import command, word
 from ropetool.files.gguf import Patch, Value, ValueType
 from ropetool.rope.arithmetic import base_inv_freq
 from ropetool.rope.formulas import Source, blend, kept_share_by_dims, yarn_factor
-from ropetool.rope.tables import TABLE_TOLERANCE, RopeSet, in_words
+from ropetool.rope.tables import TABLE_TOLERANCE, RopeSet
 from ropetool.runtimes.base import NO_FLAG, NoFlags, NotKnown, PlannedChange, Refuses
 from ropetool.runtimes.llama_cpp import architectures as keys
 from ropetool.runtimes.llama_cpp import decoding
@@ -121,7 +120,7 @@ def options_of(view: GgufCheckpoint, patch: Patch, target: RopeSet, change: Plan
         except (Refuses, InvalidRope) as refusal:
             reason = sentence_of(refusal)
             continue
-        reason = in_words(target.differences(reached))
+        reason = target.mismatch(reached)
         if not reason:
             return ("-c", str(target.max_position_embeddings), *options)
     raise NoFlags(reason)

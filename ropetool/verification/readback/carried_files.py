@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ropetool import names
-from ropetool.checkpoint.edits import FileEdit, edits_of_file
+from ropetool.checkpoint.edits import FileEdit
 from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.hf import edits_of_file
 from ropetool.checkpoint.listings import LEFT_BEHIND
 from ropetool.checkpoint.tensor_bytes import CountedDifferences
 from ropetool.errors import PlanMismatch

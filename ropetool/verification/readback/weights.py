@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from ropetool.checkpoint.gguf_edits import patch_of
+from ropetool.checkpoint.gguf import patch_of
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.checkpoint.tensor_bytes import CountedDifferences, StoredTensor, compare_tensors

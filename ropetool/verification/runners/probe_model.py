@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.files.gguf import TensorInfo, Value, ValueType
+from ropetool.files.gguf.entries import DEFAULT_ALIGNMENT, padded
 from ropetool.files.gguf.kinds import F32
-from ropetool.files.gguf.metadata import DEFAULT_ALIGNMENT
-from ropetool.files.gguf.tensors import padded
 from ropetool.files.gguf.writer import encode_head, encode_info
 from ropetool.rope import arithmetic
 from ropetool.rope.tables import Array, LayerRope, Regime

@@ -13,7 +13,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from ropetool.files.gguf.copying import copy_range
+from ropetool.files.copying import copy_range
 from ropetool.files.regular import read_regular
 from ropetool.files.renames import sync
 

@@ -19,12 +19,11 @@ import numpy as np
 from ropetool import names
 from ropetool.errors import ConfigError, PlanMismatch
 from ropetool.files.gguf.codec import ARRAY_HEAD, Value, encode_text
-from ropetool.files.gguf.cursor import I32
+from ropetool.files.gguf.entries import I32, TensorInfo, padded
 from ropetool.files.gguf.header import MAX_HEADER_BYTES, GgufHeader, parse_header
 from ropetool.files.gguf.journal import Copy, EditJournal, Insertion, Write
 from ropetool.files.gguf.kinds import ValueType
 from ropetool.files.gguf.patch import Patch, appended, overwritten, patched_values
-from ropetool.files.gguf.tensors import TensorInfo, padded
 from ropetool.files.gguf.writer import Span, encode_head, encode_info, lay_out
 
 NOTHING, OVERWRITE, FILLER, INSERT, MOVE, COPY = "nothing", "overwrite", "filler", "insert", "move", "copy"

@@ -25,14 +25,14 @@ import numpy as np
 
 from ropetool.errors import OutputError, PlanMismatch
 from ropetool.escaping import Shown, command
-from ropetool.files.gguf.cursor import AGAIN
+from ropetool.files.gguf.entries import AGAIN
 from ropetool.files.gguf.in_place.disk import Disk, NotHere
 from ropetool.files.gguf.in_place.guard import held
 from ropetool.files.gguf.in_place.planning import COPY
 from ropetool.files.gguf.journal import MARK, EditJournal, Insertion, Sample, Write, copy_of, journal_of
-from ropetool.files.gguf.shards import first_name
 from ropetool.files.output import output_error
 from ropetool.files.regular import open_regular
+from ropetool.files.shard_names import first_name
 
 FORWARD, BACK, NOTHING = "forward", "back", "nothing"
 _SENTENCES = {
