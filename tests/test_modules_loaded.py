@@ -39,7 +39,7 @@ LIMITS = {
     "gguf get GGUF llama.context_length": 71,
     "gguf set GGUF llama.context_length 1024 -o OUTPUT": 129,
     "restore GGUF": 111,
-    "recover GGUF": 32,
+    "recover GGUF": 33,
 }
 SLACK = 5  # modules; a figure that is further above what a command loads no longer holds it
 COUNTED = """
