@@ -10,7 +10,7 @@ from typing import Any
 
 import configs
 import gguf
-import gguf_making
+import gguf_files
 import pytest
 from making import config_of, snapshot, write_config, write_model
 
@@ -523,10 +523,10 @@ def test_a_plan_of_an_earlier_version_is_read_and_not_carried_out(source: Path, 
 
 
 def test_a_gguf_of_other_settings_or_weights_is_refused(tmp_path: Path) -> None:
-    source = gguf_making.model(tmp_path / "m.gguf")
+    source = gguf_files.model(tmp_path / "m.gguf")
     plan = Plan.from_json(ropetool.plan(source, "yarn", factor=4).to_json(), "here")
     kept = source.read_bytes()
-    gguf_making.model(source, keys={"logit_scale": (gguf.GGUFValueType.FLOAT32, 2.0)})
+    gguf_files.model(source, keys={"logit_scale": (gguf.GGUFValueType.FLOAT32, 2.0)})
     with pytest.raises(PlanMismatch, match="logit_scale changed since the plan was made"):
         ropetool.apply(plan, source, tmp_path / "out.gguf")
     source.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))

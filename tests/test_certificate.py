@@ -15,7 +15,7 @@ import configs
 import gguf
 import numpy as np
 import pytest
-from gguf_making import model as gguf_model
+from gguf_files import model as gguf_model
 from making import safetensors, snapshot, write_model
 
 import ropetool

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gguf_making import model
+from gguf_files import model
 from making import run, write_config
 
 from ropetool.files.gguf import header

@@ -14,7 +14,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from gguf_making import FREQS, llama3_divisors, model, tensors, values, vector
+from gguf_files import FREQS, llama3_divisors, model, tensors, values, vector
 from making import run, snapshot
 
 import ropetool

@@ -12,7 +12,7 @@ from typing import Any
 
 import configs
 import gguf
-import gguf_making
+import gguf_files
 import pytest
 import yaml
 from making import run, write_model
@@ -438,7 +438,7 @@ def test_our_keys_do_not_outlive_what_they_speak_of(model: Path) -> None:
 
 def test_a_model_in_shards_has_a_card_and_no_modelfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    first = gguf_making.model(tmp_path / "m.gguf", shards=2)
+    first = gguf_files.model(tmp_path / "m.gguf", shards=2)
     made = ropetool.apply(ropetool.plan(first, "linear", factor=2), first, tmp_path / "out.gguf").output
     assert made.with_name(f"{made.name}.README.md").is_file()
     assert not list(tmp_path.glob("out*.Modelfile"))
@@ -470,7 +470,7 @@ def test_ollama_gets_a_name_that_it_takes(shown: str, name: str) -> None:
 
 def test_programs_that_hold_llama_cpp_are_told_the_context(tmp_path: Path) -> None:
     """Each states it in words of its own; in a shell the rest of the line is a comment."""
-    source = gguf_making.model(tmp_path / "m.gguf")
+    source = gguf_files.model(tmp_path / "m.gguf")
     found = ropetool.inspect(source)
     lines = serving_lines(found, "m.gguf")
     assert lines == gguf_lines("m.gguf", 512)
@@ -500,7 +500,7 @@ def test_a_server_that_would_compute_something_else_gets_no_line(tmp_path: Path)
 
 def test_a_card_beside_a_file_that_is_a_link_elsewhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    first = gguf_making.model(tmp_path / "in" / "m.gguf")
+    first = gguf_files.model(tmp_path / "in" / "m.gguf")
     (tmp_path / "id_ed25519").write_text("secret")
     model_card.beside(first, model_card.CARD).symlink_to(tmp_path / "id_ed25519")
     with pytest.raises(CheckpointError, match="is a link to a file outside the checkpoint"):

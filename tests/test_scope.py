@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf_making import model
+from gguf_files import model
 from making import run, write_model
 
 import ropetool

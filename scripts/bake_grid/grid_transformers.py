@@ -204,11 +204,11 @@ def measure(config: dict[str, Any], bake: str, folder: Path) -> Cell:
     change = recipe.reference(view) if recipe.reference else None
     cell: Cell = {}
     for name in EXACT:
-        expected = references.logits(source, length, exact=name == "float64", change=change)
+        expected = models.logits(source, length, exact=name == "float64", change=change)
         with _order(recipe, made, view):
-            found = references.logits(folder / "baked", length, exact=name == "float64")
+            found = models.logits(folder / "baked", length, exact=name == "float64")
             if name == "float64":
-                without = references.logits(unbaked, length, exact=True)
+                without = models.logits(unbaked, length, exact=True)
                 cell["without"] = _rounded(np.abs(expected - without).max())
         cell[name] = _rounded(np.abs(expected - found).max())
     cell["bfloat16"] = rounding(made, source, folder)

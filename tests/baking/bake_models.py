@@ -31,6 +31,7 @@ from ropetool.weights.writing import Baked, write_weights
 
 TRAINED, FACTOR = 512, 4.0
 LENGTH = int(TRAINED * FACTOR)
+BEYOND = 640  # tokens: LENGTH costs ten times as much, and scripts/bake_grid/grid.py runs every family there
 VOCABULARY = 96
 YARN: dict[str, Any] = {
     "rope_type": "yarn", "factor": FACTOR, "original_max_position_embeddings": TRAINED, "rope_theta": 10000.0,
@@ -273,19 +274,19 @@ def load(directory: Path, dtype: torch.dtype = torch.float64, attention: str = "
     )
 
 
-def logits(directory: Path, *, exact: bool = True, change: Callable[[Any], None] | None = None) -> np.ndarray[Any, Any]:
-    """Return the logits of fixed tokens up to four times the trained length, in float64 or as transformers has it."""
+def logits(
+    directory: Path, length: int = BEYOND, *, exact: bool = True, change: Callable[[Any], None] | None = None
+) -> np.ndarray[Any, Any]:
+    """Return the logits of fixed tokens in float64, or in float32 as transformers has it; `change` edits the model."""
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    with torch.no_grad():
-        if not exact:
-            found = load(directory, torch.float32)(tokens(), use_cache=False).logits[0]
-            return found.double().numpy()
-        with everything_in_float64():  # also the tables, which are computed as the model is built
-            model = load(directory)
-            if change is not None:
-                change(model)
-            return model(tokens(), use_cache=False).logits[0].numpy()
+    everywhere = everything_in_float64() if exact else contextlib.nullcontext()  # also tables, computed with the model
+    with torch.no_grad(), everywhere:
+        model = load(directory, torch.float64 if exact else torch.float32)
+        if change is not None:
+            change(model)
+        found: np.ndarray[Any, Any] = model(tokens(length), use_cache=False).logits[0].double().numpy()
+    return found
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 import bake_models as models
 import numpy as np
 import pytest
-from bake_logits import BEYOND, logits
+from bake_models import BEYOND, logits
 
 from ropetool.errors import ConfigError
 from ropetool.weights import bakes

@@ -10,7 +10,7 @@ import bake_models as models
 import numpy as np
 import pytest
 import torch
-from bake_logits import logits
+from bake_models import logits
 from test_bake_families import EXACT, bake_of
 
 from ropetool.errors import ConfigError, LossyExport

@@ -18,7 +18,7 @@ import configs
 import numpy as np
 import pytest
 import torch
-from bake_logits import logits
+from bake_models import logits
 from making import refusal, write_config
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM

@@ -95,7 +95,7 @@ def test_mistral4_without_scaling_stops_in_its_attention(tmp_path: Path) -> None
         get("transformers").decode(HfCheckpoint(data, families.get("mistral4")))
     models.write(tmp_path / "m", data)
     with pytest.raises(RuntimeError, match="size of tensor"):
-        models.logits(tmp_path / "m")
+        models.logits(tmp_path / "m", models.LENGTH)
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
@@ -142,7 +142,7 @@ def test_the_layers_that_rotate_are_those_of_the_real_model(
     view = model.targets
     assert view.rope.entries["full_attention"].layers == layers
     models.carry_out(bakes.attention_factor(model), source, tmp_path / "baked")
-    assert np.abs(models.logits(source) - models.logits(tmp_path / "baked")).max() < 1e-10
+    assert np.abs(models.logits(source, models.LENGTH) - models.logits(tmp_path / "baked", models.LENGTH)).max() < 1e-10
 
 
 def test_what_is_not_known_is_said() -> None:

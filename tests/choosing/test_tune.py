@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf_making import model
+from gguf_files import model
 from making import refusal
 from verification.conftest import make_text, write_model, write_tokenizer
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import gguf
 import pytest
-from gguf_making import model as gguf_model
+from gguf_files import model as gguf_model
 from making import COST_AT_4, config_of, run, snapshot
 
 import ropetool

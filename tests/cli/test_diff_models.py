@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from baking import bake_gguf_models, bake_models
 from diff_making import diff, relations, weights_of, written
-from gguf_making import model as gguf_model
+from gguf_files import model as gguf_model
 from making import run
 from safetensors.torch import load_file, save_file
 

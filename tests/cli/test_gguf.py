@@ -7,8 +7,7 @@ from typing import Any
 
 import gguf
 import pytest
-from gguf_making import llama3_divisors, model
-from gguf_models import Tiny
+from gguf_files import Tiny, llama3_divisors, model
 from making import COST_AT_8, run, snapshot
 
 YARN = ("--method", "yarn", "--factor", "8")

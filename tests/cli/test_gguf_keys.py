@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import gguf
-import gguf_making
+import gguf_files
 import numpy as np
 import pytest
 from making import run
@@ -22,7 +22,7 @@ TEMPLATE = "{% for m in messages %}\n{{ m['content'] }}\t\x1b[31m é\n{% endfor 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    return gguf_making.model(tmp_path / "model.gguf")
+    return gguf_files.model(tmp_path / "model.gguf")
 
 
 def contents(path: Path) -> dict[str, object]:
@@ -123,7 +123,7 @@ def test_a_key_is_removed(model: Path, tmp_path: Path) -> None:
 
 
 def test_of_a_split_model_only_the_first_file_is_written_anew(tmp_path: Path) -> None:
-    first = gguf_making.model(tmp_path / "model.gguf", shards=2)
+    first = gguf_files.model(tmp_path / "model.gguf", shards=2)
     second = tmp_path / "model-00002-of-00002.gguf"
     done = run("gguf", "set", str(second), "llama.context_length", "2048", "-o", str(tmp_path / "made.gguf"))
     assert done.code == 0
@@ -258,7 +258,7 @@ def test_a_file_that_is_no_language_model_is_edited_too(tmp_path: Path) -> None:
 
 
 def test_keys_of_ropetool_that_are_not_so_any_more_are_removed(tmp_path: Path) -> None:
-    path = gguf_making.model(tmp_path / "a.gguf")
+    path = gguf_files.model(tmp_path / "a.gguf")
     ours = {"ropetool.method": "yarn", "ropetool.verified.verdict": "pass"}
     for number, (key, value) in enumerate(ours.items()):
         made = tmp_path / f"{number}.gguf"

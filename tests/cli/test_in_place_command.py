@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf_making import FREQS, llama3_divisors, model, tensors, values, vector
-from gguf_models import llama_logits
+from gguf_files import FREQS, llama3_divisors, model, tensors, values, vector
+from gguf_logits import llama_logits
 from making import COST_AT_8, run, snapshot, write_model
 
 from ropetool.checkpoint import edit_log, provenance

@@ -15,8 +15,8 @@ import configs
 import gguf
 import numpy as np
 import pytest
-from gguf_making import FREQS, llama3_divisors, model, tensors, values, vector
-from gguf_models import llama_logits
+from gguf_files import FREQS, llama3_divisors, model, tensors, values, vector
+from gguf_logits import llama_logits
 from making import run, write_model
 
 from ropetool.checkpoint import edit_log, provenance

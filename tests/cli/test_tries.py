@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-import gguf_making
+import gguf_files
 import pytest
 from making import Done, run, write_config, write_model
 
@@ -116,7 +116,7 @@ def test_advise_gives_one_reason_and_all_on_request() -> None:
     "asked", ["extend m.gguf --factor 4 --for vllm", "advise m.gguf --target-length 4096 --for vllm"]
 )
 def test_a_runtime_that_reads_no_gguf_file_needs_an_import(asked: str) -> None:
-    gguf_making.model(Path("m.gguf"))
+    gguf_files.model(Path("m.gguf"))
     done = run(*asked.split())
     assert done.code == 2
     assert done.err.splitlines() == [

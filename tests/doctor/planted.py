@@ -9,10 +9,10 @@ from typing import Any
 
 import configs
 import gguf
+import gguf_files
 import gguf_headers
-import gguf_making
 import numpy as np
-from gguf_models import Tiny
+from gguf_files import Tiny
 from making import write_config
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
@@ -36,7 +36,7 @@ def scaled(family: str, context: int = 2048, **scaling: Any) -> Callable[[Path],
 def tiny(arch: str = "llama", divisors: Any = None, **keys: Any) -> Callable[[Path], Path]:
     """Return what writes a GGUF model with these keys."""
     named = {key.replace("__", "."): value for key, value in keys.items()}
-    return lambda folder: gguf_making.model(folder / "model.gguf", arch, named, divisors=divisors)
+    return lambda folder: gguf_files.model(folder / "model.gguf", arch, named, divisors=divisors)
 
 
 def header(arch: str, **more: tuple[str, Any]) -> Callable[[Path], Path]:
@@ -94,7 +94,7 @@ def _pointer(folder: Path) -> Path:
 
 
 def _cut(folder: Path) -> Path:
-    path = gguf_making.model(folder / "model.gguf")
+    path = gguf_files.model(folder / "model.gguf")
     path.write_bytes(path.read_bytes()[:400])
     return path
 
@@ -140,7 +140,7 @@ def _beside_its_source(keys: dict[str, Any], **config: Any) -> Callable[[Path], 
     def write(folder: Path) -> Path:
         source = {**configs.config("llama", "v4"), "num_hidden_layers": 1, "head_dim": 64, **config}
         write_config(folder / "repository", source)
-        return gguf_making.model(folder / "repository" / "model.gguf", "llama", keys)
+        return gguf_files.model(folder / "repository" / "model.gguf", "llama", keys)
 
     return write
 

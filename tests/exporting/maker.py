@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf_reading import GGUFReader
+from gguf_files import GGUFReader
 
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.comparison import exported

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from converter import needs_converter
 from forks import run_python
-from gguf_reading import GGUFReader
+from gguf_files import GGUFReader
 from making import refusal
 
 from exporting import family_models, maker, remote_models

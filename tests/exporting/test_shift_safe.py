@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from baking.bake_gguf_models import Run
+from gguf_logits import shifted_logits
 
 import ropetool
 from exporting import family_models as models
@@ -50,14 +50,7 @@ def written(path: Path, family: str) -> Path:
 
 def moved(path: Path, by: int) -> np.ndarray:
     """Return the logits behind 700 tokens that were all moved by so many positions."""
-    run = Run(path)
-    try:
-        run.decode(models.TOKENS[:700], 0)
-        if by:
-            run.shift(by)
-        return run.decode(models.TOKENS[700:701], 700 + by)
-    finally:
-        run.close()
+    return shifted_logits(path, models.TOKENS[:701], by, models.LENGTH)
 
 
 @pytest.mark.parametrize("family", CHANGES)

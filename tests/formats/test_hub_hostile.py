@@ -14,7 +14,7 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
-import gguf_making
+import gguf_files
 import pytest
 from bounds import bounded
 from hub_server import TOKEN, Handler, Hub, local_hub
@@ -37,7 +37,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with local_hub(tmp_path / "cache", monkeypatch) as served:
         served.repositories["acme/demo"] = shutil.copytree(DEMO, tmp_path / "served")
         (tmp_path / "ggufs").mkdir()
-        served.repositories["acme/files"] = gguf_making.model(tmp_path / "ggufs" / "one.gguf").parent
+        served.repositories["acme/files"] = gguf_files.model(tmp_path / "ggufs" / "one.gguf").parent
         yield served
 
 

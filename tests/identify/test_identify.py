@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import gguf_making
+import gguf_files
 import numpy as np
 import pytest
 import torch
@@ -344,7 +344,7 @@ def test_a_gguf_file_is_identified_by_what_it_is_imported_as(
 
 
 def test_a_file_that_cannot_be_imported_is_refused_in_the_importers_words(tmp_path: Path) -> None:
-    file = gguf_making.model(tmp_path / "m.gguf")
+    file = gguf_files.model(tmp_path / "m.gguf")
     wanted = run("import", file, "-o", tmp_path / "out")
     assert wanted.code != 0
     done = run("identify", "--gguf", file, "--server", "http://localhost:1")

@@ -17,7 +17,8 @@ import pytest
 from exporting import family_models as models
 from exporting import maker
 from gguf import GGUFValueType
-from gguf_models import HIDDEN, INNER, TRAINED, VOCABULARY, Tiny, llama_kept_bytes, llama_row_logits, numpy_logits
+from gguf_files import HIDDEN, INNER, TRAINED, VOCABULARY, Tiny
+from gguf_logits import llama_kept_bytes, llama_row_logits, numpy_logits
 
 import ropetool
 from ropetool.errors import InvalidRope, LossyExport

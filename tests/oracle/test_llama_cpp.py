@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGUFValueType
-from gguf_models import ARCHITECTURES, HEAD_DIM, KEY_TYPES, TARGET, TRAINED, Tiny, llama_logits, numpy_logits
+from gguf_files import ARCHITECTURES, HEAD_DIM, KEY_TYPES, TARGET, TRAINED, Tiny
+from gguf_logits import llama_logits, numpy_logits
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
@@ -318,10 +319,10 @@ STOPPED: dict[str, tuple[int, Tiny]] = {
     "type as a number": (FAILS, Tiny("qwen2", {archs.SCALING_TYPE: (GGUFValueType.UINT32, 2)})),
 }
 PROBE = """
-import pathlib, resource, sys, gguf_models
+import pathlib, resource, sys, gguf_logits
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 try:
-    gguf_models.llama_logits(pathlib.Path(sys.argv[1]))
+    gguf_logits.llama_logits(pathlib.Path(sys.argv[1]))
 except ValueError as error:
     print(error, file=sys.stderr)
     sys.exit(3)

@@ -9,7 +9,7 @@ from typing import Any
 import converter
 import pytest
 from exporting import maker
-from gguf_reading import GGUFReader
+from gguf_files import GGUFReader
 
 CHANGES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,

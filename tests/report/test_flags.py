@@ -9,7 +9,7 @@ from typing import Any
 
 import peers
 import pytest
-from gguf_models import TRAINED, Tiny
+from gguf_files import TRAINED, Tiny
 from making import write_config
 
 import ropetool

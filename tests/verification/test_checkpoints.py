@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from exporting import maker
-from gguf_making import TRAINED, model
+from gguf_files import TRAINED, model
 from making import run
 
 import ropetool

@@ -10,11 +10,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import gguf_models
+import gguf_logits
 import numpy as np
 import pytest
 from gguf import GGUFValueType
-from gguf_models import ARCHITECTURES, Tiny, numpy_logits
+from gguf_files import ARCHITECTURES, VOCABULARY, Tiny
+from gguf_logits import numpy_logits
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from verifying import verify
 
@@ -42,7 +43,7 @@ LONGROPE = {archs.SCALING_TYPE: "longrope", archs.ORIGINAL_CONTEXT_LENGTH: 512}
 
 
 def rows_of(length: int, count: int = 3) -> list[list[int]]:
-    return np.random.default_rng(length).integers(0, gguf_models.VOCABULARY, (count, length)).tolist()
+    return np.random.default_rng(length).integers(0, VOCABULARY, (count, length)).tolist()
 
 
 def naive(path: Path, rows: list[list[int]], scored: int, n_ctx: int | None = None) -> np.ndarray:
@@ -370,8 +371,8 @@ def test_llama_cpp_stays_silent_and_the_log_comes_back(tiny: Path, capfd: pytest
         assert llama_cpp.llama_model_load_from_file(b"/absent.gguf", params) is None
         assert any(b"absent" in text for text in heard)
     finally:
-        gguf_models.library.cache_clear()
-        gguf_models.library()
+        gguf_logits.library.cache_clear()
+        gguf_logits.library()
     assert capfd.readouterr() == ("", "")
 
 

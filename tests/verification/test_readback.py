@@ -14,8 +14,7 @@ import gguf
 import numpy as np
 import pytest
 from exporting import maker
-from gguf_making import model
-from gguf_models import TRAINED, Tiny
+from gguf_files import TRAINED, Tiny, model
 from making import write_config
 from safetensors.numpy import load_file, save_file
 

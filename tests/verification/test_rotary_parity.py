@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from gguf_making import llama3_divisors
-from gguf_models import HEAD_DIM, TRAINED, Tiny
+from gguf_files import HEAD_DIM, TRAINED, Tiny, llama3_divisors
 from making import write_config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
