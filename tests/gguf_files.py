@@ -59,19 +59,20 @@ def _written(writer: GGUFWriter, keys: Mapping[str, Any], tensors: Tensors | Non
 
 def copy(
     source: Path | str, target: Path | str, keys: Mapping[str, Any] | None = None,
-    tensor: Callable[[str, Any], Any] = lambda name, one: (one.tensor_type, one.data),
+    tensor: Callable[[str, Any], Any] = lambda name, one: (one.tensor_type, one.data), more: Tensors | None = None,
 ) -> Path:  # fmt: skip
     """Copy a file with the gguf package, as a script of a third party does.
 
     keys: those that change, by their whole names; None leaves a key out.
-    tensor: returns what `write` takes of a tensor of the reader, or None to leave the tensor out.
+    tensor: returns the array or pair that `write` takes for a tensor of the reader, or None to leave the tensor out.
+    more: tensors to add.
     """
     reader = GGUFReader(source)
     fields = _fields(reader)
     arch = str(fields.pop("general.architecture").contents())
     values = {key: (one.types[0], one.contents(), *one.types[1:2]) for key, one in fields.items()}
     changed = {key: value for key, value in {**values, **(keys or {})}.items() if value is not None}
-    held = {one.name: tensor(one.name, one) for one in reader.tensors}
+    held = {**{one.name: tensor(one.name, one) for one in reader.tensors}, **(more or {})}
     return _written(GGUFWriter(target, arch), changed, {name: data for name, data in held.items() if data is not None})
 
 

@@ -242,14 +242,8 @@ def test_a_value_from_a_file_that_is_not_there(model: Path, tmp_path: Path) -> N
 
 
 def test_a_file_that_is_no_language_model_is_edited_too(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "mmproj.gguf", "clip")
-    writer.add_type("mmproj")
-    writer.add_uint32("clip.vision.image_size", 224)
-    writer.add_tensor("v.a", np.ones(32, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    keys = {"general.type": "mmproj", "vision.image_size": 224}
+    gguf_files.write(tmp_path / "mmproj.gguf", "clip", keys, {"v.a": np.ones(32, np.float32)})
     made = tmp_path / "made.gguf"
     done = run("gguf", "set", str(tmp_path / "mmproj.gguf"), "clip.vision.image_size", "336", "-o", str(made))
     assert (done.code, done.err) == (0, "")

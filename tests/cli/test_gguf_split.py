@@ -70,14 +70,8 @@ def test_a_set_is_split_anew(three: list[Path], tmp_path: Path) -> None:
 
 
 def test_an_alignment_of_its_own_holds_in_the_first_file(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "whole.gguf", "llama")
-    writer.add_custom_alignment(128)
-    for number in range(4):
-        writer.add_tensor(f"t{number}", np.arange(7 + number, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tensors = {f"t{number}": np.arange(7 + number, dtype=np.float32) for number in range(4)}
+    gguf_files.write(tmp_path / "whole.gguf", "llama", {"general.alignment": 128}, tensors)
     assert (
         run("gguf", "split", str(tmp_path / "whole.gguf"), "--max-tensors", "2", "-o", str(tmp_path / "part.gguf")).code
         == 0

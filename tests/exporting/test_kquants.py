@@ -20,6 +20,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from gguf_files import write
 
 from exporting import maker
 from ropetool.cli import main
@@ -57,16 +58,11 @@ def ggml(values: np.ndarray, name: str, weights: np.ndarray | None = None) -> by
 
 def write_imatrix(path: Path, weights: dict[str, np.ndarray], calls: int = 4) -> Path:
     """Write the GGUF form of llama-imatrix: sums of squares over calls."""
-    writer = gguf.GGUFWriter(path, "imatrix")
-    writer.add_type("imatrix")
+    tensors = {}
     for name, values in weights.items():
-        writer.add_tensor(f"{name}.in_sum2", (values * calls).reshape(1, -1).astype(np.float32))
-        writer.add_tensor(f"{name}.counts", np.full((1, 1), calls, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+        tensors[f"{name}.in_sum2"] = (values * calls).reshape(1, -1).astype(np.float32)
+        tensors[f"{name}.counts"] = np.full((1, 1), calls, np.float32)
+    return write(path, "imatrix", {"general.type": "imatrix"}, tensors)
 
 
 def names_of(path: Path) -> list[str]:

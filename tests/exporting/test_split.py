@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from gguf_files import write
 
 from exporting import maker
 from ropetool.checkpoint import provenance
@@ -48,16 +49,9 @@ BY_GGUF_SPLIT: list[tuple[SplitLimits, list[int], str]] = [
 
 
 def write_whole(path: Path) -> Path:
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name("parts")
-    writer.add_array("tokenizer.ggml.tokens", ["a", "b"])
-    for number, size in enumerate(SIZES):
-        writer.add_tensor(f"blk.{number}", (np.arange(size) * (number + 3) % 251 - 125).astype(np.int8))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    made = [(np.arange(size) * (number + 3) % 251 - 125).astype(np.int8) for number, size in enumerate(SIZES)]
+    keys = {"general.name": "parts", "tokenizer.ggml.tokens": ["a", "b"]}
+    return write(path, "llama", keys, {f"blk.{number}": tensor for number, tensor in enumerate(made)})
 
 
 @pytest.mark.parametrize(("limits", "counts", "digest"), BY_GGUF_SPLIT)

@@ -249,17 +249,10 @@ def llama(values: dict[str, Any], path: Path) -> Iterator[Tokenise]:
 
 def write_vocabulary(values: dict[str, Any], path: Path) -> None:
     """Write a GGUF file of these keys and of the sizes that llama.cpp reads before it comes to the vocabulary."""
-    import gguf
+    from gguf_files import write
 
-    writer = gguf.GGUFWriter(path, "llama")
-    for write in (writer.add_context_length, writer.add_embedding_length, writer.add_block_count):
-        write(8)
-    for write in (writer.add_feed_forward_length, writer.add_head_count):
-        write(8)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    sizes = ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count")
+    write(path, "llama", {**dict.fromkeys(sizes, 8), "attention.layer_norm_rms_epsilon": 1e-5})
     raw = path.read_bytes()
     extra = b"".join(
         struct.pack("<Q", len(key.encode())) + key.encode() + struct.pack("<I", int(value.type)) + bytes(value.raw)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_files
 import numpy as np
 import pytest
 from exporting import family_models as models
@@ -264,29 +265,13 @@ def patched(file: Path, target: Path, **keys: tuple[ValueType, Any]) -> Path:
     return target
 
 
-def rewritten(file: Path, target: Path, drop: str = "", add: str = "", rename: tuple[str, str] = ("", "")) -> Path:
-    """Write the file anew with the gguf package, with other tensors."""
-    reader = gguf.GGUFReader(file)
-    arch = str(reader.fields["general.architecture"].contents())
-    writer = gguf.GGUFWriter(target, arch)
-    for key, field in reader.fields.items():
-        if not key.startswith("GGUF.") and key != "general.architecture":
-            kinds = field.types
-            if kinds[0] == gguf.GGUFValueType.ARRAY:
-                writer.add_array(key, field.contents())
-            else:
-                writer.add_key_value(key, field.contents(), kinds[0])
-    for tensor in reader.tensors:
-        if tensor.name != drop:
-            name = rename[1] if tensor.name == rename[0] else tensor.name
-            writer.add_tensor(name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
-    if add:
-        writer.add_tensor(add, np.zeros(4, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
+def rewritten(file: Path, target: Path, drop: str = "", **add: np.ndarray) -> Path:
+    """Write the file again with the gguf package, with other tensors."""
+
+    def kept(name: str, tensor: Any) -> Any:
+        return None if name == drop else (tensor.tensor_type, tensor.data)
+
+    return gguf_files.copy(file, target, tensor=kept, more=add)
 
 
 def test_a_key_that_no_config_says_is_refused(files: Files, tmp_path: Path) -> None:
@@ -309,17 +294,15 @@ def test_missing_and_unknown_tensors_are_named(files: Files, tmp_path: Path) -> 
     with pytest.raises(CorruptFile, match=r"has no tensor blk\.1\.ffn_up\.weight, which its class requires"):
         import_gguf(rewritten(file, tmp_path / "a.gguf", drop="blk.1.ffn_up.weight"), tmp_path / "back")
     with pytest.raises(LossyExport, match=r"has the tensor 'blk\.0\.attn_gate\.weight', which its class does not have"):
-        import_gguf(rewritten(file, tmp_path / "b.gguf", add="blk.0.attn_gate.weight"), tmp_path / "back")
+        import_gguf(
+            rewritten(file, tmp_path / "b.gguf", **{"blk.0.attn_gate.weight": np.zeros(4, np.float32)}),
+            tmp_path / "back",
+        )
     assert not (tmp_path / "back").exists()
 
 
 def test_an_architecture_without_a_class_is_refused(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "rwkv7")
-    writer.add_uint32("rwkv7.context_length", 64)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    gguf_files.write(tmp_path / "m.gguf", "rwkv7", {"context_length": 64}, {})
     with pytest.raises(LossyExport, match="import does not support a file of the architecture 'rwkv7'") as refused:
         import_gguf(tmp_path / "m.gguf", tmp_path / "back")
     assert refused.value.try_
