@@ -20,7 +20,7 @@ from unittest import mock
 
 import gguf_files
 from corpus_cells import Act, exported, extended, of_folder, of_gguf
-from making import run
+from running import run
 
 from ropetool.cli import COMMANDS
 from ropetool.files.gguf.in_place import disk

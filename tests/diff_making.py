@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from making import Done, run, write_config
+from models import write_config
+from running import Done, run
 from safetensors.torch import load_file, save_file
 
 Tensors = dict[str, torch.Tensor]

@@ -11,7 +11,8 @@ from typing import Any
 import gguf_files
 import numpy as np
 import pytest
-from making import run, write_config
+from models import write_config
+from running import run
 
 import ropetool
 from ropetool.errors import ConfigError

@@ -12,7 +12,8 @@ import configs
 import gguf
 import gguf_files
 import pytest
-from making import config_of, snapshot, write_config, write_model
+from models import config_of, write_config, write_model
+from running import snapshot
 
 import ropetool
 from ropetool.checkpoint import provenance

@@ -16,7 +16,8 @@ import gguf
 import numpy as np
 import pytest
 from gguf_files import model as gguf_model
-from making import safetensors, snapshot, write_model
+from models import safetensors, write_model
+from running import snapshot
 
 import ropetool
 from ropetool.checkpoint import certificate, fingerprints, provenance

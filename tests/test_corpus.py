@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from loading import script
-from making import Done
+from running import Done
 
 import ropetool
 from ropetool import families

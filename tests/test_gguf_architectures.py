@@ -14,7 +14,7 @@ import gguf_headers as headers
 import numpy as np
 import pytest
 from loading import script
-from making import run, snapshot
+from running import run, snapshot
 from variants import VARIANTS
 
 import ropetool

@@ -14,7 +14,8 @@ from typing import Any
 import configs
 import gguf_files
 import pytest
-from making import snapshot, write_model
+from models import write_model
+from running import snapshot
 
 import ropetool
 from ropetool.checkpoint import provenance

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from gguf_files import model
-from making import run, write_config
+from models import write_config
+from running import run
 
 from ropetool.files.gguf import header
 

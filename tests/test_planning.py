@@ -11,7 +11,8 @@ from typing import Any
 import configs
 import gguf_files
 import pytest
-from making import TOKENIZER_CONFIG, config_of, run, write_config, write_model
+from models import TOKENIZER_CONFIG, config_of, write_config, write_model
+from running import run
 
 import ropetool
 from ropetool.errors import AmbiguousRope, ConfigError, InvalidRope, LossyExport

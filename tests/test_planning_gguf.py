@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf_files import FREQS, llama3_divisors, model, tensors, values, vector
-from making import run, snapshot
+from running import run, snapshot
 
 import ropetool
 from ropetool import names

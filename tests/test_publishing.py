@@ -15,8 +15,9 @@ import gguf
 import gguf_files
 import pytest
 import yaml
-from making import run, write_model
 from markdown_it import MarkdownIt
+from models import write_model
+from running import run
 
 import ropetool
 from ropetool.checkpoint import certificate, fingerprints

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from gguf_files import model
-from making import run, write_model
+from models import write_model
+from running import run
 
 import ropetool
 from ropetool.plans.scope import MEASURED, extent

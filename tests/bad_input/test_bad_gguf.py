@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from gguf import GGUFValueType
 from gguf_files import ARR, F32, FREQS, STR, U32, array, kv, llama3_divisors, model, packed, string, tensor, u32
-from making import refused, run, snapshot
+from running import refused, run, snapshot
 from test_limits import bounded
 
 EXTEND = ("--method", "yarn", "--factor", "4")

@@ -21,7 +21,8 @@ import configs
 import gguf_files
 import numpy as np
 import pytest
-from making import Done, run, write_model
+from models import write_model
+from running import Done, run
 from safetensors.numpy import save_file
 
 import ropetool

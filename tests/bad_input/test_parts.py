@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf_files import write
-from making import run, safetensors, snapshot
+from models import safetensors
+from running import run, snapshot
 
 import ropetool
 from ropetool.checkpoint.gguf import GgufCheckpoint

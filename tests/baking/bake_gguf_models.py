@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import family_making
+import configs
 import gguf
 import gguf_files
 import numpy as np
+from configs import rope_keys
 from gguf import GGMLQuantizationType as Kind
 from gguf_logits import decode, library, one_sequence, shifted_logits
 
 from ropetool import families
 from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.families.tensors import COMMON, Export, Row, derived
 from ropetool.files.gguf import read_shards
 from ropetool.weights import bakes
 from ropetool.weights.bakes import Bake
@@ -144,27 +146,72 @@ ARCHITECTURES: dict[str, Arch] = {
 }  # fmt: skip
 
 
+def gguf_keys(name: str, counts: Mapping[str, int]) -> dict[str, Any]:
+    """Return the keys of a GGUF file of this family, below its architecture's name, beside the common ones."""
+    table = _table(name)
+    keys: dict[str, Any] = {key: counts[size] for key, size in table.sizes.items()}
+    keys |= {"attention.key_length": counts["head_dim"], "attention.value_length": counts["head_dim"]}
+    keys |= {"rope.dimension_count": counts["rotary_dim"], "attention.head_count_kv": counts["kv_heads"]}
+    keys |= {key: one.default or 1.0 for key, one in table.keys.items() if one.number and not one.optional}
+    keys |= {key: True for key, one in table.keys.items() if one.switch}
+    return keys | ({"attention.layer_norm_epsilon": table.eps} if table.norms == "layer" else {})
+
+
+def gguf_shapes(name: str, counts: Mapping[str, int]) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+    """Return the shapes of a layer's tensors, rows first, and of those beside the layers, all optional ones included."""
+    table = _table(name)
+    known = derived(table.derived, counts)
+    return _shapes(table.layer, known), _shapes(table.outer, known)
+
+
+def key_tensors(name: str) -> set[str]:
+    """Return the tensors of a layer in a GGUF file that a factor on the keys goes into."""
+    family, table = families.get(name), _table(name)
+    assert family.bake is not None
+    last = family.gguf_name(family.bake.k[-1].tensor)
+    return {row.gguf for row in table.layer if row.gguf in (f"{last}.weight", f"{last}.bias")}
+
+
+def _shapes(rows: tuple[Row, ...], counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    shapes = {}
+    for row in rows:
+        if not row.when.startswith("not "):
+            shape = tuple(counts[size] for size in (row.written or row.shape).split())
+            shapes[row.gguf] = (counts[row.many], *shape) if row.many else shape
+    return shapes
+
+
+def counts_of(name: str) -> dict[str, int]:
+    """Return the sizes of every model by the names in the rows of families; half of a head rotates where a part does."""
+    rotary_dim = HEAD_DIM // 2 if rope_keys(name) else HEAD_DIM
+    kv_heads = KV_HEADS if _table(name).grouped else HEADS
+    counts = {
+        "layers": 2, "hidden": HIDDEN, "heads": HEADS, "intermediate": INNER, "kv_heads": kv_heads,
+        "vocabulary": VOCABULARY, "head_dim": HEAD_DIM, "rotary_dim": rotary_dim, "queries": HEADS * HEAD_DIM,
+        "keys": kv_heads * HEAD_DIM, "one": 1, "twice": 2 * INNER,
+    }  # fmt: skip
+    assert counts.keys() == {*COMMON}
+    return counts
+
+
+def _table(name: str) -> Export:
+    table = families.get(name).export
+    assert table is not None
+    return table
+
+
 def _made(name: str) -> Arch:
-    """Return the architecture of a plain family as its own file has it."""
-    counts = family_making.common(
-        name,
-        layers=2,
-        hidden=HIDDEN,
-        heads=HEADS,
-        kv_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
-        inner=INNER,
-        vocabulary=VOCABULARY,
-    )
-    layer, outer = family_making.gguf_shapes(name, counts)
+    """Return the architecture of a plain family from its own file."""
+    counts = counts_of(name)
+    layer, outer = gguf_shapes(name, counts)
     beside = {key: shape for key, shape in outer.items() if key not in ("token_embd.weight", "output.weight")}
     own = (*FFN, *BEFORE, *(() if "output.weight" in outer else ("output.weight",)))
     without = tuple(key for key in own if key not in layer)
-    return Arch(family_making.gguf_keys(name, counts), layer, without=without, beside=beside)
+    return Arch(gguf_keys(name, counts), layer, without=without, beside=beside)
 
 
 for _arch, _family in families.by_gguf_architecture().items():
-    if _arch not in ARCHITECTURES and family_making.is_plain(_family):
+    if _arch not in ARCHITECTURES and configs.is_plain(_family):
         ARCHITECTURES[_arch] = _made(_family.model_type)
 
 

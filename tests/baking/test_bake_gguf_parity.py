@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import family_making
 import numpy as np
 import pytest
 from bake_gguf_models import (
@@ -14,6 +13,7 @@ from bake_gguf_models import (
     bake_factor,
     carry_out,
     changed,
+    key_tensors,
     logits_beyond,
     opened,
     quantised,
@@ -47,9 +47,7 @@ KEYS = {
     **{arch: {"attn_k.weight"} for arch in ("gemma2", "granite", "smollm3", "command-r")},
 }  # fmt: skip
 KEYS |= {
-    arch: family_making.key_tensors(family.model_type)
-    for arch, family in families.by_gguf_architecture().items()
-    if arch not in KEYS
+    arch: key_tensors(family.model_type) for arch, family in families.by_gguf_architecture().items() if arch not in KEYS
 }
 
 

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 import torch
 from bake_models import logits
-from making import refusal, write_config
+from models import write_config
+from running import refusal
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -48,7 +49,7 @@ DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
 
 def unscaled(name: str) -> dict[str, Any]:
     """Return the config of a model that was trained at 512 tokens and states nothing else, as files mostly do: v4."""
-    config = {**models.MODELS[name], "max_position_embeddings": models.TRAINED, "rope_parameters": DEFAULT}
+    config = {**configs.BAKED[name], "max_position_embeddings": configs.TRAINED, "rope_parameters": DEFAULT}
     return {**config, "head_dim": 32} if name.startswith("qwen") else config
 
 
@@ -187,7 +188,7 @@ ASKED: Mapping[str, tuple[str, str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", ASKED)
 def test_a_bake_gives_the_same_logits_and_is_refused_a_second_time(case: str, tmp_path: Path) -> None:
     name, what, options = ASKED[case]
-    source = models.write(tmp_path / "m", models.MODELS[name], shards=2)
+    source = models.write(tmp_path / "m", configs.BAKED[name], shards=2)
     plan = baked(source, what, tmp_path / "out", **options)
     assert plan.tensors
     assert np.abs(logits(source) - logits(tmp_path / "out")).max() < EXACT
@@ -199,7 +200,7 @@ def test_a_bake_gives_the_same_logits_and_is_refused_a_second_time(case: str, tm
 
 def test_gains_and_multipliers_are_what_the_model_then_computes(tmp_path: Path) -> None:
     """The score times c is the model with c times its softmax scale; all gains c are the same in full rotary heads."""
-    source = models.write(tmp_path / "m", models.MODELS["llama"])
+    source = models.write(tmp_path / "m", configs.BAKED["llama"])
     baked(source, "score", tmp_path / "score", multiplier=1.21)
     baked(source, "pair-gain", tmp_path / "gain", gains=(1.21,) * 16, side="q")
 
@@ -214,7 +215,7 @@ def test_gains_and_multipliers_are_what_the_model_then_computes(tmp_path: Path) 
 
 
 def test_wider_numbers_are_counted_in_the_index(tmp_path: Path) -> None:
-    source = models.write(tmp_path / "m", models.MODELS["llama"], shards=2)
+    source = models.write(tmp_path / "m", configs.BAKED["llama"], shards=2)
     for shard in source.glob("*.safetensors"):
         save_file({name: t.to(torch.bfloat16) for name, t in load_file(shard).items()}, shard, {"format": "pt"})
     index = json.loads((source / "model.safetensors.index.json").read_text())
@@ -233,7 +234,7 @@ def size(directory: Path) -> int:
 
 
 def test_a_shard_that_changed_since_the_plan_is_refused(tmp_path: Path) -> None:
-    source = models.write(tmp_path / "m", models.MODELS["llama"])
+    source = models.write(tmp_path / "m", configs.BAKED["llama"])
     plan = make_bake(source, "attention-factor")
     (shard,) = source.glob("*.safetensors")
     os.utime(shard, ns=(1, 1))
@@ -256,7 +257,7 @@ def test_packed_weights_are_extended_in_the_config_and_not_baked(tmp_path: Path)
 
 
 def test_an_adapter_beside_the_model_is_noted(tmp_path: Path) -> None:
-    source = models.write(tmp_path / "m", models.MODELS["llama"])
+    source = models.write(tmp_path / "m", configs.BAKED["llama"])
     assert not [note for note in make_bake(source, "attention-factor").notes if "adapter" in note]
     (source / "lora").mkdir()
     (source / "lora" / "adapter_config.json").write_text("{}")
@@ -276,7 +277,7 @@ def test_runtimes_that_still_add_a_factor_of_their_own_are_named(tmp_path: Path)
 
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
-    source = models.write(tmp_path / "m", models.MODELS["llama"])
+    source = models.write(tmp_path / "m", configs.BAKED["llama"])
     wrong: list[tuple[type[RopetoolError], str, str, dict[str, Any]]] = [
         (UnknownName, "no bake is called 'temperature'; known: attention-factor", "temperature", {}),
         (ConfigError, "pair-gain needs --gain", "pair-gain", {}),
@@ -297,7 +298,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     for kind, message, what, options in wrong:
         with refusal(kind, message):
             make_bake(source, what, **options)
-    alone = write_config(tmp_path / "alone", models.MODELS["llama"])
+    alone = write_config(tmp_path / "alone", configs.BAKED["llama"])
     with pytest.raises(LossyExport, match="no weights to bake into"):
         make_bake(alone, "attention-factor")
 

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import bake_models as models
+import configs
 import pytest
 
 from ropetool.errors import LossyExport
@@ -16,10 +17,10 @@ from ropetool.plans.bakes import make_bake
 from ropetool.plans.presumed import PRESUMED, QUANTISED, presumed, with_rows
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("name", configs.BAKED)
 @pytest.mark.parametrize("bake", ["attention-factor", "score"])
 def test_the_config_alone_names_the_same_tensors_and_rows(name: str, bake: str, tmp_path: Path) -> None:
-    source = models.write(tmp_path / "model", models.MODELS[name])
+    source = models.write(tmp_path / "model", configs.BAKED[name])
     model = models.opened(source)
     view = model.targets
     assumed = presumed(view).tensors
@@ -42,7 +43,7 @@ def test_the_config_alone_names_the_same_tensors_and_rows(name: str, bake: str, 
 
 def test_how_many_rows_change_of_how_many(tmp_path: Path) -> None:
     """phi3 keeps queries, keys and values in one matrix: of 4 + 2 + 2 heads of 32 channels the keys are 64 rows."""
-    source = models.write(tmp_path / "model", models.MODELS["phi3"])
+    source = models.write(tmp_path / "model", configs.BAKED["phi3"])
     for path in source.glob("*.safetensors*"):
         path.unlink()
     (words,) = make_bake(source, "score", presume=True, multiplier=1.5).bakes
@@ -53,7 +54,7 @@ def test_how_many_rows_change_of_how_many(tmp_path: Path) -> None:
 
 
 def test_without_weights_nothing_is_written(tmp_path: Path) -> None:
-    source = models.write(tmp_path / "model", models.MODELS["llama"])
+    source = models.write(tmp_path / "model", configs.BAKED["llama"])
     for path in source.glob("*.safetensors*"):
         path.unlink()
     with pytest.raises(LossyExport, match="the source has no weights to bake into") as refusal:
@@ -65,7 +66,7 @@ def test_without_weights_nothing_is_written(tmp_path: Path) -> None:
 
 
 def test_a_plan_from_a_config_alone_is_not_carried_out(tmp_path: Path) -> None:
-    source = models.write(tmp_path / "model", models.MODELS["llama"])
+    source = models.write(tmp_path / "model", configs.BAKED["llama"])
     weights = {path.name: path.read_bytes() for path in source.glob("*.safetensors*")}
     for name in weights:
         (source / name).unlink()
@@ -83,7 +84,7 @@ def test_a_plan_from_a_config_alone_is_not_carried_out(tmp_path: Path) -> None:
     ],
 )
 def test_a_tensor_of_queries_and_keys_counts_once(name: str, tensor: str, rows: str, tmp_path: Path) -> None:
-    source = models.write(tmp_path / "model", models.MODELS[name])
+    source = models.write(tmp_path / "model", configs.BAKED[name])
     what = f"the score of full_attention times 2.25: {tensor}"
     (words,) = make_bake(source, "score", multiplier=2.25, side="both").bakes
     assert words.startswith(what)

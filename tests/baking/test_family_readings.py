@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import bake_models as models
+import configs
 import numpy as np
 import pytest
 import torch
@@ -37,13 +38,13 @@ TYPES: dict[str, dict[str, Any]] = {
     },
     "longrope": {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 512},
 }  # fmt: skip
-FLAT = [name for name, data in models.MODELS.items() if "full_attention" not in data["rope_parameters"]]
+FLAT = [name for name, data in configs.BAKED.items() if "full_attention" not in data["rope_parameters"]]
 ELSEWHERE = {"mistral4": "default"}  # builds a table that its attention cannot use; see the test below
 
 
 def with_type(name: str, rope_type: str) -> dict[str, Any]:
     """Return the config with other rope keys; longrope lists have as many numbers as there are pairs."""
-    data = json.loads(json.dumps(models.MODELS[name]))
+    data = json.loads(json.dumps(configs.BAKED[name]))
     share = data["rope_parameters"].get("partial_rotary_factor")
     keys: dict[str, Any] = {"rope_theta": 10000.0, **TYPES[rope_type]}
     if share is not None:
@@ -95,7 +96,7 @@ def test_mistral4_without_scaling_stops_in_its_attention(tmp_path: Path) -> None
         get("transformers").decode(HfCheckpoint(data, families.get("mistral4")))
     models.write(tmp_path / "m", data)
     with pytest.raises(RuntimeError, match="size of tensor"):
-        models.logits(tmp_path / "m", models.LENGTH)
+        models.logits(tmp_path / "m", configs.LENGTH)
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
@@ -117,7 +118,7 @@ def test_the_share_of_a_head_is_found_where_transformers_finds_it(name: str, sha
 
 
 def test_gpt_neox_has_names_of_its_own() -> None:
-    data = {k: v for k, v in models.MODELS["gpt_neox"].items() if k != "rope_parameters"}
+    data = {k: v for k, v in configs.BAKED["gpt_neox"].items() if k != "rope_parameters"}
     data |= {"rotary_emb_base": 25000, "rotary_pct": 0.5, "rope_theta": 7.0}
     rope = get("transformers").decode(HfCheckpoint(data, families.get("gpt_neox")))
     (found, _), *_ = real_tables(data)
@@ -137,23 +138,25 @@ def test_the_layers_that_rotate_are_those_of_the_real_model(
 ) -> None:
     """Bake into the decoded layers alone: the logits agree only if no other layer rotates, and all of these do."""
 
-    source = models.write(tmp_path / "m", {**models.MODELS[name], **change})
+    source = models.write(tmp_path / "m", {**configs.BAKED[name], **change})
     model = models.opened(source)
     view = model.targets
     assert view.rope.entries["full_attention"].layers == layers
     models.carry_out(bakes.attention_factor(model), source, tmp_path / "baked")
-    assert np.abs(models.logits(source, models.LENGTH) - models.logits(tmp_path / "baked", models.LENGTH)).max() < 1e-10
+    assert (
+        np.abs(models.logits(source, configs.LENGTH) - models.logits(tmp_path / "baked", configs.LENGTH)).max() < 1e-10
+    )
 
 
 def test_what_is_not_known_is_said() -> None:
-    gpt_oss = {k: v for k, v in models.MODELS["gpt_oss"].items() if k != "rope_parameters"}
+    gpt_oss = {k: v for k, v in configs.BAKED["gpt_oss"].items() if k != "rope_parameters"}
     with pytest.raises(Refuses, match="without rope keys; its default is yarn"):
         get("transformers").decode(HfCheckpoint(gpt_oss, families.get("gpt_oss")))
-    falcon = {**models.MODELS["falcon-per-head"], "alibi": True}
+    falcon = {**configs.BAKED["falcon-per-head"], "alibi": True}
     with pytest.raises(Refuses, match="alibi is on, so no layer rotates"):
         get("transformers").decode(HfCheckpoint(falcon, families.get("falcon")))
     with pytest.raises(Refuses, match=r"no data on cohere in transformers 4\.57"):
-        get("transformers-v4").decode(HfCheckpoint(models.v4(models.MODELS["cohere"]), families.get("cohere")))
+        get("transformers-v4").decode(HfCheckpoint(models.v4(configs.BAKED["cohere"]), families.get("cohere")))
 
 
 def test_transformers_4_rotates_by_the_decoded_table(tmp_path: Path) -> None:

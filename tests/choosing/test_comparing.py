@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from making import run
+from running import run
 from verifying import cut_texts
 
 import ropetool

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf_files import model
-from making import refusal
+from running import refusal
 from verification.conftest import make_text, write_model, write_tokenizer
 
 import ropetool

@@ -16,7 +16,8 @@ from typing import Any
 import gguf
 import pytest
 from gguf_files import model as gguf_model
-from making import COST_AT_4, config_of, run, snapshot
+from models import config_of
+from running import COST_AT_4, run, snapshot
 
 import ropetool
 from ropetool.checkpoint import certificate, fingerprints, provenance

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from making import run
+from running import run
 from safetensors.torch import load_file, save_file
 
 import ropetool

@@ -17,7 +17,8 @@ import pytest
 import torch
 from diff_making import Tensors, diff, edited, multiplied, relations, unchanged, weights_of, written
 from documenting import documented
-from making import run, write_config
+from models import write_config
+from running import run
 from safetensors.torch import load_file, save_file
 
 import ropetool

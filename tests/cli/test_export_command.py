@@ -10,7 +10,7 @@ from pathlib import Path
 
 import gguf
 import pytest
-from making import run
+from running import run
 
 import ropetool
 from ropetool.checkpoint import certificate, fingerprints, provenance

@@ -9,7 +9,8 @@ from typing import Any
 
 import configs
 import pytest
-from making import COST_AT_4, config_of, run, snapshot, write_config, write_model
+from models import config_of, write_config, write_model
+from running import COST_AT_4, run, snapshot
 from terminals import on_terminal
 
 import ropetool

@@ -8,7 +8,7 @@ from typing import Any
 import gguf
 import pytest
 from gguf_files import Tiny, llama3_divisors, model, write
-from making import COST_AT_8, run, snapshot
+from running import COST_AT_8, run, snapshot
 
 YARN = ("--method", "yarn", "--factor", "8")
 

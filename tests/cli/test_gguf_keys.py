@@ -12,7 +12,7 @@ import gguf
 import gguf_files
 import numpy as np
 import pytest
-from making import run
+from running import run
 
 from ropetool.files.gguf import Value, ValueType
 from ropetool.report.gguf_keys import shortened

@@ -11,7 +11,7 @@ import gguf
 import gguf_files
 import numpy as np
 import pytest
-from making import run
+from running import run
 
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, read_shards, write_patched
 

@@ -11,7 +11,7 @@ import gguf
 import gguf_files
 import pytest
 from hub_server import Hub, local_hub
-from making import Done, run, snapshot
+from running import Done, run, snapshot
 
 import ropetool
 from ropetool.checkpoint import provenance

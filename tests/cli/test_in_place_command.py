@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import configs
 import numpy as np
 import pytest
 from gguf_files import FREQS, llama3_divisors, model, tensors, values, vector
 from gguf_logits import llama_logits
-from making import COST_AT_8, run, snapshot, write_model
+from models import write_model
+from running import COST_AT_8, run, snapshot
 
 from ropetool.checkpoint import edit_log, provenance
 from ropetool.errors import ConfigError
@@ -164,7 +166,6 @@ def test_options_that_do_not_go_together(tmp_path: Path, options: tuple[str, ...
 
 
 def test_a_directory_is_refused(tmp_path: Path) -> None:
-    import configs
 
     write_model(tmp_path / "model", configs.config("llama", "v4"))
     done = run("extend", "model", *YARN, "--in-place")

@@ -8,7 +8,8 @@ from typing import Any
 
 import configs
 import pytest
-from making import run, write_config, write_model
+from models import write_config, write_model
+from running import run
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import configs
 import pytest
-from making import refused, run, snapshot, write_config, write_model
+from models import write_config, write_model
+from running import refused, run, snapshot
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,8 @@ from typing import Any
 import configs
 import gguf_files
 import pytest
-from making import run, write_model
+from models import write_model
+from running import run
 from verifying import shrink_suites
 
 import ropetool

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 from gguf_files import FREQS, llama3_divisors, model, tensors, values, vector
 from gguf_logits import llama_logits
-from making import run, write_model
+from models import write_model
+from running import run
 
 from ropetool.checkpoint import edit_log, provenance
 from ropetool.errors import OutputError

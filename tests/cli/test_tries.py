@@ -9,7 +9,8 @@ from typing import Any
 
 import gguf_files
 import pytest
-from making import Done, run, write_config, write_model
+from models import write_config, write_model
+from running import Done, run
 
 from ropetool.escaping import words
 

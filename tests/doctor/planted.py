@@ -12,7 +12,7 @@ import gguf
 import gguf_headers
 import numpy as np
 from gguf_files import Tiny, model, write
-from making import write_config
+from models import write_config
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 GGUF_YARN = {

@@ -15,8 +15,9 @@ import planted
 import pytest
 from gguf_logits import llama_logits
 from hub_server import Hub, local_hub
-from making import config_of, run, snapshot, write_config
+from models import config_of, write_config
 from probes import probe, v4_python
+from running import run, snapshot
 
 from ropetool.cli import signals
 from ropetool.doctor import ERROR, NOTE, WARNING, examine, opening

@@ -8,7 +8,7 @@ from typing import Any
 import gguf_files
 import gguf_headers
 import pytest
-from making import run, snapshot
+from running import run, snapshot
 
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.runtimes.llama_cpp import key_rules

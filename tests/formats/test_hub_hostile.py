@@ -18,7 +18,7 @@ import gguf_files
 import pytest
 from bounds import bounded
 from hub_server import TOKEN, Handler, Hub, local_hub
-from making import run
+from running import run
 
 import ropetool
 from ropetool.errors import HubError, RopetoolError

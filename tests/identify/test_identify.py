@@ -14,8 +14,9 @@ import gguf_files
 import numpy as np
 import pytest
 import torch
-from making import run, write_config
 from model_server import Served, serving
+from models import write_config
+from running import run
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 import ropetool

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from making import config_of, run
+from models import config_of
+from running import run
 
 import ropetool
 from ropetool.checkpoint.likeness import alike, misfit
@@ -127,7 +128,7 @@ def test_a_type_that_is_known_stays_what_it_is(acme: Path, own: str) -> None:
 
 
 def test_another_name_of_a_family_becomes_that_family(tmp_path: Path) -> None:
-    from making import write_config
+    from models import write_config
 
     source = write_config(tmp_path / "m", {"model_type": "kimi_k2", "auto_map": {}, **LLAMA})
     plan = ropetool.plan(source, "yarn", factor=4, as_type="deepseek_v3")

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import configs
+import models
 import numpy as np
 import pytest
-from exporting import maker
 
 import ropetool
 from ropetool.errors import LossyExport
@@ -74,7 +74,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             file.rename(source / file.name)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(demo / name, source / name)
-        maker.export(source, root / "model.gguf", outtype="f32")
+        models.export(source, root / "model.gguf", outtype="f32")
         made[family] = source
     return made
 
@@ -129,7 +129,7 @@ def test_both_formats_compute_the_same(family: str, cell: str, sources: dict[str
     extended, direct, exported = tmp_path / "hf", tmp_path / "direct.gguf", tmp_path / "exported.gguf"
     ropetool.apply(ropetool.plan(source, method, factor=4, **options), source, extended)
     ropetool.apply(ropetool.plan(gguf, method, factor=4, **options), gguf, direct)
-    maker.export(extended, exported, outtype="f32", allow_unverified=True)
+    models.export(extended, exported, outtype="f32", allow_unverified=True)
     tables = [inspection.inspect(path).rope for path in (direct, exported)]
     assert tables[0].disagreement(tables[1]) == ""
     assert tables[0].max_position_embeddings == tables[1].max_position_embeddings

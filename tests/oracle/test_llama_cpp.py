@@ -336,7 +336,7 @@ def test_what_we_refuse_stops_llama_cpp(name: str, folder: Path) -> None:
     with pytest.raises(Refuses):
         decoded(path)
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, str(path)], cwd=Path(__file__).parent, capture_output=True, timeout=60, text=True,
+        [sys.executable, "-c", PROBE, str(path)], cwd=Path(__file__).parents[1], capture_output=True, timeout=60, text=True,
         env={**os.environ, "GGML_NO_BACKTRACE": "1"},
     )  # fmt: skip
     assert done.returncode == code, done.stderr

@@ -10,7 +10,7 @@ from typing import Any
 import peers
 import pytest
 from gguf_files import TRAINED, Tiny
-from making import write_config
+from models import write_config
 
 import ropetool
 from ropetool import families, runtimes

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import models
 import numpy as np
-from exporting import maker
 
 from torture.commands import run
 
@@ -178,7 +178,7 @@ def make_sources(folder: Path) -> None:
     """Write the sources that all scenes share: a checkpoint in two shards, a plan for it, a GGUF model in one file and in three."""
     folder.mkdir(parents=True)
     model = folder / "model"
-    maker.checkpoint(model, num_hidden_layers=2)
+    models.checkpoint(model, num_hidden_layers=2)
     _shard(model)
     (model / "README.md").write_text("---\nlicense: mit\n---\n# A small model\n")
     place = folder.parent
@@ -195,12 +195,12 @@ def make_sources(folder: Path) -> None:
 
 def _shard(model: Path) -> None:
     """Put the tensors of a checkpoint into two files."""
-    tensors = sorted(maker.weights(json.loads((model / "config.json").read_text()), "F32").items())
+    tensors = sorted(models.weights(json.loads((model / "config.json").read_text()), "F32").items())
     (model / "model.safetensors").unlink()
     half = len(tensors) // 2
     weight_map = {}
     for number, part in enumerate((tensors[:half], tensors[half:]), 1):
         name = f"model-{number:05}-of-00002.safetensors"
-        maker.write_safetensors(model / name, {key: (dtype, np.asarray(values)) for key, (dtype, values) in part})
+        models.write_safetensors(model / name, {key: (dtype, np.asarray(values)) for key, (dtype, values) in part})
         weight_map |= dict.fromkeys((key for key, _ in part), name)
     (model / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))

@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 from gguf_files import HEAD_DIM, TRAINED, Tiny, llama3_divisors
-from making import write_config
+from models import write_config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import ropetool

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from making import run
+from running import run
 from transformers import LlamaForCausalLM
 
 import ropetool

@@ -1,4 +1,4 @@
-"""Small checkpoints on disk and the command line in-process, for the tests of files and commands."""
+"""The command line in-process, and what a command left behind."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,46 +16,6 @@ import pytest
 
 from ropetool.cli import main
 from ropetool.errors import RopetoolError
-
-TOKENIZER_CONFIG = {"model_max_length": 512, "tokenizer_class": "PreTrainedTokenizerFast"}
-
-
-def write_config(directory: Path, config: Mapping[str, Any] | str) -> Path:
-    """Write a directory that holds config.json alone."""
-    directory.mkdir(parents=True)
-    text = config if isinstance(config, str) else json.dumps(config, indent=2) + "\n"
-    (directory / "config.json").write_bytes(text.encode())
-    return directory
-
-
-def write_model(directory: Path, config: Mapping[str, Any] | str) -> Path:
-    """Write a checkpoint with two shards, a tokenizer, a README and a folder of its own."""
-    write_config(directory, config)
-    shards = {"model-00001-of-00002.safetensors": "a.weight", "model-00002-of-00002.safetensors": "b.weight"}
-    for name, tensor in shards.items():
-        (directory / name).write_bytes(safetensors({tensor: bytes(range(64))}))
-    weight_map = {tensor: name for name, tensor in shards.items()}
-    others = {
-        "model.safetensors.index.json": json.dumps({"metadata": {"total_size": 128}, "weight_map": weight_map}),
-        "tokenizer_config.json": json.dumps(TOKENIZER_CONFIG, indent=2),
-        "tokenizer.json": "{}",
-        "README.md": "# A model\n",
-    }
-    for name, text in others.items():
-        (directory / name).write_text(text)
-    (directory / "assets").mkdir()
-    (directory / "assets" / "license.txt").write_text("free\n")
-    return directory
-
-
-def safetensors(tensors: Mapping[str, bytes]) -> bytes:
-    """Return a file of U8 tensors, put together by hand after the format's description."""
-    entries, data = {}, b""
-    for name, content in tensors.items():
-        entries[name] = {"dtype": "U8", "shape": [len(content)], "data_offsets": [len(data), len(data) + len(content)]}
-        data += content
-    header = json.dumps(entries).encode()
-    return len(header).to_bytes(8, "little") + header + data
 
 
 @dataclass(frozen=True)
@@ -108,12 +68,6 @@ def snapshot(directory: Path) -> dict[str, tuple[bytes | None, int]]:
     for path in sorted(directory.rglob("*")):
         status = os.lstat(path)
         found[str(path.relative_to(directory))] = (path.read_bytes() if path.is_file() else None, status.st_mtime_ns)
-    return found
-
-
-def config_of(directory: Path) -> dict[str, Any]:
-    """Return the parsed config.json of a checkpoint."""
-    found: dict[str, Any] = json.loads((directory / "config.json").read_text())
     return found
 
 
