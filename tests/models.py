@@ -48,12 +48,34 @@ def config_of(directory: Path) -> dict[str, Any]:
     return config
 
 
-def copied(source: Path, target: Path, **config: Any) -> Path:
+SILENT = object()  # the value of a key that a config is to lack
+
+
+def set_config(directory: Path, /, **keys: Any) -> Path:
+    """Set these keys of a checkpoint's config."""
+    path = directory / "config.json"
+    config = {**config_of(directory), **keys}
+    path.unlink()  # it may be a link to another checkpoint's
+    save(path, {key: value for key, value in config.items() if value is not SILENT})
+    return directory
+
+
+def copied(source: Path, target: Path, /, **keys: Any) -> Path:
     """Copy a checkpoint, with these keys of its config set."""
     shutil.copytree(source, target)
-    if config:
-        save(target / "config.json", {**config_of(target), **config})
-    return target
+    return set_config(target, **keys) if keys else target
+
+
+def set_tensors(directory: Path, change: Callable[[dict[str, Any]], Any], name: str = "model.safetensors") -> Path:
+    """Write a file of weights again, with the tensors that `change` leaves in the mapping, or a mapping that it returns."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(directory / name)
+    result = change(tensors)
+    changed = result if isinstance(result, dict) else tensors
+    (directory / name).unlink()
+    save_file({key: one.contiguous() for key, one in changed.items()}, directory / name, {"format": "pt"})
+    return directory
 
 
 def safetensors(tensors: Mapping[str, bytes | tuple[str, np.ndarray]]) -> bytes:
@@ -192,7 +214,6 @@ def checkpoint(path: Path, family: str = "llama", dtype: str = "F32", **changes:
 SHORT = 720  # tokens beyond the trained length, at a tenth of the cost
 Drawn = Callable[[str, Any, str, Any], Any]
 SCALED = ("mistral4",)  # whose class computes no table without a scaling
-SILENT = object()
 MULTIPLIED = ("gemma", "gemma2", "gemma3_text", "gemma3")  # embeddings, by the root of the hidden size
 ADDED_ONE = (*MULTIPLIED, "nemotron", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 # llama.cpp takes gelu from a table of float16 numbers: with full weights that alone would be 1e-3 of the largest logit.

@@ -12,7 +12,7 @@ import configs
 import gguf
 import gguf_files
 import pytest
-from models import config_of, write_config, write_model
+from models import config_of, set_config, write_config, write_model
 from running import snapshot
 
 import ropetool
@@ -445,11 +445,8 @@ def test_a_folder_of_others_is_never_replaced(force: bool, source: Path, tmp_pat
 # --- a source that is not the plan's
 
 
-def changed(**changes: Any) -> Callable[[Path], None]:
-    def change(source: Path) -> None:
-        (source / "config.json").write_text(json.dumps({**config_of(source), **changes}))
-
-    return change
+def changed(**changes: Any) -> Callable[[Path], object]:
+    return lambda source: set_config(source, **changes)
 
 
 def without_tokenizer(source: Path) -> None:

@@ -16,7 +16,9 @@ import bake_models as models
 import configs
 import numpy as np
 import pytest
+import torch
 from bake_models import BEYOND, logits
+from models import set_tensors
 
 from ropetool.errors import ConfigError
 from ropetool.weights import bakes
@@ -208,10 +210,11 @@ def test_multi_token_prediction_layers_are_baked_with_the_others(tmp_path: Path)
 
 def add_prediction_layer(shard: Path, number: int) -> None:
     """Give a file a copy of its last layer's attention under the next number, as DeepSeek's files have it."""
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(shard)
     last = f"model.layers.{number - 1}.self_attn."
-    extra = {n.replace(last, f"model.layers.{number}.self_attn."): t for n, t in tensors.items() if last in n}
-    assert extra
-    save_file({**tensors, **{name: tensor.clone() for name, tensor in extra.items()}}, shard, {"format": "pt"})
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        extra = {n.replace(last, f"model.layers.{number}.self_attn."): t for n, t in tensors.items() if last in n}
+        assert extra
+        tensors |= {name: tensor.clone() for name, tensor in extra.items()}
+
+    set_tensors(shard.parent, change, shard.name)

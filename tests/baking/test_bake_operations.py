@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from bake_models import logits
+from models import config_of, set_config
 from test_bake_families import EXACT, bake_of
 
 from ropetool.errors import ConfigError, LossyExport
@@ -21,11 +21,6 @@ from ropetool.weights.edits import TensorEdit, by_tensor
 from ropetool.weights.operations import kept_first
 
 SEEN = 1e-2
-
-
-def config(directory: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((directory / "config.json").read_text())
-    return found
 
 
 # --- gains
@@ -132,15 +127,14 @@ def test_rope_interleave_changes_by_a_permutation(name: str, tmp_path: Path) -> 
     now = view.rope.entries["full_attention"].layout
     bake = models.reordered(model, "half" if now == "interleaved" else "interleaved")
     models.carry_out(bake, source, tmp_path / "baked")
-    assert config(tmp_path / "baked")["rope_interleave"] is (now == "half")
+    assert config_of(tmp_path / "baked")["rope_interleave"] is (now == "half")
     expected = logits(source)
     # Nothing is rounded: the same products in the same order.
     assert np.abs(expected - logits(tmp_path / "baked")).max() < 1e-12
-    data = config(source)
-    (source / "config.json").write_text(json.dumps({**data, "rope_interleave": now == "half"}))
+    set_config(source, rope_interleave=now == "half")
     assert np.abs(expected - logits(source)).max() > SEEN
     changed = {edit.tensor.rsplit(".", 2)[1] for edit in bake.tensors}
-    assert changed == {"kv_a_proj_with_mqa", "q_proj" if data["q_lora_rank"] is None else "q_b_proj"}
+    assert changed == {"kv_a_proj_with_mqa", "q_proj" if config_of(source)["q_lora_rank"] is None else "q_b_proj"}
 
 
 def test_there_and_back_again_is_the_same_file(tmp_path: Path) -> None:
@@ -248,12 +242,11 @@ def test_what_cannot_be_baked_is_refused_with_the_reason(tmp_path: Path) -> None
 
 def test_a_config_that_does_not_fit_its_weights_is_refused(tmp_path: Path) -> None:
     source = models.write(tmp_path / "m", configs.BAKED["llama"])
-    data = config(source)
-    (source / "config.json").write_text(json.dumps({**data, "num_key_value_heads": 4}))
+    set_config(source, num_key_value_heads=4)
     with pytest.raises(
         LossyExport, match=r"k_proj.weight has the shape \[64, 128\]; the sizes in the config require 128 rows"
     ):
         bake_of(source)
-    (source / "config.json").write_text(json.dumps({**data, "num_hidden_layers": 3}))
+    set_config(source, num_hidden_layers=3, num_key_value_heads=2)
     with pytest.raises(LossyExport, match=r"the file has no model.layers.2.self_attn.k_proj.weight"):
         bake_of(source)

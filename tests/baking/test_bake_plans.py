@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 import torch
 from bake_models import logits
-from models import write_config
+from models import SILENT, config_of, set_config, set_tensors, write_config
 from running import refusal
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import ropetool
@@ -56,11 +56,8 @@ def unscaled(name: str) -> dict[str, Any]:
 def source_of(tmp_path: Path, name: str) -> Path:
     """Write the model, with its config in the style that every one of these runtimes reads."""
     source = models.write(tmp_path / "model", unscaled(name))
-    config = json.loads((source / "config.json").read_text())
-    keys = config.pop("rope_parameters")
-    stated = {**config, "rope_theta": keys["rope_theta"], "rope_scaling": None}
-    (source / "config.json").write_text(json.dumps(stated, indent=2) + "\n")
-    return source
+    theta = config_of(source)["rope_parameters"]["rope_theta"]
+    return set_config(source, rope_parameters=SILENT, rope_theta=theta, rope_scaling=None)
 
 
 def extended(source: Path, output: Path, runtimes: tuple[str, ...], **options: Any) -> Plan:
@@ -151,11 +148,13 @@ def test_a_plan_with_bakes_survives_its_file_and_its_readback(tmp_path: Path) ->
     assert Plan.read(tmp_path / "plan.json") == plan
     verdicts = {check.name: check.verdict for check in read_back(tmp_path / "out")}
     assert verdicts == {"tables": "pass", "weights": "pass", "files": "pass"}
-    tensors = load_file(tmp_path / "out" / "model.safetensors")
     key = "model.layers.1.self_attn.k_proj.weight"
     assert key in {edit.tensor for edit in plan.tensors}
-    tensors[key][3] *= 1 + 2**-40
-    save_file(tensors, tmp_path / "out" / "model.safetensors", {"format": "pt"})
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[key][3] *= 1 + 2**-40
+
+    set_tensors(tmp_path / "out", change)
     (weights,) = [check for check in read_back(tmp_path / "out") if check.name == "weights"]
     assert weights.verdict == "fail"
     assert key in weights.detail
@@ -217,7 +216,7 @@ def test_gains_and_multipliers_are_what_the_model_then_computes(tmp_path: Path) 
 def test_wider_numbers_are_counted_in_the_index(tmp_path: Path) -> None:
     source = models.write(tmp_path / "m", configs.BAKED["llama"], shards=2)
     for shard in source.glob("*.safetensors"):
-        save_file({name: t.to(torch.bfloat16) for name, t in load_file(shard).items()}, shard, {"format": "pt"})
+        set_tensors(source, lambda tensors: {key: t.to(torch.bfloat16) for key, t in tensors.items()}, shard.name)
     index = json.loads((source / "model.safetensors.index.json").read_text())
     index["metadata"]["total_size"] = size(source)
     (source / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
@@ -245,10 +244,7 @@ def test_a_shard_that_changed_since_the_plan_is_refused(tmp_path: Path) -> None:
 
 def test_packed_weights_are_extended_in_the_config_and_not_baked(tmp_path: Path) -> None:
     source = source_of(tmp_path, "llama")
-    (shard,) = source.glob("*.safetensors")
-    tensors = load_file(shard)
-    packed = {name.replace("k_proj.weight", "k_proj.qweight"): tensor for name, tensor in tensors.items()}
-    save_file(packed, shard, {"format": "pt"})
+    set_tensors(source, lambda tensors: {k.replace("k_proj.weight", "k_proj.qweight"): t for k, t in tensors.items()})
     assert not extended(source, tmp_path / "out", ("transformers",)).bakes
     with pytest.raises(UnsupportedDtype, match=r"is packed \(GPTQ or AWQ\).* edits only config\.json works"):
         make_bake(tmp_path / "out", "attention-factor")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import bake_models as models
 import configs
 import pytest
+from models import set_config
 
 from ropetool.errors import LossyExport
 from ropetool.plans.applying import apply
@@ -60,8 +60,7 @@ def test_without_weights_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(LossyExport, match="the source has no weights to bake into") as refusal:
         make_bake(source, "attention-factor")
     assert refusal.value.try_.startswith(f"ropetool bake {source} attention-factor --dry-run, ")
-    quantised = {**json.loads((source / "config.json").read_text()), "quantization_config": {"quant_method": "fp8"}}
-    (source / "config.json").write_text(json.dumps(quantised))
+    set_config(source, quantization_config={"quant_method": "fp8"})
     assert {PRESUMED, QUANTISED} <= set(make_bake(source, "attention-factor", presume=True).notes)
 
 

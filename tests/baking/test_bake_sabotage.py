@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import configs
 import numpy as np
 import pytest
 from bake_models import logits
+from models import set_config
 from test_bake_families import EXACT, bake_of
 
 from ropetool.errors import LossyExport
@@ -116,8 +116,7 @@ def test_a_scale_under_clamped_projections_is_refused_and_would_be_wrong(tmp_pat
     source, baked = models.write(tmp_path / "m", configs.BAKED["olmo"]), tmp_path / "baked"
     models.carry_out(bake_of(source), source, baked)
     for directory in (source, baked):
-        data = json.loads((directory / "config.json").read_text())
-        (directory / "config.json").write_text(json.dumps({**data, "clip_qkv": 0.5}))
+        set_config(directory, clip_qkv=0.5)
     with pytest.raises(LossyExport, match=r"clip_qkv is 0\.5: the model clamps its projections"):
         bake_of(source)
     assert np.abs(logits(source) - logits(baked)).max() > SEEN

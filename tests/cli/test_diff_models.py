@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from baking import bake_gguf_models, bake_models
 from diff_making import diff, relations, weights_of, written
+from models import set_tensors
 from running import run
-from safetensors.torch import load_file, save_file
 
 from ropetool.weights import bakes
 
@@ -167,9 +167,7 @@ BAKED = (
 def in_bfloat16(name: str) -> Path:
     """Write a random checkpoint of a family by transformers, its weights rounded to bfloat16."""
     source = bake_models.write(Path("source"), configs.BAKED[name])
-    for file in source.glob("*.safetensors"):
-        save_file({key: tensor.bfloat16() for key, tensor in load_file(file).items()}, file)
-    return source
+    return set_tensors(source, lambda tensors: {key: tensor.bfloat16() for key, tensor in tensors.items()})
 
 
 @pytest.mark.parametrize("name", BAKED)

@@ -15,7 +15,7 @@ import models
 import numpy as np
 import tokenizer_making
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import ropetool
 from ropetool import families
@@ -190,6 +190,4 @@ def _router(source: Path) -> tuple[np.ndarray, np.ndarray, str]:
 
 
 def _store(source: Path, name: str, router: np.ndarray) -> None:
-    stored = load_file(source / "model.safetensors")
-    stored[name] = torch.from_numpy(router).float()
-    save_file(stored, source / "model.safetensors", metadata={"format": "pt"})
+    models.set_tensors(source, lambda tensors: {**tensors, name: torch.from_numpy(router).float()})

@@ -377,16 +377,6 @@ def test_logits_without_a_cap_say_so(checkpoints: Checkpoints, tmp_path: Path) -
 # --- embedding and head
 
 
-def _with_head(source: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """Change the stored tensors of a checkpoint, from which transformers takes what is tied."""
-    from safetensors.torch import load_file, save_file
-
-    stored = load_file(source / "model.safetensors")
-    change(stored)
-    save_file(stored, source / "model.safetensors", metadata={"format": "pt"})
-    return source
-
-
 def _another_head(stored: dict[str, Any]) -> None:
     stored["lm_head.weight"] = stored["model.embed_tokens.weight"].flip(0)
 
@@ -400,12 +390,12 @@ def _only_a_head(stored: dict[str, Any]) -> None:
 def test_what_is_tied_is_what_transformers_ties(
     family: str, change: Callable[[dict[str, Any]], None], tmp_path: Path
 ) -> None:
-    source = _with_head(models.write(tmp_path / "model", family, {"tie_word_embeddings": True}), change)
+    source = models.set_tensors(models.write(tmp_path / "model", family, {"tie_word_embeddings": True}), change)
     found = models.llama_logits(export(source, tmp_path / "x.gguf"), SHORT)
     assert models.apart(models.torch_logits(source, SHORT), found) < TOLERANCE
 
 
 def test_a_head_that_llama_cpp_has_no_place_for(tmp_path: Path) -> None:
-    source = _with_head(models.write(tmp_path / "model", "cohere"), _another_head)
+    source = models.set_tensors(models.write(tmp_path / "model", "cohere"), _another_head)
     with pytest.raises(LossyExport, match=r"lm_head\.weight differs from model\.embed_tokens\.weight; llama\.cpp uses"):
         export(source, tmp_path / "x.gguf")

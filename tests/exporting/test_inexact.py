@@ -52,11 +52,9 @@ def oss(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the demo as a seed_oss of eight times its context: the same model, and llama.cpp takes no vectors for it."""
-    folder = Path(shutil.copytree(DEMO, tmp_path_factory.mktemp("demo") / "model"))
-    config = json.loads((folder / "config.json").read_text())
     changes = {"model_type": "seed_oss", "max_position_embeddings": 2048, "rope_scaling": YARN}
-    models.save(folder / "config.json", {**config, "architectures": ["SeedOssForCausalLM"], **changes})
-    return folder
+    folder = tmp_path_factory.mktemp("demo") / "model"
+    return models.copied(DEMO, folder, architectures=["SeedOssForCausalLM"], **changes)
 
 
 @pytest.fixture(scope="module")

@@ -25,15 +25,6 @@ AROUND = (
 )  # fmt: skip
 
 
-def rewrite(path: Path, change: Any) -> Path:
-    """Change the stored tensors of a checkpoint, by their names."""
-    from safetensors.torch import load_file, save_file
-
-    stored = load_file(path / "model.safetensors")
-    save_file(change(stored), path / "model.safetensors", metadata={"format": "pt"})
-    return path
-
-
 @pytest.mark.parametrize(("family", "wrapper"), AROUND)
 def test_llama_cpp_computes_what_the_wrapper_does_with_text(family: str, wrapper: str, tmp_path: Path) -> None:
     source = models.write(tmp_path / "model", family, wrapper=wrapper)
@@ -82,7 +73,7 @@ def _without(name: str) -> Any:
     ],
 )  # fmt: skip
 def test_what_a_wrapper_must_hold(change: Any, error: type[RopetoolError], text: str, tmp_path: Path) -> None:
-    source = rewrite(models.write(tmp_path / "model", "llama", wrapper="llava"), change)
+    source = models.set_tensors(models.write(tmp_path / "model", "llama", wrapper="llava"), change)
     with pytest.raises(error, match=text):
         models.export(source, tmp_path / "x.gguf")
     assert not (tmp_path / "x.gguf").exists()
@@ -91,8 +82,8 @@ def test_what_a_wrapper_must_hold(change: Any, error: type[RopetoolError], text:
 def test_sizes_that_transformers_leaves_out_are_those_of_the_class(tmp_path: Path) -> None:
     """llava-hf/llava-1.5-7b-hf states of its llama neither intermediate_size nor hidden_size."""
     source = models.write(tmp_path / "model", "llama", wrapper="llava")
-    config = json.loads((source / "config.json").read_text())
-    del config["text_config"]["intermediate_size"]
-    (source / "config.json").write_text(json.dumps(config))
+    text = models.config_of(source)["text_config"]
+    del text["intermediate_size"]
+    models.set_config(source, text_config=text)
     with pytest.raises(CorruptFile, match=r"has shape \[64, 128\]; config.json requires \[11008, 128\]"):
         models.export(source, tmp_path / "x.gguf")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from model_server import Served, serving
-from models import write_config
+from models import SILENT, config_of, copied, write_config
 from running import run
 from transformers import AutoTokenizer, LlamaForCausalLM
 
@@ -43,25 +42,15 @@ YARN = {
 
 def changed(folder: Path, target: Path, **keys: Any) -> Path:
     """Return a copy with other rope keys; those of None are taken out."""
-    shutil.copytree(folder, target)
-    config = json.loads((target / "config.json").read_text(encoding="utf-8"))
-    merged = {**config["rope_parameters"], **keys}
-    config["rope_parameters"] = {key: value for key, value in merged.items() if value is not None}
-    (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return target
+    merged = {**config_of(folder)["rope_parameters"], **keys}
+    return copied(folder, target, rope_parameters={key: value for key, value in merged.items() if value is not None})
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo with keys that are all unlike their defaults."""
-    folder = tmp_path_factory.mktemp("served") / "model"
-    shutil.copytree(DEMO, folder)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config.pop("rope_scaling", None)
-    config.pop("rope_theta", None)
-    config |= {"rope_parameters": YARN, "max_position_embeddings": 2048}
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
+    keys = {"rope_scaling": SILENT, "rope_theta": SILENT, "rope_parameters": YARN, "max_position_embeddings": 2048}
+    return copied(DEMO, tmp_path_factory.mktemp("served") / "model", **keys)
 
 
 def served(
@@ -261,13 +250,8 @@ def test_a_token_beyond_the_vocabulary_is_another_model() -> None:
 
 
 def test_of_a_plain_model_the_pairs_can_be_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = tmp_path / "plain"
-    shutil.copytree(DEMO, plain)
-    config = json.loads((plain / "config.json").read_text(encoding="utf-8"))
-    for key in ("rope_scaling", "rope_theta"):
-        config.pop(key, None)
-    config["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0}
-    (plain / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    plain = copied(DEMO, tmp_path / "plain", rope_scaling=SILENT, rope_theta=SILENT, rope_parameters=rope)
     listed = [one.name for one in hypotheses(HfCheckpoint.open(plain))]
     assert listed == [AS_MEANT, "base 500000", "base 1e+06", "layout swapped"]
     monkeypatch.setattr(Reference, "computes", lambda self, one: one.name == AS_MEANT)

@@ -6,8 +6,6 @@ no export, a forward pass in float64 that rotates by llama.cpp's formulas on the
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -52,18 +50,14 @@ def by_hand(source: Path, family: str, method: str, target: Path) -> Path:
     """Copy a checkpoint and write the scaled rope keys into its config."""
     from transformers import AutoConfig
 
-    shutil.copytree(source, target)
     loaded = AutoConfig.from_pretrained(source).rope_parameters
     keys = dict(KEYS[method])
     if family == "deepseek_v3":
         keys |= {"mscale": 1.0, "mscale_all_dim": 1.0} if method == "yarn" else {}
-    config: dict[str, Any] = json.loads((source / "config.json").read_text())
     nested = "full_attention" in loaded
     scaled = {**(loaded["full_attention"] if nested else loaded), **keys}
-    config["rope_parameters"] = {**loaded, "full_attention": scaled} if nested else scaled
-    config["max_position_embeddings"] = 4 * configs.TRAINED
-    (target / "config.json").write_text(json.dumps(config))
-    return target
+    rope = {**loaded, "full_attention": scaled} if nested else scaled
+    return models.copied(source, target, rope_parameters=rope, max_position_embeddings=4 * configs.TRAINED)
 
 
 @pytest.mark.parametrize("method", KEYS)

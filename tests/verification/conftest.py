@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
+from models import copied
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -79,17 +79,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def dynamic(tiny: Path) -> Path:
     """The same weights with a dynamic table, which transformers changes as it meets longer rows."""
-    return with_config(
-        tiny, tiny.parent / "dynamic", rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
-    )
-
-
-def with_config(source: Path, folder: Path, **changes: object) -> Path:
-    """Return a copy of a checkpoint with some config keys replaced."""
-    shutil.copytree(source, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
-    return folder
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    return copied(tiny, tiny.parent / "dynamic", rope_parameters=rope)
 
 
 @pytest.fixture(scope="session")
@@ -107,7 +98,4 @@ def make_variant(tmp_path: Path) -> Callable[..., Path]:
     """Copy a checkpoint, with some config keys replaced."""
     names = (tmp_path / f"variant-{number}" for number in count())
 
-    def make(source: Path, **changes: object) -> Path:
-        return with_config(source, next(names), **changes)
-
-    return make
+    return lambda source, **changes: copied(source, next(names), **changes)

@@ -19,7 +19,7 @@ import gguf_files
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from models import SILENT, set_config, set_tensors
 
 import ropetool
 from ropetool.checkpoint.hf import HfCheckpoint
@@ -34,18 +34,14 @@ from ropetool.verification.results import Check
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
-Plant = Callable[[Path], None]
+Plant = Callable[[Path], object]
 
 
 def config(**changes: Any) -> Plant:
     """Return what changes keys of config.json; None removes one."""
 
-    def plant(folder: Path) -> None:
-        path = folder / "config.json"
-        data = {**json.loads(path.read_text()), **changes}
-        path.write_text(json.dumps({key: value for key, value in data.items() if value is not None}))
-
-    return plant
+    given = {key: SILENT if value is None else value for key, value in changes.items()}
+    return lambda folder: set_config(folder, **given)
 
 
 def yarn(context: int | None = 1024, **changes: Any) -> Plant:
@@ -54,12 +50,10 @@ def yarn(context: int | None = 1024, **changes: Any) -> Plant:
 
 
 def tensor(name: str, change: Callable[[torch.Tensor], Any]) -> Plant:
-    def plant(folder: Path) -> None:
-        found = load_file(folder / "model.safetensors")
-        change(found[name])
-        save_file(found, folder / "model.safetensors", metadata={"format": "pt"})
+    def changed(tensors: dict[str, torch.Tensor]) -> None:
+        change(tensors[name])
 
-    return plant
+    return lambda folder: set_tensors(folder, changed)
 
 
 def file(name: str, text: str) -> Plant:

@@ -5,15 +5,13 @@ The targets are written by safetensors and by gguf's writer from the demo checkp
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import gguf_files
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from models import copied, set_tensors
 
 import ropetool
 from ropetool.checkpoint.opening import open_checkpoint
@@ -33,13 +31,12 @@ FIGURES = ["KL", "KL p99", "KL window", "KL rare tokens"]
 
 def directory(folder: Path, dtype: torch.dtype | None = None, norm: float = 1.0) -> Path:
     """Return the demo with YaRN's keys set by hand, its tensors of another type, one norm multiplied."""
-    shutil.copytree(DEMO, folder)
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "rope_scaling": YARN, "max_position_embeddings": 1024}))
-    found = load_file(folder / "model.safetensors")
-    found["model.norm.weight"] = found["model.norm.weight"] * norm
-    save_file({n: t.to(dtype or t.dtype) for n, t in found.items()}, folder / "model.safetensors", {"format": "pt"})
-    return folder
+
+    def change(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        tensors["model.norm.weight"] = tensors["model.norm.weight"] * norm
+        return {name: tensor.to(dtype or tensor.dtype) for name, tensor in tensors.items()}
+
+    return set_tensors(copied(DEMO, folder, rope_scaling=YARN, max_position_embeddings=1024), change)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from functools import cache
@@ -14,6 +13,7 @@ import models
 import numpy as np
 import pytest
 import torch
+from models import SILENT, config_of, copied
 from transformers import AutoConfig
 
 import ropetool
@@ -207,13 +207,8 @@ def test_log_n_scales_the_queries_beyond_the_trained_length() -> None:
 
 def scaled_demo(folder: Path, **rope: Any) -> Path:
     """Return the demo with other rope keys, for transformers to compute with."""
-    shutil.copytree(DEMO, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["rope_parameters"] = {**config.get("rope_parameters", {}), "rope_theta": 10000.0, **rope}
-    config.pop("rope_scaling", None)
-    config.pop("rope_theta", None)
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    keys = {**config_of(DEMO).get("rope_parameters", {}), "rope_theta": 10000.0, **rope}
+    return copied(DEMO, folder, rope_parameters=keys, rope_scaling=SILENT, rope_theta=SILENT)
 
 
 @pytest.mark.parametrize(
