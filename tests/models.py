@@ -78,9 +78,10 @@ def set_tensors(directory: Path, change: Callable[[dict[str, Any]], Any], name: 
     return directory
 
 
-def safetensors(tensors: Mapping[str, bytes | tuple[str, np.ndarray]]) -> bytes:
+def safetensors(tensors: Mapping[str, bytes | tuple[str, np.ndarray]], **metadata: str) -> bytes:
     """Return a file of tensors, assembled by hand after the format's description; bytes are a U8 tensor."""
-    entries, data = {}, b""
+    entries: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    data = b""
     for name, tensor in tensors.items():
         dtype, values = ("U8", np.frombuffer(tensor, np.uint8)) if isinstance(tensor, bytes) else tensor
         raw = values.tobytes()
@@ -93,6 +94,13 @@ def safetensors(tensors: Mapping[str, bytes | tuple[str, np.ndarray]]) -> bytes:
 
 def write_safetensors(path: Path, tensors: Tensors) -> None:
     path.write_bytes(safetensors(tensors))
+
+
+def write_shards(directory: Path, tensors: Tensors, places: Mapping[str, str]) -> None:
+    """Write tensors into the files of their places, with an index."""
+    for file in sorted(set(places.values())):
+        write_safetensors(directory / file, {name: tensors[name] for name in tensors if places[name] == file})
+    save(directory / "model.safetensors.index.json", {"metadata": {}, "weight_map": dict(places)})
 
 
 def read_safetensors(path: Path) -> Tensors:
@@ -207,6 +215,31 @@ def checkpoint(path: Path, family: str = "llama", dtype: str = "F32", **changes:
     write_safetensors(path / "model.safetensors", weights(config, dtype))
     tokenizer_making.write(path)
     return path
+
+
+# --- by transformers
+
+
+def random_model(
+    path: Path, config: Mapping[str, Any], seed: int, draw: Callable[[str, Any], Any], dtype: Any = None
+) -> Any:
+    """Write config.json as given and the weights of its class; return the model.
+
+    draw: changes the weights of one parameter, by its name. dtype: of all weights, None for that of the class.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    write_config(path, config)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path)).to(dtype)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            draw(name, weight)
+    model.save_pretrained(path / "saved")
+    (path / "saved" / "model.safetensors").rename(path / "model.safetensors")
+    shutil.rmtree(path / "saved")
+    return model
 
 
 # --- of every exported family, by transformers: float32 on both sides

@@ -119,13 +119,12 @@ def test_pieces_and_shards_of_any_size_make_the_same_file(
 
 def in_two_files(source: Path, target: Path) -> Path:
     """Write the checkpoint again, scales in another file than codes."""
-    shutil.copytree(source, target)
+    models.copied(source, target)
+    tensors = models.read_safetensors(source / "model.safetensors")
     (target / "model.safetensors").unlink()
-    tensors = mxfp4_models.read(source)
-    places = {name: f"model-{1 + name.endswith('_scales')}.safetensors" for name in tensors}
-    for place in set(places.values()):
-        models.write_safetensors(target / place, {name: tensors[name] for name in tensors if places[name] == place})
-    models.save(target / "model.safetensors.index.json", {"metadata": {}, "weight_map": places})
+    models.write_shards(
+        target, tensors, {name: f"model-{1 + name.endswith('_scales')}.safetensors" for name in tensors}
+    )
     return target
 
 

@@ -5,32 +5,21 @@ The numbers are by transformers, or by the gguf package.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import gguf
 import models
 import numpy as np
+from models import Tensors
 
 QUANTIZATION = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 EXPERTS = "model.layers.{}.mlp.experts.{}"
-Tensors = dict[str, tuple[str, np.ndarray]]
 
 
 def read(path: Path) -> Tensors:
     """Return the tensors of a checkpoint with their types, BF16 as its bits."""
-    raw = (path / "model.safetensors").read_bytes()
-    start = 8 + int.from_bytes(raw[:8], "little")
-    kinds = {**models.DTYPES, "U8": "u1"}
-    found = {}
-    for name, entry in json.loads(raw[8:start]).items():
-        if name == "__metadata__":
-            continue
-        begin, end = entry["data_offsets"]
-        values = np.frombuffer(raw[start + begin : start + end], kinds[entry["dtype"]]).reshape(entry["shape"])
-        found[name] = (entry["dtype"], values)
-    return found
+    return models.read_safetensors(path / "model.safetensors")
 
 
 def packed(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -53,9 +42,7 @@ def write(path: Path, dtype: str = "F32", changes: dict[str, Any] | None = None)
             assert kind == "F32"
             tensors[name] = (dtype, models.stored(values, dtype))
     models.write_safetensors(path / "model.safetensors", tensors)
-    config = json.loads((path / "config.json").read_text())
-    models.save(path / "config.json", {**config, "quantization_config": QUANTIZATION})
-    return path
+    return models.set_config(path, quantization_config=QUANTIZATION)
 
 
 def change(path: Path, **tensors: tuple[str, np.ndarray] | None) -> Path:

@@ -6,7 +6,6 @@ tokenizers of published models, the only ones that the converter takes.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -42,24 +41,17 @@ FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
 
 def write_model(path: Path, config: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
     """Write a random checkpoint through transformers, whose logits depend on every position; return the model."""
-    from transformers import AutoConfig, AutoModelForCausalLM
 
-    path.mkdir(parents=True)
-    (path / "config.json").write_text(json.dumps(config))
-    torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path)).to(dtype)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "norm" in name:
-                weight.uniform_(0.8, 1.2)
-            elif "embed" in name:  # attention alone would make much of the last bits of float32 angles
-                weight.normal_(0.0, 2.0)
-            else:
-                weight.normal_(0.0, 0.12 if weight.ndim > 1 else 0.05)
-    model.save_pretrained(path / "saved")
-    for file in (path / "saved").glob("*.safetensors"):
-        file.rename(path / file.name)
-    shutil.rmtree(path / "saved")
+    def draw(name: str, weight: torch.Tensor) -> None:
+        if "norm" in name:
+            weight.uniform_(0.8, 1.2)
+        elif "embed" in name:  # attention alone would make much of the last bits of float32 angles
+            weight.normal_(0.0, 2.0)
+        else:
+            weight.normal_(0.0, 0.12 if weight.ndim > 1 else 0.05)
+
+    model = models.random_model(path, config, 7, draw, dtype)
+    models.save(path / "config.json", config)
     return model
 
 

@@ -5,7 +5,6 @@ Sources are a few kilobytes: what is proved is the order of steps. A worker has 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -16,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 
 import models
-import numpy as np
 
 from torture.commands import run
 
@@ -195,12 +193,8 @@ def make_sources(folder: Path) -> None:
 
 def _shard(model: Path) -> None:
     """Put the tensors of a checkpoint into two files."""
-    tensors = sorted(models.weights(json.loads((model / "config.json").read_text()), "F32").items())
+    tensors = dict(sorted(models.weights(models.config_of(model), "F32").items()))
     (model / "model.safetensors").unlink()
     half = len(tensors) // 2
-    weight_map = {}
-    for number, part in enumerate((tensors[:half], tensors[half:]), 1):
-        name = f"model-{number:05}-of-00002.safetensors"
-        models.write_safetensors(model / name, {key: (dtype, np.asarray(values)) for key, (dtype, values) in part})
-        weight_map |= dict.fromkeys((key for key, _ in part), name)
-    (model / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    places = {name: f"model-{1 + (at >= half):05}-of-00002.safetensors" for at, name in enumerate(tensors)}
+    models.write_shards(model, tensors, places)

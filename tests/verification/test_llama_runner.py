@@ -16,7 +16,8 @@ import pytest
 from gguf import GGUFValueType
 from gguf_files import ARCHITECTURES, VOCABULARY, Tiny
 from gguf_logits import numpy_logits
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizer_making import trained
+from tokenizers import Tokenizer, pre_tokenizers
 from verifying import verify
 
 from ropetool.checkpoint.gguf import GgufCheckpoint
@@ -241,15 +242,8 @@ TEXTS = ["the rope turns", " a pair\n\n of 12345 angles…", "Zwölf Boxkämpfer
 
 @pytest.fixture(scope="module")
 def words() -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320, special_tokens=["<bos>", "<end>"], show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
-    tokenizer.train_from_iterator(["the rope turns the pair of angles the rope reads near and far"] * 3, trainer)
-    return tokenizer
+    texts = ["the rope turns the pair of angles the rope reads near and far"] * 3
+    return trained(pre_tokenizers.ByteLevel(add_prefix_space=False), texts, 320, ["<bos>", "<end>"])
 
 
 def with_words(words: Tokenizer, bos: int | None = 0) -> Tiny:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import random
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import models
+import numpy as np
 
 from torture.mutating import bytes_of, json_of
 from torture.readers.base import Reader, Slot, ignore
@@ -54,7 +56,8 @@ def weights(folder: Path, sources: Path) -> Iterator[Reader]:
 
     weights = Slot(folder / "safetensors" / "model.safetensors")
     full = (sources / "model" / "model-00001-of-00002.safetensors").read_bytes()
-    heads = [_safetensors({"a.weight": ("F32", [2, 2]), "b": ("BF16", [3])}), full]
+    zeros = {"a.weight": ("F32", np.zeros((2, 2), "<f4")), "b": ("BF16", np.zeros(3, "<u2"))}
+    heads = [models.safetensors(zeros, format="pt"), full]
     yield Reader(
         "safetensors header", heads, _safetensors_of, lambda data, rng: ignore(read_header(weights(data))),
         [b"F8_E4M3", b"data_offsets", b"__metadata__", b"dtype"], 2,
@@ -83,7 +86,6 @@ def weights(folder: Path, sources: Path) -> Iterator[Reader]:
 
 def _small_gguf(folder: Path) -> bytes:
     """Return a file with a key of every kind and three tensors, by the gguf package."""
-    import numpy as np
     from gguf import GGUFValueType
     from gguf_files import write
 
@@ -101,18 +103,6 @@ def _small_gguf(folder: Path) -> bytes:
     return write(folder / "small.gguf", "llama", {**keys, "test.numbers": [1, 2, 3]}, tensors).read_bytes()
 
 
-def _safetensors(tensors: Mapping[str, tuple[str, list[int]]]) -> bytes:
-    entries, at = {}, 0
-    for name, (dtype, shape) in tensors.items():
-        size = int({"F32": 4, "BF16": 2}[dtype])
-        for length in shape:
-            size *= length
-        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
-        at += size
-    head = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
-    return struct.pack("<Q", len(head)) + head + bytes(at)
-
-
 def _safetensors_of(seed: bytes, rng: random.Random, others: Sequence[bytes], words: Sequence[bytes]) -> bytes:
     """Return a file with another header, whose length is mostly true."""
     if rng.random() < 0.4:
@@ -123,7 +113,6 @@ def _safetensors_of(seed: bytes, rng: random.Random, others: Sequence[bytes], wo
 
 
 def _imatrix(folder: Path) -> bytes:
-    import numpy as np
     from gguf_files import write
 
     tensors = {"in_sum2": np.ones((1, 16), np.float32), "counts": np.ones((1, 1), np.float32)}
