@@ -88,6 +88,11 @@ class Stage:
     templates: Path
     prepare: Callable[[], None] | None = None  # what the command's process does first
 
+    @property
+    def without_exchange(self) -> bool:
+        """Return whether the system refuses the exchange of two names; an edit in place is without insertion instead."""
+        return self.scene.no_exchange and self.prepare is None
+
     def reset(self) -> None:
         """Put the folder back to its beginning."""
         beginning = self._beginning  # made in the same folder
