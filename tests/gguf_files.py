@@ -17,7 +17,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Q
 from gguf import GGUFValueType, GGUFWriter
 
-SECTIONS = ("general.", "tokenizer.", "adapter.", "test.")  # of keys that do not belong to the architecture
+SECTIONS = ("general.", "tokenizer.", "adapter.", "test.", "xielu.")  # of keys that do not belong to the architecture
 TYPES = {
     bool: GGUFValueType.BOOL, int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, str: GGUFValueType.STRING,
     list: GGUFValueType.ARRAY,
@@ -30,21 +30,30 @@ def write(
 ) -> Path:
     """Write a file.
 
-    keys: by name, without the architecture unless they belong to one of SECTIONS. A value may be a pair of a GGUF type
-    and a value, or three of them with the type of a list's elements.
+    keys: by name, without the architecture in front. A value may be a pair of a GGUF type and a value, or three of them
+    with the type of a list's elements.
     tensors: arrays by name, or pairs of a GGUF type and an array with its rows as stored. None: the file ends after the
     keys, without padding.
     shards: GGUFWriter's options for splitting.
     """
-    named = {key if key.startswith(SECTIONS) else f"{arch}.{key}": value for key, value in (keys or {}).items()}
-    return _written(GGUFWriter(path, arch, **shards), named, tensors)
+    return _written(writer_of(path, arch, keys or {}, **shards), tensors)
 
 
-def _written(writer: GGUFWriter, keys: Mapping[str, Any], tensors: Tensors | None) -> Path:
+def writer_of(path: Path | str | None, arch: str, keys: Mapping[str, Any], **shards: Any) -> GGUFWriter:
+    """Return a writer that has these keys, as `write` takes them."""
+    named = {key if key.startswith(SECTIONS) else f"{arch}.{key}": value for key, value in keys.items()}
+    return _with_keys(GGUFWriter(path, arch, **shards), named)
+
+
+def _with_keys(writer: GGUFWriter, keys: Mapping[str, Any]) -> GGUFWriter:
     writer.data_alignment = keys.get("general.alignment", writer.data_alignment)
     for key, value in keys.items():
         type_, value, *sub = value if isinstance(value, tuple) else (TYPES[type(value)], value)
         writer.add_key_value(key, value, type_, *sub)
+    return writer
+
+
+def _written(writer: GGUFWriter, tensors: Tensors | None) -> Path:
     for name, tensor in (tensors or {}).items():
         raw_dtype, data = tensor if isinstance(tensor, tuple) else (None, tensor)
         writer.add_tensor(name, data, raw_dtype=raw_dtype)
@@ -73,7 +82,9 @@ def copy(
     values = {key: (one.types[0], one.contents(), *one.types[1:2]) for key, one in fields.items()}
     changed = {key: value for key, value in {**values, **(keys or {})}.items() if value is not None}
     held = {**{one.name: tensor(one.name, one) for one in reader.tensors}, **(more or {})}
-    return _written(GGUFWriter(target, arch), changed, {name: data for name, data in held.items() if data is not None})
+    return _written(
+        _with_keys(GGUFWriter(target, arch), changed), {name: data for name, data in held.items() if data is not None}
+    )
 
 
 # --- tiny models of one layer
