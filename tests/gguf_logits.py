@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import gguf
 import gguf_files
 import numpy as np
 from gguf_files import (
@@ -149,6 +150,25 @@ def _decode(opened: Any, tokens: Sequence[int], positions: Sequence[int], sequen
         raise ValueError(f"llama_decode returns {code}")
     raw = lib.llama_get_logits(opened)
     return np.ctypeslib.as_array(raw, (len(tokens), VOCABULARY)).astype(np.float64)
+
+
+@cache
+def _quantize_chunk() -> Any:
+    folder = Path(library().__file__).parent / "lib"
+    function = ctypes.CDLL(str(next(folder.glob("*ggml-base.*")))).ggml_quantize_chunk
+    function.restype, pointer, number = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int64
+    function.argtypes = (ctypes.c_int, pointer, pointer, number, number, number, pointer)
+    return function
+
+
+def quantised(values: np.ndarray, name: str, weights: np.ndarray | None = None) -> bytes:
+    """Return what ggml_quantize_chunk makes of a float32 matrix."""
+    kind = gguf.GGMLQuantizationType[name]
+    block, nbytes = gguf.GGML_QUANT_SIZES[kind]
+    out = np.zeros(values.size // block * nbytes, np.uint8)
+    at = None if weights is None else weights.ctypes.data
+    assert _quantize_chunk()(kind, values.ctypes.data, out.ctypes.data, 0, *values.shape, at) == out.size
+    return out.tobytes()
 
 
 # --- the same in float64

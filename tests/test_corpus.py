@@ -27,9 +27,6 @@ from ropetool.plans.bakes import BAKES
 from ropetool.rope import methods
 from ropetool.rope.tables import RopeTable
 
-ROOT = Path(ropetool.__file__).parents[1]
-
-
 corpus = script("corpus.py")
 commands = corpus.commands
 GROUPS = tuple(corpus.GROUPS)

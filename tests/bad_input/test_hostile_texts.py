@@ -7,7 +7,7 @@ from pathlib import Path
 import models
 import numpy as np
 import pytest
-from bounds import bounded
+from running import bounded
 
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.gguf.tensors import TensorInfo

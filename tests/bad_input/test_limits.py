@@ -8,7 +8,7 @@ from pathlib import Path
 
 import configs
 import pytest
-from bounds import bounded
+from running import bounded
 
 BASE = configs.config("llama", "v4")
 EXTEND = ("--method", "yarn", "--factor", "4")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import models
 import pytest
-from bounds import bounded
+from running import bounded
 
 from ropetool.errors import CorruptFile
 from ropetool.files.regular import read_regular

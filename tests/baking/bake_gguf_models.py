@@ -349,8 +349,3 @@ def logits_beyond(path: Path) -> np.ndarray:
 def next_logits(path: Path, count: int, by: int) -> np.ndarray:
     """Return the logits of the token behind `count` others, all of which were moved by this number of positions."""
     return shifted_logits(path, TOKENS[: count + 1], by, LENGTH)
-
-
-def apart(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the largest difference, as a share of the largest logit."""
-    return float(np.abs(a - b).max() / np.abs(a).max())

@@ -11,7 +11,6 @@ from bake_gguf_models import (
     LENGTH,
     MLA_YARN,
     YARN,
-    apart,
     bake_factor,
     carry_out,
     changed,
@@ -23,6 +22,7 @@ from bake_gguf_models import (
     write,
 )
 from gguf_logits import shifted_logits
+from models import apart
 
 from ropetool.checkpoint.edits import METADATA, TENSORS, FileEdit
 from ropetool.checkpoint.gguf import GgufCheckpoint

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from bake_gguf_models import (
     ARCHITECTURES,
-    apart,
     bake_factor,
     carry_out,
     changed,
@@ -21,6 +20,7 @@ from bake_gguf_models import (
     with_narrow_heads,
     write,
 )
+from models import apart
 
 from ropetool import families
 from ropetool.checkpoint.gguf import GgufCheckpoint

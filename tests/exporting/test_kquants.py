@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
@@ -17,12 +16,12 @@ from select import select
 from types import SimpleNamespace
 from typing import Any
 
-import gguf
 import gguf_files
 import models
 import numpy as np
 import pytest
 from gguf_files import write
+from gguf_logits import quantised
 
 from ropetool.cli import main
 from ropetool.errors import CheckpointError, ConfigError, CorruptFile, MissingDependency, MissingFile, OutputError
@@ -40,21 +39,6 @@ WIDE: dict[str, Any] = {
     "head_dim": 32,
 }  # fmt: skip
 BOUNDS = {"q8_0": 0.001, "q4_k_m": 0.02}  # nats a token; measured .0003 and .0067
-
-
-def ggml(values: np.ndarray, name: str, weights: np.ndarray | None = None) -> bytes:
-    """Return what ggml_quantize_chunk makes of a matrix."""
-    folder = Path(llama_cpp.__file__).parent / "lib"
-    function = ctypes.CDLL(str(next(folder.glob("*ggml-base.*")))).ggml_quantize_chunk
-    numbers = (ctypes.c_int64,) * 3
-    function.restype = ctypes.c_size_t
-    function.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *numbers, ctypes.c_void_p)
-    kind = gguf.GGMLQuantizationType[name]
-    block, nbytes = gguf.GGML_QUANT_SIZES[kind]
-    out = np.zeros(values.size // block * nbytes, np.uint8)
-    at = None if weights is None else weights.ctypes.data
-    function(kind, values.ctypes.data, out.ctypes.data, 0, *values.shape, at)
-    return out.tobytes()
 
 
 def write_imatrix(path: Path, weights: dict[str, np.ndarray], calls: int = 4) -> Path:
@@ -85,7 +69,7 @@ def test_libllama_gets_the_numbers_as_they_are(dtype: str, tmp_path: Path) -> No
     assert result.outtype == "q4_k_m"
     assert "matrices are quantised to q4_k_m by llama.cpp's own quantiser" in result.notes
     found = gguf_files.tensors(result.output)
-    assert found["blk.1.ffn_up.weight"] == ("Q4_K", (256, 256), ggml(up_of(source, dtype), "Q4_K"))
+    assert found["blk.1.ffn_up.weight"] == ("Q4_K", (256, 256), quantised(up_of(source, dtype), "Q4_K"))
     assert found["output.weight"][0] == "Q6_K"
     assert found["blk.0.attn_norm.weight"][0] == "F32"
     assert {kind for kind, _, _ in found.values()} == {"Q4_K", "Q6_K", "F32"}
@@ -163,8 +147,8 @@ def test_importance_goes_into_the_blocks(legacy: bool, tmp_path: Path) -> None:
     assert read.keys() == weights.keys()
     models.export(source, tmp_path / "x.gguf", outtype="q4_k_s", imatrix=path)
     kind, _, raw = gguf_files.tensors(tmp_path / "x.gguf")["blk.1.ffn_up.weight"]
-    assert (kind, raw) == ("Q4_K", ggml(up_of(source, "F32"), "Q4_K", weights["blk.1.ffn_up.weight"]))
-    assert raw != ggml(up_of(source, "F32"), "Q4_K")
+    assert (kind, raw) == ("Q4_K", quantised(up_of(source, "F32"), "Q4_K", weights["blk.1.ffn_up.weight"]))
+    assert raw != quantised(up_of(source, "F32"), "Q4_K")
 
 
 def test_types_that_need_one_say_so(tmp_path: Path) -> None:

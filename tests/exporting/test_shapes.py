@@ -43,10 +43,6 @@ from ropetool.runtimes.llama_cpp import decoding
 from ropetool.runtimes.llama_cpp.exported import exported
 
 # Counts whose class default is not a count: None stands for "must be stated".
-STATED: dict[str, Any] = {
-    "num_attention_heads": 64, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 2, "vocab_size": 9,
-}  # fmt: skip
-
 OF_SOME_LAYERS = ("num_global_key_value_heads",)  # which the class takes apart, layer by layer
 FAMILIES = exported_families()
 NEWER = ("granite_swa", "hy_v3", "mellum")  # architectures that the gguf package in use does not know

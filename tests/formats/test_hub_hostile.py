@@ -16,9 +16,8 @@ from typing import Any
 
 import gguf_files
 import pytest
-from bounds import bounded
 from hub_server import TOKEN, Handler, Hub, local_hub
-from running import run
+from running import bounded, run
 
 import ropetool
 from ropetool.errors import HubError, RopetoolError
@@ -28,7 +27,6 @@ from ropetool.runtimes import inspection
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 COMMIT = "0" * 40
 ONE = [{"rfilename": "config.json", "size": 600}]
-Api = Callable[[Handler, str, list[str]], None]
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gguf_files
 import loading_probe
 import pytest
 from rotation_probe import Model

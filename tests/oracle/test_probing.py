@@ -15,7 +15,6 @@ from transformers.models.llama import modeling_llama
 from ropetool import families
 from ropetool.probing import facts, records
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(families.__file__).parent / "generated"
 # Of each mechanism one: plain, two bases, MLA, linear attention, no rotation on full layers, norm behind the rotation and
 # chunks, a temperature, proportional and head sizes by layer type, rope groups of other names, no rotation, a wrapper.

@@ -13,11 +13,10 @@ from exporting.remote_models.dense import DENSE
 from exporting.remote_models.experts import EXPERTS
 from exporting.remote_models.filling import FILLING
 from exporting.remote_models.making import TOKENIZER_CONFIG, VOCABULARY, Remote, Twin, Written
-from exporting.remote_models.particular import PARTICULAR
 
 __all__ = ["REMOTE", "TOKENIZER_CONFIG", "VOCABULARY", "make", "oracle", "twin_logits"]
 
-REMOTE: dict[str, Remote] = {**DENSE, **EXPERTS, **FILLING, **PARTICULAR}
+REMOTE: dict[str, Remote] = {**DENSE, **EXPERTS, **FILLING}
 
 
 def make(architecture: str, folder: Path) -> str:
