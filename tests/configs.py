@@ -114,9 +114,7 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
     },
     "granite": {"model_type": "granite", **SMALL},
     "minicpm3": {"model_type": "minicpm3", **{k: v for k, v in MLA.items() if "expert" not in k}},
-    "ministral3": {"model_type": "ministral3", **SMALL, "head_dim": 32, "sliding_window": None},
     "olmo": {"model_type": "olmo", **SMALL},
-    "olmo2": {"model_type": "olmo2", **SMALL},
     "phi": {"model_type": "phi", **WIDE},
     "phi3": {"model_type": "phi3", **SMALL, "pad_token_id": 0, "original_max_position_embeddings": 512},
     "qwen2_moe": {"model_type": "qwen2_moe", **SMALL},
@@ -234,7 +232,6 @@ EXPORTED: dict[str, dict[str, Any]] = {
     },
     "smollm3": {**EXPORT_SIZES, "num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
     "starcoder2": {**EXPORT_SIZES, "sliding_window": None, "use_bias": True},
-    "glm4": {**EXPORT_SIZES, **HALF_ROTATES, "num_attention_heads": 4, "head_dim": 64, "attention_bias": True},
     "exaone4": {**EXPORT_SIZES, "head_dim": 32, "sliding_window": None, "layer_types": ["full_attention"] * 2},
     "stablelm": {**EXPORT_SIZES, **HALF_ROTATES, "use_qkv_bias": True},
     "gpt_neox": {

@@ -25,6 +25,8 @@ from ropetool.runtimes import inspection
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.verification.readback.comparing import read_back
 
+pytestmark = pytest.mark.usefixtures("here")
+
 FACTOR = 4
 ROTATING = [name for name in archs.names() if name not in archs.WITHOUT_ROTATION]
 
@@ -87,11 +89,6 @@ SERVED = {
 
 
 formulas = script("golden/golden_formulas.py")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def refusal(cell: str, arch: str) -> str:

@@ -30,13 +30,10 @@ from ropetool.errors import (
 from ropetool.plans.plan import Plan
 from ropetool.runtimes import inspection
 
+pytestmark = pytest.mark.usefixtures("here")
+
 ARCHS = ("llama", "qwen2", "qwen3")
 SCALING = "rope.scaling"
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def extended(source: Path, method: str, output: str = "out.gguf", **options: Any) -> Path:

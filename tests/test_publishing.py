@@ -344,11 +344,7 @@ def test_an_export_carries_card_certificate_and_keys(model: Path) -> None:
     assert "| ratio | 1.235 |" in card
     assert "\nllama-server -m x.gguf -c 1024\n" in card
     assert text("x.gguf.Modelfile") == modelfile("x.gguf", 1024)
-    keys = {
-        name: field.contents()
-        for name, field in gguf.GGUFReader("x.gguf").fields.items()
-        if name.startswith("ropetool.")
-    }
+    keys = {name: value for name, value in gguf_files.keys("x.gguf").items() if name.startswith("ropetool.")}
     record = json.loads(text("model-yarn-4x/ropetool.json"))
     assert keys == {
         "ropetool.version": ropetool.__version__, "ropetool.method": "yarn", "ropetool.factor": 4.0,

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from ropetool.rope.tables import RopeSet
+from ropetool.runtimes import inspection
 from ropetool.verification import run, suites, texts
 from ropetool.verification.options import VerifyOptions
 from ropetool.verification.results import VerifyResult
@@ -30,6 +32,13 @@ def verify(target: Path, **arguments: Any) -> VerifyResult:
     )
     objects = run.Models(target, **models), run.Workload(**workload), VerifyOptions(**options)
     return run.verify(*objects, **arguments)
+
+
+def rope_of(path: Path) -> RopeSet:
+    """Return the tables of a checkpoint."""
+    rope = inspection.inspect(path).rope
+    assert rope is not None
+    return rope
 
 
 def cut_texts(patch: pytest.MonkeyPatch, folder: Path, characters: int) -> None:

@@ -26,13 +26,10 @@ from ropetool import comparison
 from ropetool.comparison import reading
 from ropetool.report.differing import folded
 
+pytestmark = pytest.mark.usefixtures("here")
+
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 YARN_FACTOR = 0.1 * np.log(8) + 1  # the attention factor of the demo's extension
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

@@ -20,12 +20,9 @@ from running import run
 
 from ropetool.weights import bakes
 
+pytestmark = pytest.mark.usefixtures("here")
+
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 # --- families

@@ -10,12 +10,9 @@ import pytest
 from gguf_files import Tiny, llama3_divisors, model, write
 from running import COST_AT_8, run, snapshot
 
+pytestmark = pytest.mark.usefixtures("here")
+
 YARN = ("--method", "yarn", "--factor", "8")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 INSPECTED = """\

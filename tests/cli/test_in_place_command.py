@@ -25,15 +25,13 @@ from ropetool.files.gguf.journal import journal_of
 from ropetool.files.hf.jsontext import JsonLimits
 from ropetool.plans.in_place import edit_model, editable
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Linux is proved, and macOS has the same calls")
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="Linux is proved, and macOS has the same calls"),
+    pytest.mark.usefixtures("here"),
+]
 
 YARN = ("--method", "yarn", "--factor", "8")
 BESIDE = ["m.gguf", "m.gguf.ropetool-edits.json", "m.gguf.ropetool.json"]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def test_extend_changes_the_file_itself(tmp_path: Path) -> None:

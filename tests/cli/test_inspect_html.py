@@ -12,10 +12,7 @@ import pytest
 from models import write_config, write_model
 from running import refused, run, snapshot
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def cells(page: str) -> list[list[str]]:

@@ -28,13 +28,11 @@ from ropetool.files.gguf.in_place.disk import Disk, NotHere
 from ropetool.files.gguf.tensors import TensorInfo
 from ropetool.plans.in_place import edit_model, editable
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Linux is proved, and macOS has the same calls")
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="Linux is proved, and macOS has the same calls"),
+    pytest.mark.usefixtures("here"),
+]
 YARN = ("--method", "yarn", "--factor", "8")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def keys(path: Path) -> dict[str, object]:

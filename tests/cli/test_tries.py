@@ -14,6 +14,8 @@ from running import Done, run
 
 from ropetool.escaping import words
 
+pytestmark = pytest.mark.usefixtures("here")
+
 MODELS: dict[str, Any] = json.loads(
     Path(__file__).parents[1].joinpath("corpus_models.json").read_text(encoding="utf-8")
 )
@@ -35,12 +37,6 @@ ASKED = (
     "--method ntk-by-parts -p truncate false --factor 8 --for vllm --for llama.cpp", "--factor 16 --for exllamav3",
     "--method mixed-ntk --target-length 2M --config-style v4", "--method dynamic --factor 2 --for vllm",
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def next_step(done: Done) -> str:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import SIZES, write_model, write_tokenizer
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig
+from verifying import rope_of
 
 import ropetool
 from ropetool.checkpoint.hf import HfCheckpoint
@@ -47,12 +48,6 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         make(root / name)
         write_tokenizer(root / name)
     return {name: root / name for name in MAKERS}
-
-
-def rope_of(folder: Path) -> RopeSet:
-    found = ropetool.inspect(folder).rope
-    assert found is not None
-    return found
 
 
 def rows_of(length: int) -> list[list[int]]:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from models import SILENT, config_of, copied
 from transformers import AutoConfig
+from verifying import rope_of
 
 import ropetool
 from ropetool.checkpoint.hf import HfCheckpoint
@@ -22,7 +23,7 @@ from ropetool.errors import ConfigError
 from ropetool.lab.yardsticks import attention as computing
 from ropetool.lab.yardsticks.named import Yardstick, parse
 from ropetool.lab.yardsticks.runner import yardstick_runner
-from ropetool.rope.tables import Array, RopeSet
+from ropetool.rope.tables import Array
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import Runner
 
@@ -64,12 +65,6 @@ def sources(tmp_path_factory: pytest.TempPathFactory, write_tokenizer: Callable[
         return folder
 
     return source
-
-
-def rope_of(folder: Path) -> RopeSet:
-    found = ropetool.inspect(folder).rope
-    assert found is not None
-    return found
 
 
 def measured_by(spec: str, runner: TorchRunner, trained: int = TRAINED) -> Runner:
