@@ -318,8 +318,9 @@ def contents(path: Path) -> dict[str, Any]:
     """Return keys with types and values in order, tensors with their bytes in order, and the version."""
     reader = GGUFReader(path)
     values = {key: ([int(type_) for type_ in one.types], one.contents()) for key, one in _fields(reader).items()}
+    held = {name: (type_, [*shape], raw) for name, (type_, shape, raw) in tensors(reader).items()}
     version = reader.fields["GGUF.version"].contents()
-    return {"version": version, "alignment": int(reader.alignment), "values": values, "tensors": tensors(reader)}
+    return {"version": version, "alignment": int(reader.alignment), "values": values, "tensors": held}
 
 
 def keys(file: Path | str | GGUFReader) -> dict[str, Any]:
