@@ -95,7 +95,7 @@ def test_a_vector_is_appended_behind_all_tensors() -> None:
     }
     assert [*tensors(source), FREQS] == list(tensors(output))
     assert tensors(output) | tensors(source) == tensors(output)
-    assert (tensors(output)[FREQS][:2], vector(output)[[0, -1]].tolist()) == (("F32", [32]), [1.0, 8.0])
+    assert (tensors(output)[FREQS][:2], vector(output)[[0, -1]].tolist()) == (("F32", (32,)), [1.0, 8.0])
 
 
 def test_a_vector_that_is_there_is_overwritten_in_its_place() -> None:
