@@ -145,18 +145,18 @@ def weights(arch: str, vocabulary: int = VOCABULARY) -> dict[str, np.ndarray]:
     if arch == "qwen2":
         shapes |= {"blk.0.attn_q.bias": (q,), "blk.0.attn_k.bias": (kv,), "blk.0.attn_v.bias": (kv,)}
     wide = {"token_embd.weight": 2.0}
-    found = {name: rng.normal(0, wide.get(name, 0.12), shape).astype(np.float32) for name, shape in shapes.items()}
+    tensors = {name: rng.normal(0, wide.get(name, 0.12), shape).astype(np.float32) for name, shape in shapes.items()}
     before = "post_attention_norm" if arch in POST_NORM else "ffn_norm"
     norms = {"blk.0.attn_norm.weight": HIDDEN, f"blk.0.{before}.weight": HIDDEN, "output_norm.weight": HIDDEN}
     if arch in WITH_QK_NORM:
         norms |= {"blk.0.attn_q_norm.weight": HEAD_DIM, "blk.0.attn_k_norm.weight": HEAD_DIM}
     if arch in GEMMA:
         norms |= {"blk.0.post_attention_norm.weight": HIDDEN, "blk.0.post_ffw_norm.weight": HIDDEN}
-    found |= {name: rng.normal(1, 0.1, size).astype(np.float32) for name, size in norms.items()}
+    tensors |= {name: rng.normal(1, 0.1, size).astype(np.float32) for name, size in norms.items()}
     if arch in CENTRED:
         biases = {name.replace("weight", "bias"): size for name, size in norms.items()}
-        found |= {name: rng.normal(0, 0.1, size).astype(np.float32) for name, size in biases.items()}
-    return found
+        tensors |= {name: rng.normal(0, 0.1, size).astype(np.float32) for name, size in biases.items()}
+    return tensors
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def write(path: Path, arch: str, **more: tuple[str, Any]) -> Path:
         keys["attention.sliding_window"] = WINDOW
         keys["attention.sliding_window_pattern"] = [layer % 4 != 3 for layer in range(LAYERS)]
     return gguf_files.write(
-        path, arch, keys | {key: (GGUFValueType[kind.upper()], value) for key, (kind, value) in more.items()}
+        path, arch, keys | {key: (GGUFValueType[name.upper()], value) for key, (name, value) in more.items()}
     )
 
 
@@ -124,10 +124,10 @@ def rotation(path: Path, sliding: bool = False) -> Rotation:
 def _divisors(path: Path, pairs: int, arch: str, sliding: bool) -> np.ndarray:
     """Return the divisors of a file with one vector, or with two that are alike."""
     vectors = ((name, data) for name, (_, _, data) in tensors(path).items() if name.startswith("rope_f"))
-    found = {name: np.frombuffer(data, np.float32) for name, data in vectors}
-    if not found or (arch in {"gemma4", "step35"} and sliding):
+    lists = {name: np.frombuffer(data, np.float32) for name, data in vectors}
+    if not lists or (arch in {"gemma4", "step35"} and sliding):
         return np.ones(pairs)
-    first, *others = found.values()
+    first, *others = lists.values()
     assert all(np.array_equal(first, other) for other in others)
     assert first.size == (2 * pairs if arch in HALVED else pairs)
     return first[:pairs].astype(np.float64)

@@ -163,11 +163,11 @@ def _quantize_chunk() -> Any:
 
 def quantised(values: np.ndarray, name: str, weights: np.ndarray | None = None) -> bytes:
     """Return what ggml_quantize_chunk makes of a float32 matrix."""
-    kind = gguf.GGMLQuantizationType[name]
-    block, nbytes = gguf.GGML_QUANT_SIZES[kind]
+    type_ = gguf.GGMLQuantizationType[name]
+    block, nbytes = gguf.GGML_QUANT_SIZES[type_]
     out = np.zeros(values.size // block * nbytes, np.uint8)
     at = None if weights is None else weights.ctypes.data
-    assert _quantize_chunk()(kind, values.ctypes.data, out.ctypes.data, 0, *values.shape, at) == out.size
+    assert _quantize_chunk()(type_, values.ctypes.data, out.ctypes.data, 0, *values.shape, at) == out.size
     return out.tobytes()
 
 

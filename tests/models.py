@@ -161,37 +161,37 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     hidden, wide, rows = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     head = config.get("head_dim") or hidden // config["num_attention_heads"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
-    kind = config["model_type"]
-    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (rows, hidden), "model.norm.weight": (hidden,)}
+    family = config["model_type"]
+    tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (rows, hidden), "model.norm.weight": (hidden,)}
     if not config.get("tie_word_embeddings"):
-        found["lm_head.weight"] = (rows, hidden)
+        tensors["lm_head.weight"] = (rows, hidden)
     for layer in range(config["num_hidden_layers"]):
         p = f"model.layers.{layer}."
-        found |= {p + "input_layernorm.weight": (hidden,), p + "post_attention_layernorm.weight": (hidden,)}
+        tensors |= {p + "input_layernorm.weight": (hidden,), p + "post_attention_layernorm.weight": (hidden,)}
         for name, size in (("q", queries), ("k", keys), ("v", keys)):
-            found[f"{p}self_attn.{name}_proj.weight"] = (size, hidden)
-            if kind == "qwen2" or config.get("attention_bias"):
-                found[f"{p}self_attn.{name}_proj.bias"] = (size,)
-        found[p + "self_attn.o_proj.weight"] = (hidden, queries)
+            tensors[f"{p}self_attn.{name}_proj.weight"] = (size, hidden)
+            if family == "qwen2" or config.get("attention_bias"):
+                tensors[f"{p}self_attn.{name}_proj.bias"] = (size,)
+        tensors[p + "self_attn.o_proj.weight"] = (hidden, queries)
         if config.get("attention_bias"):
-            found[p + "self_attn.o_proj.bias"] = (hidden,)
-        if kind == "qwen3":
-            found |= {p + "self_attn.q_norm.weight": (head,), p + "self_attn.k_norm.weight": (head,)}
-        if kind == "mixtral":
-            found[p + "block_sparse_moe.gate.weight"] = (config["num_local_experts"], hidden)
+            tensors[p + "self_attn.o_proj.bias"] = (hidden,)
+        if family == "qwen3":
+            tensors |= {p + "self_attn.q_norm.weight": (head,), p + "self_attn.k_norm.weight": (head,)}
+        if family == "mixtral":
+            tensors[p + "block_sparse_moe.gate.weight"] = (config["num_local_experts"], hidden)
             for expert in range(config["num_local_experts"]):
                 e = f"{p}block_sparse_moe.experts.{expert}."
-                found |= {
+                tensors |= {
                     e + "w1.weight": (wide, hidden),
                     e + "w2.weight": (hidden, wide),
                     e + "w3.weight": (wide, hidden),
                 }
             continue
         for name, shape in (("gate", (wide, hidden)), ("up", (wide, hidden)), ("down", (hidden, wide))):
-            found[f"{p}mlp.{name}_proj.weight"] = shape
+            tensors[f"{p}mlp.{name}_proj.weight"] = shape
             if config.get("mlp_bias"):
-                found[f"{p}mlp.{name}_proj.bias"] = shape[:1]
-    return found
+                tensors[f"{p}mlp.{name}_proj.bias"] = shape[:1]
+    return tensors
 
 
 def weights(config: dict[str, Any], dtype: str = "F32", seed: int = 0) -> dict[str, tuple[str, np.ndarray]]:
@@ -277,8 +277,8 @@ def write(
     wrapper = WRAPPERS.get(family, "") if wrapper is None else wrapper
     if wrapper:
         config = wrapped(config, wrapper)
-    made = AutoConfig.for_model(**json.loads(json.dumps(config)))
-    model = auto_class(made).from_config(made, dtype=torch.float32)
+    settings = AutoConfig.for_model(**json.loads(json.dumps(config)))
+    model = auto_class(settings).from_config(settings, dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.state_dict().items():
@@ -329,8 +329,8 @@ def torch_logits(path: Path, length: int = LENGTH) -> np.ndarray:
     model = auto.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         logits = model(torch.tensor([TOKENS[:length]]), use_cache=False).logits[0]
-    found: np.ndarray = logits[[place for place in PLACES if place < length]].double().numpy()
-    return found
+    rows: np.ndarray = logits[[place for place in PLACES if place < length]].double().numpy()
+    return rows
 
 
 def llama_logits(path: Path, length: int = LENGTH) -> np.ndarray:
@@ -341,9 +341,9 @@ def llama_logits(path: Path, length: int = LENGTH) -> np.ndarray:
     return np.concatenate(rows)[[place for place in PLACES if place < length]].astype(np.float64)
 
 
-def apart(wanted: np.ndarray, found: np.ndarray) -> float:
+def apart(expected: np.ndarray, logits: np.ndarray) -> float:
     """Return the largest difference, as a share of the largest logit."""
-    return float(np.abs(wanted - found).max() / np.abs(wanted).max())
+    return float(np.abs(expected - logits).max() / np.abs(expected).max())
 
 
 # --- exports
@@ -357,5 +357,5 @@ def export(source: Path, output: Path | None = None, **options: Any) -> Exported
 def apart_by_themselves(target: Checkpoint, source: Checkpoint) -> tuple[str, ...]:
     """Return which tensors of a file are not a directory's where nobody knows what an export makes of them."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(exported, "as_exported", lambda found, *_: found)
+        patched.setattr(exported, "as_exported", lambda tensors, *_: tensors)
         return compare_weights(target, source, None).differences

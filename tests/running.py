@@ -58,20 +58,20 @@ def run(*arguments: str | Path) -> Done:
 
 
 @contextlib.contextmanager
-def refusal(kind: type[RopetoolError], words: str) -> Iterator[pytest.ExceptionInfo[RopetoolError]]:
-    """Expect an error of this kind whose sentence, with the names of options, contains these words (a pattern)."""
-    with pytest.raises(kind) as caught:
+def refusal(error: type[RopetoolError], words: str) -> Iterator[pytest.ExceptionInfo[RopetoolError]]:
+    """Expect this error, with a sentence that contains these words (a pattern), with the names of options."""
+    with pytest.raises(error) as caught:
         yield caught
     assert re.search(words, caught.value.sentence), caught.value.sentence
 
 
 def snapshot(directory: Path) -> dict[str, tuple[bytes | None, int]]:
     """Return the content and the modification time of everything in a directory."""
-    found = {}
+    entries = {}
     for path in sorted(directory.rglob("*")):
         status = os.lstat(path)
-        found[str(path.relative_to(directory))] = (path.read_bytes() if path.is_file() else None, status.st_mtime_ns)
-    return found
+        entries[str(path.relative_to(directory))] = (path.read_bytes() if path.is_file() else None, status.st_mtime_ns)
+    return entries
 
 
 def refused(root: Path, error: str, try_: str, *arguments: str | Path, code: int = 1) -> None:

@@ -257,10 +257,10 @@ def merges_of(pieces: Scored) -> list[tuple[str, str]]:
     from transformers.convert_slow_tokenizer import generate_merges
 
     vocabulary = {text: number for number, (text, _, _) in enumerate(pieces)}
-    scores = {text: score for text, score, kind in pieces if kind == NORMAL}
-    skipped = {text for text, _, kind in pieces if kind != NORMAL}
-    found: list[tuple[str, str]] = generate_merges(vocabulary, scores, skipped)
-    return found
+    scores = {text: score for text, score, type_ in pieces if type_ == NORMAL}
+    skipped = {text for text, _, type_ in pieces if type_ != NORMAL}
+    merges: list[tuple[str, str]] = generate_merges(vocabulary, scores, skipped)
+    return merges
 
 
 def bpe_tokenizer(pieces: Scored, style: str) -> Tokenizer:
@@ -305,11 +305,11 @@ def model_file(pieces: Iterable[tuple[str, float, int]], model_type: int = 2, **
     numbers = {"precompiled_charsmap": 2, "add_dummy_prefix": 3, "remove_extra_whitespaces": 4}
     known = list(pieces)
     listed = b"".join(
-        field(1, field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + field(3, kind))
-        for text, score, kind in known
+        field(1, field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + field(3, type_))
+        for text, score, type_ in known
     )
     settings = b"".join(field(numbers[name], value) for name, value in normalizer.items())
-    trainer = field(3, model_type) + field(4, len(known)) + field(35, int(any(kind == BYTE for _, _, kind in known)))
+    trainer = field(3, model_type) + field(4, len(known)) + field(35, int(any(type_ == BYTE for _, _, type_ in known)))
     return listed + field(2, trainer) + field(3, field(1, b"identity") + settings)
 
 
@@ -330,13 +330,13 @@ def varint(value: int) -> bytes:
 PREFIX = "tokenizer.ggml."
 
 
-def keyed(kind: str, tokens: Scored, /, **more: Any) -> dict[str, Value]:
+def keyed(model: str, tokens: Scored, /, **more: Any) -> dict[str, Value]:
     """Return the keys of a vocabulary; `more` by their names without the prefix: flags, ids, text and lists of text."""
     values = {
-        "model": Value.of(ValueType.STR, kind),
+        "model": Value.of(ValueType.STR, model),
         "tokens": Value.array(ValueType.STR, [text for text, _, _ in tokens]),
         "scores": Value.array(ValueType.F32, [score for _, score, _ in tokens]),
-        "token_type": Value.array(ValueType.I32, [kind for _, _, kind in tokens]),
+        "token_type": Value.array(ValueType.I32, [type_ for _, _, type_ in tokens]),
         **{name: value_of(value) for name, value in more.items()},
     }
     return {f"{PREFIX}{name}": value for name, value in values.items()}
