@@ -48,8 +48,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     calls = []
     for name, (scaling, _, _) in CASES.items():
         source = models.checkpoint(folder / name, dtype="F32", **SIZES, rope_scaling=scaling)
-        tensors = models.weights({**models.BY_HAND["llama"], **SIZES}, "F32")
-        models.write_safetensors(source / "model.safetensors", tensors)
         converter.copy_tokenizer(source)
         calls.append([source, "--outtype", "f32", "--outfile", folder / f"{name}.gguf"])
     converter.convert(folder, calls)

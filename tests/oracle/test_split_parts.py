@@ -34,9 +34,7 @@ def write_source(path: Path) -> Path:
     tensors = models.weights({**models.BY_HAND["llama"], **CHANGES}, "BF16")
     tensors["model.norm.weight"] = tensors.pop("model.norm.weight")  # last, as in the output
     places = {name: f"model-{at:05}-of-{len(tensors):05}.safetensors" for at, name in enumerate(tensors, 1)}
-    for name, file in places.items():
-        models.write_safetensors(source / file, {name: tensors[name]})
-    models.save(source / "model.safetensors.index.json", {"metadata": {}, "weight_map": places})
+    models.write_shards(source, tensors, places)
     converter.copy_tokenizer(source)
     return source
 
