@@ -8,6 +8,7 @@ from pathlib import Path
 
 import configs
 import pytest
+from models import write_config
 from running import bounded
 
 BASE = configs.config("llama", "v4")
@@ -99,8 +100,5 @@ def test_more_layers_than_any_model_has_cost_little(tmp_path: Path) -> None:
     ):
         config = {**configs.config("gemma3_text", "v4"), "num_hidden_layers": layers}
         config.pop("layer_types", None)
-        model = tmp_path / str(layers)
-        model.mkdir()
-        (model / "config.json").write_text(json.dumps(config))
-        found, errors = bounded("inspect", model)
+        found, errors = bounded("inspect", write_config(tmp_path / str(layers), config))
         assert (found, message in errors) == (code, True)

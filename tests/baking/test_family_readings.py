@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from models import write_config
 from probes import probe, v4_python
 from transformers import AutoConfig
 
@@ -167,9 +168,7 @@ def test_transformers_4_rotates_by_the_decoded_table(tmp_path: Path) -> None:
     for name in names:
         for rope_type in TYPES:
             data = models.v4(with_type(name, rope_type))
-            directory = tmp_path / f"{name}-{rope_type}"
-            directory.mkdir()
-            (directory / "config.json").write_text(json.dumps(data))
+            directory = write_config(tmp_path / f"{name}-{rope_type}", data)
             jobs.append({"path": str(directory), "lengths": LENGTHS})
             wanted.append(
                 get("transformers-v4").decode(HfCheckpoint(data, families.get(name))).entries["full_attention"]
