@@ -83,11 +83,11 @@ def test_a_hostile_plan_costs_little(model: Path, tmp_path: Path) -> None:
 def test_the_limits_bite(model: Path) -> None:
     """The figures above mean something: more memory or time than allowed is seen."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bounds.MEGABYTES", 5)
+        patch.setattr("running.MEGABYTES", 5)
         with pytest.raises(AssertionError, match="MB"):
             bounded("inspect", model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bounds.PROGRAM", "while True: pass")
+        patch.setattr("running.PROGRAM", "while True: pass")
         with pytest.raises(AssertionError, match="killed by signal"):
             bounded("inspect", model)
 
