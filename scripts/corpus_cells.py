@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from formats_gguf.maker import contents
+from gguf_files import contents
 from variants import LISTS, VARIANTS
 
 import ropetool

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import gguf_making
+import gguf_files
 from corpus_cells import Act, exported, extended, of_folder, of_gguf
-from making import run
+from running import run
 
 from ropetool.cli import COMMANDS
 from ropetool.files.gguf.in_place import disk
@@ -292,7 +292,7 @@ def model(arch: str, shards: int = 1) -> Write:
         place = folder / f"{arch} in {shards}"
         if not place.exists():
             place.mkdir()
-            gguf_making.model(place / "m.gguf", arch, shards=shards)
+            gguf_files.model(place / "m.gguf", arch, shards=shards)
         return min(place.glob("*.gguf"))
 
     return write

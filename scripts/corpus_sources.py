@@ -20,7 +20,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / name) for name in ("tests", "tests/oracle", "tests/baking", "")]
 
-from exporting import maker
+import tokenizer_making
+from models import save, stored, write_safetensors
 
 MODELS = ROOT / "tests" / "corpus_models.json"
 TRAINED, BLOCK = 512, 32
@@ -113,7 +114,7 @@ def tensors_of(shapes: dict[str, list[int]], form: str) -> Tensors:
             found[f"{name}_scales"] = ("U8", codes(f"{name}_scales", grid, 121, 125))
         else:
             dtype = "BF16" if form in ("BF16", "MXFP4") else "F32"
-            found[name] = (dtype, maker.stored(numbers(name, shape), dtype))
+            found[name] = (dtype, stored(numbers(name, shape), dtype))
     return found
 
 
@@ -134,13 +135,13 @@ def write(folder: Path, config: Config, shapes: dict[str, list[int]], form: str 
     files, total = {}, 0
     for number, part in enumerate((made[::2], made[1::2]), 1):
         file = f"model-{number:05d}-of-00002.safetensors"
-        maker.write_safetensors(path / file, dict(part))
+        write_safetensors(path / file, dict(part))
         files |= {name: file for name, _ in part}
         total += sum(values.nbytes for _, (_, values) in part)
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(files.items()))}
     (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
-    maker.save(path / "tokenizer.json", maker.tokenizer())
-    maker.save(path / "tokenizer_config.json", {**maker.TOKENIZER_CONFIG, "model_max_length": TRAINED})
+    save(path / "tokenizer.json", tokenizer_making.by_hand())
+    save(path / "tokenizer_config.json", {**tokenizer_making.TOKENIZER_CONFIG, "model_max_length": TRAINED})
     return path
 
 
@@ -156,14 +157,15 @@ def models(kind: str) -> dict[str, tuple[Config, dict[str, list[int]]]]:
 def _made() -> dict[str, Any]:
     """Return the models of the tests, with the names that transformers saves tensors by."""
     import bake_models
-    from exporting import family_models
+    from configs import BAKED, EXPORTED
+    from models import write as write_family
 
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, config in bake_models.MODELS.items():
+        for name, config in BAKED.items():
             found[f"bake/{name}"] = _saved(bake_models.write(Path(folder, "bake", name), config))
-        for name in family_models.CONFIGS:
-            found[f"export/{name}"] = _saved(family_models.write(Path(folder, "export", name), name))
+        for name in EXPORTED:
+            found[f"export/{name}"] = _saved(write_family(Path(folder, "export", name), name))
     inner = found["bake/gemma3_text"]
     shapes = {name.replace("model.", "model.language_model."): shape for name, shape in inner["tensors"].items()}
     shapes["model.vision_tower.encoder.layers.0.self_attn.k_proj.weight"] = [8, 8]

@@ -115,7 +115,7 @@ FAMILIES = (
     "ropetool/families/*.py",
     "ropetool/families/*.json",
     "ropetool/families/generated/*.json",
-    "tests/family_making.py",
+    "tests/configs.py",
 )
 STATISTICS = ("ropetool/verification/statistics.py", "ropetool/verification/measures/segments.py")
 LLAMA_SOURCES = "the sources of llama.cpp below ROPETOOL_LLAMA_SOURCES, as in llama-cpp-python's source archive"
@@ -230,7 +230,8 @@ RECORDS = (
     Record(
         "bake-grid-llama.cpp",
         (
-            *FAMILIES, "tests/baking/bake_gguf_models.py", "scripts/bake_grid/grid_llama_cpp.py",
+            *FAMILIES, "tests/baking/bake_gguf_models.py", "tests/gguf_files.py", "tests/gguf_logits.py",
+            "scripts/bake_grid/grid_llama_cpp.py",
         ),
         ("bake_grid/grid.py", "--by", "llama.cpp"), 6, ("tests/baking/bake_grid.json",), "bake.md",
     ),

@@ -41,7 +41,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _ids() -> Iterator[None]:
     """Tokenize the package's texts once with each tokenizer; tests of tokenizers ask them themselves."""
-    from remembering import remember_ids
+    from verifying import remember_ids
 
     with pytest.MonkeyPatch.context() as patch:
         remember_ids(patch)
@@ -53,6 +53,13 @@ def _frozen() -> None:
     """Leave what is loaded out of later collections: torch and transformers hold a million objects."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture

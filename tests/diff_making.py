@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from making import Done, run, write_config
-from safetensors.torch import load_file, save_file
+from models import copied, set_config, set_tensors, write_config
+from running import Done, run
+from safetensors.torch import save_file
 
 Tensors = dict[str, torch.Tensor]
 
 
 def edited(source: Path, name: str, change: Callable[[Tensors], Tensors | None], **keys: Any) -> Path:
     """Write a copy with the tensors as `change` leaves or returns them, and these keys of config.json."""
-    target = Path(shutil.copytree(source, name))
-    tensors = load_file(target / "model.safetensors")
-    tensors = change(tensors) or tensors
-    (target / "model.safetensors").unlink()  # it may be a link to the source's
-    save_file({key: value.contiguous() for key, value in tensors.items()}, target / "model.safetensors")
-    config = json.loads((target / "config.json").read_text())
-    (target / "config.json").unlink()
-    (target / "config.json").write_text(json.dumps({**config, **keys}))
-    return target
+    return set_config(set_tensors(copied(source, Path(name)), change), **keys)
 
 
 def multiplied(factor: float, pattern: str, rows: Any = slice(None)) -> Callable[[Tensors], None]:

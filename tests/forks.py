@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from making import Done
+from running import Done
 
 LIMIT = 600  # seconds until a program counts as hung
 COMMAND = "import sys; from ropetool.cli import main; main(sys.argv[1:])"  # the command line, as `python -m ropetool`

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
+import gguf_files
 import numpy as np
-from gguf_making import tensors, values
+from gguf import GGUFValueType
+from gguf_files import tensors, values
 
 CONTEXT, THETA, SLIDING_THETA, WINDOW, LAYERS = 8192, 1e6, 1e4, 1024, 8
 HEAD, LATENT, ROTARY = 128, 576, 64  # a head; what MLA keeps as a key, and what of it rotates
@@ -50,27 +51,21 @@ NORM_BEHIND = {"hunyuan-moe", "hunyuan-dense", "hunyuan_vl", "maincoder", "talki
 
 def write(path: Path, arch: str, **more: tuple[str, Any]) -> Path:
     """Write a header: 8 layers unless it must be another number, every fourth a full one where there are sliding ones."""
-    writer = gguf.GGUFWriter(path, arch)
     mla = arch in LATENT_KEYS
-    more = OWN_KEYS.get(arch, {}) | more
+    more = {key.replace("__", "."): value for key, value in (OWN_KEYS.get(arch, {}) | more).items()}
     numbers = {
         "context_length": CONTEXT, "embedding_length": 8 * HEAD, "block_count": DEPTHS.get(arch, LAYERS), "attention.head_count": 8,
         "attention.key_length": LATENT if mla else HEAD, "rope.dimension_count": ROTARY if mla else HEAD,
     }  # fmt: skip
-    for key, number in numbers.items():
-        if key not in more:
-            writer.add_uint32(f"{arch}.{key}", number)
-    writer.add_float32(f"{arch}.rope.freq_base", SLIDING_THETA if arch in FIXED | {"deepseek4"} else THETA)
-    writer.add_head_count_kv([0, 2] * (LAYERS // 2) if arch in STATELY else 1 if mla else 2)
+    keys: dict[str, Any] = {key: number for key, number in numbers.items() if key not in more}
+    keys["rope.freq_base"] = SLIDING_THETA if arch in FIXED | {"deepseek4"} else THETA
+    keys["attention.head_count_kv"] = [0, 2] * (LAYERS // 2) if arch in STATELY else 1 if mla else 2
     if arch in SCALED | UNSCALED | PLAIN:
-        writer.add_sliding_window(WINDOW)
-        writer.add_array(f"{arch}.attention.sliding_window_pattern", [layer % 4 != 3 for layer in range(LAYERS)])
-    for key, (kind, value) in more.items():
-        getattr(writer, f"add_{kind}")(f"{arch}.{key.replace('__', '.')}", value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return path
+        keys["attention.sliding_window"] = WINDOW
+        keys["attention.sliding_window_pattern"] = [layer % 4 != 3 for layer in range(LAYERS)]
+    return gguf_files.write(
+        path, arch, keys | {key: (GGUFValueType[name.upper()], value) for key, (name, value) in more.items()}
+    )
 
 
 @dataclass(frozen=True)
@@ -129,10 +124,10 @@ def rotation(path: Path, sliding: bool = False) -> Rotation:
 def _divisors(path: Path, pairs: int, arch: str, sliding: bool) -> np.ndarray:
     """Return the divisors of a file with one vector, or with two that are alike."""
     vectors = ((name, data) for name, (_, _, data) in tensors(path).items() if name.startswith("rope_f"))
-    found = {name: np.frombuffer(data, np.float32) for name, data in vectors}
-    if not found or (arch in {"gemma4", "step35"} and sliding):
+    lists = {name: np.frombuffer(data, np.float32) for name, data in vectors}
+    if not lists or (arch in {"gemma4", "step35"} and sliding):
         return np.ones(pairs)
-    first, *others = found.values()
+    first, *others = lists.values()
     assert all(np.array_equal(first, other) for other in others)
     assert first.size == (2 * pairs if arch in HALVED else pairs)
     return first[:pairs].astype(np.float64)

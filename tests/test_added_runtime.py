@@ -8,7 +8,8 @@ from pathlib import Path
 
 import configs
 import pytest
-from making import run, write_model
+from models import write_model
+from running import run
 
 import ropetool
 from ropetool import runtimes

@@ -8,10 +8,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import gguf_making
+import gguf_files
 import numpy as np
 import pytest
-from making import run, write_config
+from models import write_config
+from running import run
 
 import ropetool
 from ropetool.errors import ConfigError
@@ -131,7 +132,7 @@ def test_of_two_ways_the_one_asked_for_is_looked_at(tmp_path: Path) -> None:
 
 def test_a_factor_that_the_architecture_cannot_hold_is_left_out_by_extend_too(tmp_path: Path) -> None:
     """hunyuan-dense normalises queries and keys after the rotation: YaRN's factor on cos and sin is lost there."""
-    gguf_making.model(tmp_path / "m.gguf", "hunyuan-dense")
+    gguf_files.model(tmp_path / "m.gguf", "hunyuan-dense")
     told = run("advise", str(tmp_path / "m.gguf"), "--target-length", "2048", "--json").json
     assert told["command"].endswith("--method yarn --target-length 2048 --attention-factor none")
     assert told["readers"] == ["llama.cpp"]
@@ -142,7 +143,7 @@ def test_a_factor_that_the_architecture_cannot_hold_is_left_out_by_extend_too(tm
 
 
 def test_a_base_that_the_graph_fixes_leads_nowhere(tmp_path: Path) -> None:
-    gguf_making.model(tmp_path / "m.gguf", "cogvlm")
+    gguf_files.model(tmp_path / "m.gguf", "cogvlm")
     said = advise(inspect(tmp_path / "m.gguf"), 2048)
     assert said.chosen is None
     assert "ignores the base in the file; too short: length 512 tokens" in said.why

@@ -10,9 +10,10 @@ from typing import Any
 
 import configs
 import gguf
-import gguf_making
+import gguf_files
 import pytest
-from making import config_of, snapshot, write_config, write_model
+from models import config_of, set_config, write_config, write_model
+from running import snapshot
 
 import ropetool
 from ropetool.checkpoint import provenance
@@ -444,11 +445,8 @@ def test_a_folder_of_others_is_never_replaced(force: bool, source: Path, tmp_pat
 # --- a source that is not the plan's
 
 
-def changed(**changes: Any) -> Callable[[Path], None]:
-    def change(source: Path) -> None:
-        (source / "config.json").write_text(json.dumps({**config_of(source), **changes}))
-
-    return change
+def changed(**changes: Any) -> Callable[[Path], object]:
+    return lambda source: set_config(source, **changes)
 
 
 def without_tokenizer(source: Path) -> None:
@@ -523,10 +521,10 @@ def test_a_plan_of_an_earlier_version_is_read_and_not_carried_out(source: Path, 
 
 
 def test_a_gguf_of_other_settings_or_weights_is_refused(tmp_path: Path) -> None:
-    source = gguf_making.model(tmp_path / "m.gguf")
+    source = gguf_files.model(tmp_path / "m.gguf")
     plan = Plan.from_json(ropetool.plan(source, "yarn", factor=4).to_json(), "here")
     kept = source.read_bytes()
-    gguf_making.model(source, keys={"logit_scale": (gguf.GGUFValueType.FLOAT32, 2.0)})
+    gguf_files.model(source, keys={"logit_scale": (gguf.GGUFValueType.FLOAT32, 2.0)})
     with pytest.raises(PlanMismatch, match="logit_scale changed since the plan was made"):
         ropetool.apply(plan, source, tmp_path / "out.gguf")
     source.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))

@@ -12,7 +12,8 @@ from typing import Any
 import configs
 import gguf_headers
 import pytest
-from making import run, write_config
+from models import write_config
+from running import run
 from test_docs import complaint
 
 PAGE = Path(__file__).with_name("asks.md")

@@ -15,8 +15,9 @@ import configs
 import gguf
 import numpy as np
 import pytest
-from gguf_making import model as gguf_model
-from making import safetensors, snapshot, write_model
+from gguf_files import model as gguf_model
+from models import safetensors, write_model
+from running import snapshot
 
 import ropetool
 from ropetool.checkpoint import certificate, fingerprints, provenance

@@ -16,7 +16,8 @@ from typing import Any
 
 import configs
 import pytest
-from making import run, snapshot, write_model
+from models import write_model
+from running import run, snapshot
 
 import ropetool
 from ropetool.checkpoint import provenance

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from loading import script
-from making import Done
+from running import Done
 
 import ropetool
 from ropetool import families
@@ -26,9 +26,6 @@ from ropetool.families.wrappers import ALIASES, WRAPPERS
 from ropetool.plans.bakes import BAKES
 from ropetool.rope import methods
 from ropetool.rope.tables import RopeTable
-
-ROOT = Path(ropetool.__file__).parents[1]
-
 
 corpus = script("corpus.py")
 commands = corpus.commands

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from making import run
+from running import run
 
 import ropetool
 from ropetool.errors import ConfigError, InvalidRope, RopetoolError, sentence_of

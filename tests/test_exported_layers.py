@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import configs
+import models
 import pytest
-from exporting import family_models as models
 
 from ropetool import families
 from ropetool.checkpoint.hf import HfCheckpoint
@@ -39,7 +40,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_layers_that_slide_are_those_of_the_class(name: str) -> None:
     family, changes = CONFIGS[name]
-    config = {"model_type": family, **models.CONFIGS[family], **changes}
+    config = {"model_type": family, **configs.EXPORTED[family], **changes}
     made = pytest.importorskip("transformers").AutoConfig.for_model(**config)
     expected = {layer for layer, kind in enumerate(made.layer_types) if kind == "sliding_attention"}
     source = get("transformers").decode(HfCheckpoint(config, families.get(family)))
@@ -77,7 +78,7 @@ def test_the_window_of_layers_that_rotate(kinds: list[str], window: int | None, 
 
 def test_a_config_in_which_no_layer_rotates_is_refused_by_name(tmp_path: Path) -> None:
     """Of exaone4, whose layers rotate only where they slide, if any does (modeling_exaone4.py)."""
-    config = {"model_type": "exaone4", **models.CONFIGS["exaone4"], "sliding_window": 64}
+    config = {"model_type": "exaone4", **configs.EXPORTED["exaone4"], "sliding_window": 64}
     config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     (reading,) = (one for one in inspection.inspect(tmp_path).readings if one.name == "llama.cpp")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from models import write_config
 
 import ropetool
 from ropetool import families
@@ -49,8 +50,7 @@ def test_what_is_recorded_and_not_served_says_why() -> None:
 def test_a_base_for_each_layer_is_not_read_as_one_for_all(tmp_path: Path) -> None:
     config = {"model_type": "granite_swa", "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2}
     for name, more in (("one", {}), ("each", {"layer_rope_theta": [1e4, 1e6]})):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps({**config, "rope_theta": 1e4, **more}))
+        write_config(tmp_path / name, {**config, "rope_theta": 1e4, **more})
     assert ropetool.inspect(tmp_path / "one").rope is not None
     with pytest.raises(InvalidRope, match="no data on layer_rope_theta, which sets a separate base for each layer"):
         ropetool.plan(tmp_path / "each", "yarn", factor=2)

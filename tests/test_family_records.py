@@ -17,7 +17,7 @@ from ropetool.errors import ConfigError
 from ropetool.families.family import read
 from ropetool.families.wrappers import WRAPPERS
 
-probe_records = script("families/probe_records")
+probe_records = script("families/probe_records.py")
 FOLDER = Path(families.__file__).parent / "generated"
 RECORDS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 PROVEN = sorted(name for name, entry in RECORDS.items() if entry["outcome"] == "proven")

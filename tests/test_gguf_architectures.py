@@ -9,12 +9,12 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+import gguf_files
 import gguf_headers as headers
-import gguf_making
 import numpy as np
 import pytest
 from loading import script
-from making import run, snapshot
+from running import run, snapshot
 from variants import VARIANTS
 
 import ropetool
@@ -24,6 +24,8 @@ from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import inspection
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.verification.readback.comparing import read_back
+
+pytestmark = pytest.mark.usefixtures("here")
 
 FACTOR = 4
 ROTATING = [name for name in archs.names() if name not in archs.WITHOUT_ROTATION]
@@ -87,11 +89,6 @@ SERVED = {
 
 
 formulas = script("golden/golden_formulas.py")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def refusal(cell: str, arch: str) -> str:
@@ -327,7 +324,7 @@ def test_what_the_ambiguity_of_a_scaled_file_advises_can_be_carried_out() -> Non
     """Keys say what to do with one base: yarn on top of yarn needs vectors, which only llama reads of these two."""
     scaling = {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0, "rope.scaling.original_context_length": 512}
     for arch, way in (("qwen2", "original"), ("llama", "current")):
-        gguf_making.model(Path(f"{arch}.gguf"), arch, {**scaling, "context_length": 1024})
+        gguf_files.model(Path(f"{arch}.gguf"), arch, {**scaling, "context_length": 1024})
         refused = run("extend", f"{arch}.gguf", "--method", "yarn", "--factor", "2")
         line = refused.err.splitlines()[1].removeprefix("Try: ")
         assert f"--from {way}" in line

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import configs
-import gguf_making
+import gguf_files
 import pytest
-from making import snapshot, write_model
+from models import write_model
+from running import snapshot
 
 import ropetool
 from ropetool.checkpoint import provenance
@@ -33,13 +34,13 @@ def extended(source: Path, target: Path, factor: int = 2, **options: Any) -> Any
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     (tmp_path / "in").mkdir()
-    return gguf_making.model(tmp_path / "in" / "m.gguf")
+    return gguf_files.model(tmp_path / "in" / "m.gguf")
 
 
 @pytest.fixture
 def parts(tmp_path: Path) -> Path:
     (tmp_path / "in").mkdir()
-    return gguf_making.model(tmp_path / "in" / "m.gguf", shards=2)
+    return gguf_files.model(tmp_path / "in" / "m.gguf", shards=2)
 
 
 def beside(target: Path) -> set[str]:
@@ -83,7 +84,7 @@ def test_the_record_of_another_file_is_not_taken_for_this_ones(source: Path, tmp
     target = extended(source, tmp_path / "out.gguf").output
     assert ropetool.inspect(target).made is not None
     listed = target.stat().st_size
-    gguf_making.model(target, keys={"context_length": 4096, "rope.scaling.type": "none"})
+    gguf_files.model(target, keys={"context_length": 4096, "rope.scaling.type": "none"})
     assert target.stat().st_size != listed
     found = ropetool.inspect(target)
     assert found.made is None
@@ -112,7 +113,7 @@ def test_force_replaces_what_the_record_lists(source: Path, tmp_path: Path) -> N
         "pass another -o, or --force to replace it",
     )
     extended(source, target, 4, force=True)
-    assert gguf_making.values(target)["llama.rope.scaling.factor"][1] == 4
+    assert gguf_files.values(target)["llama.rope.scaling.factor"][1] == 4
     assert beside(target) == {"out.gguf", *(f"out.gguf{name}" for name in SIDECARS)}
 
 
@@ -321,7 +322,7 @@ def test_what_the_earlier_output_had_and_the_new_one_has_not_goes_unless_it_was_
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
-import gguf_making
+import gguf_files
 import ropetool
 from ropetool.checkpoint import listings, provenance
 from ropetool.files import renames
@@ -344,7 +345,7 @@ def counted(real, left):
 def state(files):
     if not files[0].exists():
         return None
-    factor = gguf_making.values(files[0])["llama.rope.scaling.factor"][1]
+    factor = gguf_files.values(files[0])["llama.rope.scaling.factor"][1]
     made = provenance.record(files[0])
     rule = listings.files_rule(files)
     return [factor, made.plan["factor"], not any(rule(file) for file in files)]
@@ -378,7 +379,7 @@ print(json.dumps(found))
 @pytest.mark.parametrize("count", [1, 2], ids=["one file", "two parts"])
 def test_a_kill_never_leaves_a_mix_or_a_file_without_its_record(count: int, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    source = gguf_making.model(tmp_path / "in" / "m.gguf", shards=count)
+    source = gguf_files.model(tmp_path / "in" / "m.gguf", shards=count)
     done = subprocess.run(
         [sys.executable, "-c", KILLED, tmp_path, source, str(count)],
         capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

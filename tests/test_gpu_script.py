@@ -38,7 +38,7 @@ def gpu() -> Iterator[dict[str, Any]]:
 SMALLER = """
 import runpy, sys
 from dataclasses import replace
-from making import run
+from running import run
 names = runpy.run_path(sys.argv[0], run_name="gpu")
 own = names["ropetool"]
 def command(*arguments, codes=(0,)):

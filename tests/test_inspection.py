@@ -10,7 +10,7 @@ from typing import Any
 
 import configs
 import pytest
-from making import write_config, write_model
+from models import write_config, write_model
 
 import ropetool
 from ropetool.errors import InvalidRope

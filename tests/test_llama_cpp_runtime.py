@@ -6,9 +6,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
+from gguf_files import write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -712,23 +712,13 @@ def test_the_runtime_is_found_and_reads_gguf_alone() -> None:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    path = tmp_path / "model.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(2048)
-    writer.add_embedding_length(128)
-    writer.add_block_count(1)
-    writer.add_head_count(2)
-    writer.add_rope_freq_base(500000.0)
-    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-    writer.add_rope_scaling_factor(4.0)
-    writer.add_rope_scaling_orig_ctx_len(512)
-    writer.add_tensor("token_embd.weight", np.zeros((4, 128), np.float32))
-    writer.add_tensor("rope_freqs.weight", FREQS.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    keys = {
+        "context_length": 2048, "embedding_length": 128, "block_count": 1, "attention.head_count": 2,
+        "rope.freq_base": 500000.0, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 512,
+    }  # fmt: skip
+    tensors = {"token_embd.weight": np.zeros((4, 128), np.float32), "rope_freqs.weight": FREQS.astype(np.float32)}
+    return write(tmp_path / "model.gguf", "llama", keys, tensors)
 
 
 def test_a_file_is_decoded_through_its_headers(file: Path) -> None:

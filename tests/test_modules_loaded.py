@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from gguf_making import model
-from making import run, write_config
+from gguf_files import model
+from models import write_config
+from running import run
 
 from ropetool.files.gguf import header
 

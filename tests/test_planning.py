@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import configs
-import gguf_making
+import gguf_files
 import pytest
-from making import TOKENIZER_CONFIG, config_of, run, write_config, write_model
+from models import TOKENIZER_CONFIG, config_of, write_config, write_model
+from running import run
 
 import ropetool
 from ropetool.errors import AmbiguousRope, ConfigError, InvalidRope, LossyExport
@@ -618,7 +619,7 @@ def test_the_name_of_a_replaced_extension_goes(given: str, reading: str, name: s
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_the_name_of_a_replaced_extension_goes_from_a_gguf_too(shards: int, tmp_path: Path) -> None:
-    source = gguf_making.model(tmp_path / "m.gguf", shards=shards)
+    source = gguf_files.model(tmp_path / "m.gguf", shards=shards)
     first = ropetool.apply(ropetool.plan(source, "yarn", factor=4), source, tmp_path / "m-yarn-4x.gguf").output
     plan = ropetool.plan(first, "yarn", factor=2, reading="original")
     assert plan.output_beside(first) == tmp_path / "m-yarn-2x.gguf"

@@ -14,8 +14,8 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from gguf_making import FREQS, llama3_divisors, model, tensors, values, vector
-from making import run, snapshot
+from gguf_files import FREQS, llama3_divisors, model, tensors, values, vector
+from running import run, snapshot
 
 import ropetool
 from ropetool import names
@@ -30,13 +30,10 @@ from ropetool.errors import (
 from ropetool.plans.plan import Plan
 from ropetool.runtimes import inspection
 
+pytestmark = pytest.mark.usefixtures("here")
+
 ARCHS = ("llama", "qwen2", "qwen3")
 SCALING = "rope.scaling"
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def extended(source: Path, method: str, output: str = "out.gguf", **options: Any) -> Path:
@@ -98,7 +95,7 @@ def test_a_vector_is_appended_behind_all_tensors() -> None:
     }
     assert [*tensors(source), FREQS] == list(tensors(output))
     assert tensors(output) | tensors(source) == tensors(output)
-    assert (tensors(output)[FREQS][:2], vector(output)[[0, -1]].tolist()) == (("F32", [32]), [1.0, 8.0])
+    assert (tensors(output)[FREQS][:2], vector(output)[[0, -1]].tolist()) == (("F32", (32,)), [1.0, 8.0])
 
 
 def test_a_vector_that_is_there_is_overwritten_in_its_place() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import configs
 import pytest
-from making import write_model
+from models import write_model
 
 from ropetool.checkpoint import provenance
 from ropetool.checkpoint.provenance import Provenance

@@ -12,11 +12,12 @@ from typing import Any
 
 import configs
 import gguf
-import gguf_making
+import gguf_files
 import pytest
 import yaml
-from making import run, write_model
 from markdown_it import MarkdownIt
+from models import write_model
+from running import run
 
 import ropetool
 from ropetool.checkpoint import certificate, fingerprints
@@ -343,11 +344,7 @@ def test_an_export_carries_card_certificate_and_keys(model: Path) -> None:
     assert "| ratio | 1.235 |" in card
     assert "\nllama-server -m x.gguf -c 1024\n" in card
     assert text("x.gguf.Modelfile") == modelfile("x.gguf", 1024)
-    keys = {
-        name: field.contents()
-        for name, field in gguf.GGUFReader("x.gguf").fields.items()
-        if name.startswith("ropetool.")
-    }
+    keys = {name: value for name, value in gguf_files.keys("x.gguf").items() if name.startswith("ropetool.")}
     record = json.loads(text("model-yarn-4x/ropetool.json"))
     assert keys == {
         "ropetool.version": ropetool.__version__, "ropetool.method": "yarn", "ropetool.factor": 4.0,
@@ -438,7 +435,7 @@ def test_our_keys_do_not_outlive_what_they_speak_of(model: Path) -> None:
 
 def test_a_model_in_shards_has_a_card_and_no_modelfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    first = gguf_making.model(tmp_path / "m.gguf", shards=2)
+    first = gguf_files.model(tmp_path / "m.gguf", shards=2)
     made = ropetool.apply(ropetool.plan(first, "linear", factor=2), first, tmp_path / "out.gguf").output
     assert made.with_name(f"{made.name}.README.md").is_file()
     assert not list(tmp_path.glob("out*.Modelfile"))
@@ -470,7 +467,7 @@ def test_ollama_gets_a_name_that_it_takes(shown: str, name: str) -> None:
 
 def test_programs_that_hold_llama_cpp_are_told_the_context(tmp_path: Path) -> None:
     """Each states it in words of its own; in a shell the rest of the line is a comment."""
-    source = gguf_making.model(tmp_path / "m.gguf")
+    source = gguf_files.model(tmp_path / "m.gguf")
     found = ropetool.inspect(source)
     lines = serving_lines(found, "m.gguf")
     assert lines == gguf_lines("m.gguf", 512)
@@ -500,7 +497,7 @@ def test_a_server_that_would_compute_something_else_gets_no_line(tmp_path: Path)
 
 def test_a_card_beside_a_file_that_is_a_link_elsewhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    first = gguf_making.model(tmp_path / "in" / "m.gguf")
+    first = gguf_files.model(tmp_path / "in" / "m.gguf")
     (tmp_path / "id_ed25519").write_text("secret")
     model_card.beside(first, model_card.CARD).symlink_to(tmp_path / "id_ed25519")
     with pytest.raises(CheckpointError, match="is a link to a file outside the checkpoint"):

@@ -14,7 +14,7 @@ import typing
 from pathlib import Path
 
 import pytest
-from making import run
+from running import run
 
 import ropetool
 from ropetool.choosing.options import CandidateOptions

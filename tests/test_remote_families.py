@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from making import config_of, write_config
+from models import config_of, write_config
 
 import ropetool
 from ropetool import families

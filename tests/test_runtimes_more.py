@@ -12,7 +12,8 @@ from typing import Any
 import configs
 import peers
 import pytest
-from making import run, write_config
+from models import write_config
+from running import run
 
 import ropetool
 from ropetool import families, runtimes

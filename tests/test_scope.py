@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf_making import model
-from making import run, write_model
+from gguf_files import model
+from models import write_model
+from running import run
 
 import ropetool
 from ropetool.plans.scope import MEASURED, extent

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import configs
+import gguf_files
+import models
 import numpy as np
 import pytest
-from exporting import family_models, maker
-from making import config_of, run, write_config
+from models import config_of, write_config
+from running import run
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
@@ -250,7 +252,7 @@ def test_a_wrapper_without_its_text_model_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_the_text_model_of_a_wrapper_is_exported_as_it_is_where_it_stands_alone(prefix: str, tmp_path: Path) -> None:
-    bare = family_models.write(tmp_path / "bare", "llama")
+    bare = models.write(tmp_path / "bare", "llama")
     inside = shutil.copytree(bare, tmp_path / "inside")
     config = config_of(bare)
     (inside / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": config, "vision_config": {}}))
@@ -260,9 +262,9 @@ def test_the_text_model_of_a_wrapper_is_exported_as_it_is_where_it_stands_alone(
     named = head | {name.replace("model.", prefix, 1): tensor for name, tensor in tensors.items()}
     tower = {f"vision_tower.layers.{layer}.self_attn.k_proj.weight": np.ones((8, 8), np.float32) for layer in (0, 1)}
     save_file({**named, **tower}, inside / "model.safetensors")
-    one, other = (maker.export(source, tmp_path / f"{source.name}.gguf") for source in (bare, inside))
+    one, other = (models.export(source, tmp_path / f"{source.name}.gguf") for source in (bare, inside))
     wanted, found = (read_header(result.output) for result in (one, other))
-    assert maker.tensors(one.output) == maker.tensors(other.output)
+    assert gguf_files.tensors(one.output) == gguf_files.tensors(other.output)
     apart = {
         key for key in wanted.values.keys() | found.values.keys() if wanted.values.get(key) != found.values.get(key)
     }
@@ -272,7 +274,7 @@ def test_the_text_model_of_a_wrapper_is_exported_as_it_is_where_it_stands_alone(
         {**named, f"{prefix}layers.0.self_attn.k_norm.weight": np.ones(32, np.float32)}, inside / "model.safetensors"
     )
     with pytest.raises(LossyExport, match=r"has no place for model\.layers\.0\.self_attn\.k_norm\.weight"):
-        maker.export(inside, tmp_path / "again.gguf")
+        models.export(inside, tmp_path / "again.gguf")
     assert not (tmp_path / "again.gguf").exists()
 
 

@@ -1,20 +1,27 @@
-"""What makes verify cheap where a test asks for its verdicts and not for its figures."""
+"""What makes verify cheap: short texts, few rows, and figures and token ids that are computed once."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import hashlib
+from array import array
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ropetool.rope.tables import RopeSet
+from ropetool.runtimes import inspection
 from ropetool.verification import run, suites, texts
 from ropetool.verification.options import VerifyOptions
 from ropetool.verification.results import VerifyResult
 from ropetool.verification.runners.llama_runner import LlamaRunner
 from ropetool.verification.runners.torch_runner import TorchRunner
+from ropetool.verification.runners.torch_tokenizer import TorchTokenizer
 from ropetool.verification.scoring import Done, Scores, ignore
+
+LONG = 2000  # characters of a text that is worth it
 
 
 def verify(target: Path, **arguments: Any) -> VerifyResult:
@@ -25,6 +32,13 @@ def verify(target: Path, **arguments: Any) -> VerifyResult:
     )
     objects = run.Models(target, **models), run.Workload(**workload), VerifyOptions(**options)
     return run.verify(*objects, **arguments)
+
+
+def rope_of(path: Path) -> RopeSet:
+    """Return the tables of a checkpoint."""
+    rope = inspection.inspect(path).rope
+    assert rope is not None
+    return rope
 
 
 def cut_texts(patch: pytest.MonkeyPatch, folder: Path, characters: int) -> None:
@@ -79,3 +93,33 @@ def _remember(patch: pytest.MonkeyPatch, runner: type[Any], unchanged: set[str])
 
     patch.setattr(runner, "score", score)
     patch.setattr(runner, "logits", logits)
+
+
+def remember_ids(patch: pytest.MonkeyPatch) -> None:
+    """Compute the ids and byte lengths of a long text once for all tokenizers that are the same."""
+    for name in ("tokenize", "byte_lengths"):
+        patch.setattr(TorchTokenizer, name, _remembered_ids(getattr(TorchTokenizer, name)))
+
+
+def _remembered_ids(compute: Callable[[Any, str], list[int]]) -> Callable[[Any, str], list[int]]:
+    known: dict[tuple[bytes, bytes], array[int]] = {}
+
+    def remembered(self: Any, text: str) -> list[int]:
+        if len(text) < LONG or not getattr(self._tokenizer, "is_fast", False):
+            return compute(self, text)
+        key = _identity(self), hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        if key not in known:
+            known[key] = array("l", compute(self, text))
+        return known[key].tolist()
+
+    return remembered
+
+
+def _identity(reader: Any) -> bytes:
+    """Return a hash of the loaded tokenizer, all of it."""
+    if not hasattr(reader, "identity"):
+        tokenizer = reader._tokenizer
+        state = f"{type(tokenizer)} {tokenizer.split_special_tokens} {tokenizer.backend_tokenizer.to_str()}"
+        reader.identity = hashlib.sha256(state.encode()).digest()
+    identity: bytes = reader.identity
+    return identity

@@ -9,6 +9,7 @@ from typing import Any
 
 import bake_gguf_models as models
 import numpy as np
+from models import apart
 
 from ropetool import errors, families
 from ropetool.weights import bakes
@@ -73,8 +74,8 @@ def measure(arch: Any, bake: str, folder: Path) -> Cell:
     models.carry_out(Bake((), made.edits), source, folder / "unbaked.gguf")
     wanted = models.logits(source)
     cell: Cell = {
-        "without": _rounded(models.apart(wanted, models.logits(folder / "unbaked.gguf"))),
-        "f32": _rounded(models.apart(wanted, models.logits(folder / "baked.gguf"))),
+        "without": _rounded(apart(wanted, models.logits(folder / "unbaked.gguf"))),
+        "f32": _rounded(apart(wanted, models.logits(folder / "baked.gguf"))),
     }
     for dtype in FORMATS[1:]:
         cell[dtype] = rounding(bake, name, dtype.upper(), folder)

@@ -14,6 +14,7 @@ from typing import Any
 
 import bake_models as models
 import bake_references as references
+import configs
 import numpy as np
 import torch
 import transformers
@@ -29,7 +30,10 @@ from ropetool.weights.weight_files import weight_files
 from ropetool.weights.writing import write_weights
 
 BY = "transformers"
-LONG, SHORT = models.LENGTH, 640  # tokens: four times the trained length for one bake a model, beyond it for the others
+LONG, SHORT = (
+    configs.LENGTH,
+    640,
+)  # tokens: four times the trained length for one bake a model, beyond it for the others
 FORMATS = ("float64", "float32", "bfloat16")
 EXACT = {"float64": 1e-10, "float32": 1e-4}
 SEEN = 20 * EXACT["float32"]  # what a cell must lose without its bake, to prove anything
@@ -41,16 +45,16 @@ Cell = dict[str, Any]
 
 def _models() -> dict[str, dict[str, Any]]:
     """Return the configs by name: those of the tests, and two that only the grid has."""
-    gemma3 = {key: value for key, value in models.MODELS["gemma3_text"].items() if key != "model_type"}
+    gemma3 = {key: value for key, value in configs.BAKED["gemma3_text"].items() if key != "model_type"}
     vision = {
         "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
         "patch_size": 14,
     }  # fmt: skip
     more = {
         "gemma3": {"model_type": "gemma3", "text_config": gemma3, "vision_config": vision, "mm_tokens_per_image": 4},
-        "olmo-clipped": {**models.MODELS["olmo"], "clip_qkv": 0.5},
+        "olmo-clipped": {**configs.BAKED["olmo"], "clip_qkv": 0.5},
     }
-    return dict(sorted({**models.MODELS, **more}.items()))
+    return dict(sorted({**configs.BAKED, **more}.items()))
 
 
 MODELS = _models()
@@ -204,11 +208,11 @@ def measure(config: dict[str, Any], bake: str, folder: Path) -> Cell:
     change = recipe.reference(view) if recipe.reference else None
     cell: Cell = {}
     for name in EXACT:
-        expected = references.logits(source, length, exact=name == "float64", change=change)
+        expected = models.logits(source, length, exact=name == "float64", change=change)
         with _order(recipe, made, view):
-            found = references.logits(folder / "baked", length, exact=name == "float64")
+            found = models.logits(folder / "baked", length, exact=name == "float64")
             if name == "float64":
-                without = references.logits(unbaked, length, exact=True)
+                without = models.logits(unbaked, length, exact=True)
                 cell["without"] = _rounded(np.abs(expected - without).max())
         cell[name] = _rounded(np.abs(expected - found).max())
     cell["bfloat16"] = rounding(made, source, folder)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tokenizer_making as making
 
 import ropetool
 from conformance_kit.cases import BEGIN, END, SEED, VOCABULARY, Case, config
@@ -100,41 +101,29 @@ BEGIN_TEXT, END_TEXT = "<|begin|>", "<|end|>"
 TOKENIZER_CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BEGIN_TEXT, "eos_token": END_TEXT, "add_bos_token": False,
 }  # fmt: skip
-# How Llama 3 splits: llama.cpp knows it by name, and any splitting gives the same tokens here.
-WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
 
 
 def tokenizer() -> dict[str, Any]:
     """Return a byte-level tokenizer: token i is byte i."""
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    split = {"type": "Split", "pattern": {"Regex": WORDS}, "behavior": "Isolated", "invert": False}
+    split = making.split(
+        making.CL100K
+    )  # as Llama 3: llama.cpp knows it by name, and any splitting gives the same tokens
     special = {BEGIN_TEXT: BEGIN, END_TEXT: END}
     unused = {f"<|unused{at}|>": at for at in range(END + 2, VOCABULARY)}  # every row of the embeddings has a token
-    habits = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {
         "version": "1.0", "truncation": None, "padding": None,
-        "added_tokens": [{"id": at, "content": text, **habits} for text, at in {**special, **unused}.items()],
+        "added_tokens": [making.added(at, text) for text, at in {**special, **unused}.items()],
         "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]},
-        "post_processor": level,
-        "decoder": level,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, making.BYTES]},
+        "post_processor": making.BYTES,
+        "decoder": making.BYTES,
         "model": {
             "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
             "fuse_unk": False, "byte_fallback": False, "ignore_merges": True,
-            "vocab": {**{letter: at for at, letter in enumerate(_letters())}, **special, "ÿÿ": END + 1, **unused},
+            "vocab": {**{letter: at for at, letter in enumerate(making.byte_letters())}, **special, "ÿÿ": END + 1, **unused},
             "merges": [["ÿ", "ÿ"]],  # bytes that no text has: llama.cpp wants one merge at least
         },
     }  # fmt: skip
-
-
-def _letters() -> list[str]:
-    """Return the letters that stand for the bytes in GPT-2's table, in the order of the bytes."""
-    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = iter(range(256, 512))
-    return [chr(byte) if byte in seen else chr(next(hidden)) for byte in range(256)]
 
 
 def prompt(length: int) -> list[int]:

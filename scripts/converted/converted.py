@@ -31,7 +31,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / name) for name in ("tests", "")]
 
-from exporting import maker, remote_models
+import models
+import tokenizer_making
+from exporting import remote_models
 from exporting.remote_models import TOKENIZER_CONFIG, VOCABULARY
 
 from ropetool.checkpoint.hf import HfCheckpoint
@@ -85,8 +87,8 @@ def make(architecture: str, folder: Path) -> str:
     _give_heads_one_norm(model, ONE_NORM.get(architecture, "$^"))
     _quiet_gelu(model, config)
     model.save_pretrained(folder)
-    maker.save(folder / "tokenizer.json", maker.tokenizer())
-    maker.save(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
+    models.save(folder / "tokenizer.json", tokenizer_making.by_hand())
+    models.save(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
     (folder / "generation_config.json").unlink(missing_ok=True)
     _state(folder / "config.json", STATED.get(architecture, {}))
     _rename(folder / "model.safetensors", PUBLISHED_NAMES.get(architecture, ()))
@@ -98,7 +100,7 @@ def _state(path: Path, more: Mapping[str, Mapping[str, Any]]) -> None:
     config = json.loads(path.read_text(encoding="utf-8"))
     for part, keys in more.items():
         (config[part] if part else config).update(keys)
-    maker.save(path, config)
+    models.save(path, config)
 
 
 def _rename(path: Path, patterns: Sequence[tuple[str, str]]) -> None:

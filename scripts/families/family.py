@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write a tiny random checkpoint of a family and run inspect, extend, bake and export on it, in both formats.
 
-Its config and weights follow from the family's file (tests/family_making.py), or stand in tests/exporting/family_models.py.
+Its config follows from the family's file, or is in tests/configs.py; tests/models.py draws the weights.
 
     scripts/families/family.py seed_oss /tmp/tiny      /tmp/tiny is made; each command is printed, with what it says if it fails
 """
@@ -18,12 +18,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / name) for name in ("tests", "")]
 
-from exporting import family_models, maker
+import configs
+import models
+import tokenizer_making
 
 from ropetool import families
 from ropetool.errors import RopetoolError
 
-TOKENIZER_CONFIG = {**maker.TOKENIZER_CONFIG, "eos_token": "<|eos|>"}  # as transformers itself reads it
+TOKENIZER_CONFIG = {**tokenizer_making.TOKENIZER_CONFIG, "eos_token": "<|eos|>"}  # as transformers itself reads it
 NOT_COMPARED = "not checked"
 
 
@@ -59,13 +61,13 @@ def main() -> int:
         family = families.get(options.name)
     except RopetoolError as error:
         parser.error(f"{error.sentence}\nTry: {error.try_}")
-    if options.name not in family_models.CONFIGS:
+    if options.name not in configs.EXPORTED:
         parser.error(
             f"no tiny model of {options.name} can be made: its file has no export, or more than a plain family has"
         )
     options.folder.mkdir(parents=True)
-    source = family_models.write(options.folder / "model", options.name)
-    maker.save(source / "tokenizer_config.json", TOKENIZER_CONFIG)
+    source = models.write(options.folder / "model", options.name)
+    models.save(source / "tokenizer_config.json", TOKENIZER_CONFIG)
     baked = family.bake is not None and not family.bake.refused
     for arguments in commands(options.folder, baked, bool(family.gguf_architectures)):
         done = subprocess.run([sys.executable, "-m", "ropetool", *arguments], capture_output=True, text=True)

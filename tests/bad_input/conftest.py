@@ -6,7 +6,7 @@ from pathlib import Path
 
 import configs
 import pytest
-from making import write_model
+from models import write_model
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from typing import Any
 
 import configs
 import pytest
-from making import refused, run, write_model
+from models import write_model
+from running import refused, run
 
 BASE = configs.config("llama", "v4")
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}

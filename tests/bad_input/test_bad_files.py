@@ -13,7 +13,8 @@ from typing import Any
 
 import configs
 import pytest
-from making import refused, run, safetensors, snapshot
+from models import safetensors
+from running import refused, run, snapshot
 
 from ropetool.files.parts import conversion
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from formats_gguf.maker import ARR, F32, STR, U32, array, kv, packed, string, tensor, u32
 from gguf import GGUFValueType
-from gguf_making import FREQS, llama3_divisors, model
-from making import refused, run, snapshot
+from gguf_files import ARR, F32, FREQS, STR, U32, array, kv, llama3_divisors, model, packed, string, tensor, u32
+from running import refused, run, snapshot
 from test_limits import bounded
 
 EXTEND = ("--method", "yarn", "--factor", "4")

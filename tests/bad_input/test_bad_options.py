@@ -7,7 +7,8 @@ from pathlib import Path
 
 import configs
 import pytest
-from making import refused, run, snapshot, write_config
+from models import write_config
+from running import refused, run, snapshot
 
 EXTEND = ("--method", "yarn", "--factor", "4")
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}

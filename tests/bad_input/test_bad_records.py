@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from making import Done, run
+from running import Done, run
 
 import ropetool
 from ropetool.checkpoint import certificate, fingerprints

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import configs
-import gguf_making
+import gguf_files
 import numpy as np
 import pytest
-from making import Done, run, write_model
+from models import write_model
+from running import Done, run
 from safetensors.numpy import save_file
 
 import ropetool
@@ -209,7 +210,7 @@ def test_the_hints_of_a_directory_that_is_none(tmp_path: Path) -> None:
 
 
 def test_every_command_shows_a_hostile_gguf_file_and_quotes_it() -> None:
-    source = gguf_making.model(Path(f"{EVIL}.gguf"))
+    source = gguf_files.model(Path(f"{EVIL}.gguf"))
     clean(run("inspect", source))
     dry = clean(run("extend", source, "--method", "yarn", "--factor", "4", "--dry-run"))
     (line,) = [line for line in dry.out.splitlines() if "llama-server" in line]
@@ -232,14 +233,14 @@ def test_every_command_shows_a_hostile_gguf_file_and_quotes_it() -> None:
 
 def test_hostile_names_in_a_modelfile_stay_one_line() -> None:
     name = "$(touch x) ;a 'b' #c.gguf"
-    gguf_making.model(Path(name))
+    gguf_files.model(Path(name))
     assert clean(run("extend", name, "--method", "yarn", "--factor", "4")).code == 0
     (text,) = [path.read_text() for path in Path().iterdir() if path.name.endswith(MODELFILE)]
     assert text.splitlines()[1] == "FROM ./$(touch x) ;a 'b' #c-yarn-4x.gguf"
 
 
 def test_hostile_keys_and_strings_of_a_gguf_file() -> None:
-    gguf_making.model(Path("m.gguf"), keys={"rope.scaling.type": EVIL})
+    gguf_files.model(Path("m.gguf"), keys={"rope.scaling.type": EVIL})
     raw = Path("m.gguf").read_bytes()
     for name, old in (("arch", b"llama"), ("key", b"rope.freq_base"), ("tensor", b"token_embd")):
         evil = EVIL.encode()

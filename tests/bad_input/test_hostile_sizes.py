@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from bounds import bounded
+from running import bounded
 
 from ropetool.files.hf.directory import MAX_INDEX
 from ropetool.files.hf.safetensors import MAX_HEADER, MAX_TENSORS

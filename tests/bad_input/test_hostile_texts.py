@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import models
 import numpy as np
 import pytest
-from bounds import bounded
-from exporting import maker
+from running import bounded
 
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.gguf.entries import TensorInfo
@@ -50,7 +50,7 @@ def test_a_long_card_is_read_in_linear_time(case: str, tmp_path: Path) -> None:
 
 
 def test_an_export_of_a_long_card(tmp_path: Path) -> None:
-    model = maker.checkpoint(tmp_path / "model")
+    model = models.checkpoint(tmp_path / "model")
     (model / "README.md").write_text(f"---\ntags:{' ' * 60_000}\nlicense: mit\n---\n# A model\n")
     assert bounded("export", model, "--no-check", "-o", tmp_path / "out.gguf")[0] == 0
     assert "\n- ropetool\n" in (tmp_path / "out.gguf.README.md").read_text()

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import configs
 import pytest
-from bounds import bounded
+from models import write_config
+from running import bounded
 
 BASE = configs.config("llama", "v4")
 EXTEND = ("--method", "yarn", "--factor", "4")
@@ -82,11 +83,11 @@ def test_a_hostile_plan_costs_little(model: Path, tmp_path: Path) -> None:
 def test_the_limits_bite(model: Path) -> None:
     """The figures above mean something: more memory or time than allowed is seen."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bounds.MEGABYTES", 5)
+        patch.setattr("running.MEGABYTES", 5)
         with pytest.raises(AssertionError, match="MB"):
             bounded("inspect", model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bounds.PROGRAM", "while True: pass")
+        patch.setattr("running.PROGRAM", "while True: pass")
         with pytest.raises(AssertionError, match="killed by signal"):
             bounded("inspect", model)
 
@@ -99,8 +100,5 @@ def test_more_layers_than_any_model_has_cost_little(tmp_path: Path) -> None:
     ):
         config = {**configs.config("gemma3_text", "v4"), "num_hidden_layers": layers}
         config.pop("layer_types", None)
-        model = tmp_path / str(layers)
-        model.mkdir()
-        (model / "config.json").write_text(json.dumps(config))
-        found, errors = bounded("inspect", model)
+        found, errors = bounded("inspect", write_config(tmp_path / str(layers), config))
         assert (found, message in errors) == (code, True)

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from making import run, safetensors, snapshot
+from gguf_files import write
+from models import safetensors
+from running import run, snapshot
 
 import ropetool
 from ropetool.checkpoint.gguf import GgufCheckpoint
@@ -44,16 +46,8 @@ def adapter(folder: Path, config: object, *, with_config: bool = False) -> Path:
 
 def part(path: Path, keys: Mapping[str, str]) -> Path:
     """Write a GGUF file of one tensor with these keys."""
-    writer = gguf.GGUFWriter(path, keys.get("general.architecture", ""))
-    for key, value in keys.items():
-        if key != "general.architecture":
-            writer.add_string(key, value)
-    writer.add_tensor("a.weight", np.zeros((4, 32), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    own = {key: value for key, value in keys.items() if key != "general.architecture"}
+    return write(path, keys.get("general.architecture", ""), own, {"a.weight": np.zeros((4, 32), np.float32)})
 
 
 BASE = {"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-8B"}

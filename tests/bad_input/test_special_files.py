@@ -7,9 +7,9 @@ import socket
 import tracemalloc
 from pathlib import Path
 
+import models
 import pytest
-from bounds import bounded
-from exporting import maker
+from running import bounded
 
 from ropetool.errors import CorruptFile
 from ropetool.files.regular import read_regular
@@ -60,7 +60,7 @@ READ_TEXTS = (
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    maker.checkpoint(tmp_path / "model")
+    models.checkpoint(tmp_path / "model")
     (tmp_path / "model" / "chat_template.jinja").write_text("{{ x }}")
     (tmp_path / "model" / "additional_chat_templates").mkdir()
     return tmp_path
@@ -99,7 +99,7 @@ def test_a_text_that_is_no_regular_file_is_refused_by_its_kind(name: str, kind: 
 
 def shards(root: Path) -> None:
     """Export the model to two files."""
-    maker.export(root / "model", root / "g.gguf", split_max_tensors=12)
+    models.export(root / "model", root / "g.gguf", split_max_tensors=12)
     files = sorted(root.glob("g-*.gguf"))
     assert len(files) == 2
 

@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import family_making
+import configs
 import gguf
+import gguf_files
 import numpy as np
+from configs import rope_keys
 from gguf import GGMLQuantizationType as Kind
-from gguf import GGUFValueType
-from gguf_models import library
+from gguf_logits import decode, library, one_sequence, shifted_logits
 
 from ropetool import families
 from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.families.tensors import COMMON, Export, Row, derived
 from ropetool.files.gguf import read_shards
 from ropetool.weights import bakes
 from ropetool.weights.bakes import Bake
@@ -33,11 +35,11 @@ HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCABULARY = 256, 4, 2, 64, 256, 96
 RANK_Q, RANK_KV, ROTARY, PLAIN, VALUE = 32, 64, 32, 32, 32  # MLA's
 TOKENS = [int(i) for i in np.random.default_rng(5).integers(3, VOCABULARY, LENGTH)]
 PLACES = (5, 300, 511, 512, 700, 1023, 1500, 2046, 2047)
+BEYOND, PLACES_BEYOND = 640, (5, 150, 300, 511, 512, 550, 600, 638, 639)
 YARN: dict[str, Any] = {
     "rope.scaling.type": "yarn", "rope.scaling.factor": FACTOR, "rope.scaling.original_context_length": TRAINED,
     "rope.scaling.attn_factor": 1.5,
 }  # fmt: skip
-U32, F32, STR, ARRAY = GGUFValueType.UINT32, GGUFValueType.FLOAT32, GGUFValueType.STRING, GGUFValueType.ARRAY
 MLA_YARN = {**YARN, "rope.scaling.attn_factor": 1.2, "rope.scaling.yarn_log_multiplier": 0.05}
 Shapes = dict[str, tuple[int, ...]]
 
@@ -144,27 +146,72 @@ ARCHITECTURES: dict[str, Arch] = {
 }  # fmt: skip
 
 
+def gguf_keys(name: str, counts: Mapping[str, int]) -> dict[str, Any]:
+    """Return the keys of a GGUF file of this family, below its architecture's name, beside the common ones."""
+    table = _table(name)
+    keys: dict[str, Any] = {key: counts[size] for key, size in table.sizes.items()}
+    keys |= {"attention.key_length": counts["head_dim"], "attention.value_length": counts["head_dim"]}
+    keys |= {"rope.dimension_count": counts["rotary_dim"], "attention.head_count_kv": counts["kv_heads"]}
+    keys |= {key: one.default or 1.0 for key, one in table.keys.items() if one.number and not one.optional}
+    keys |= {key: True for key, one in table.keys.items() if one.switch}
+    return keys | ({"attention.layer_norm_epsilon": table.eps} if table.norms == "layer" else {})
+
+
+def gguf_shapes(name: str, counts: Mapping[str, int]) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+    """Return the shapes of a layer's tensors, rows first, and of those beside the layers, all optional ones included."""
+    table = _table(name)
+    known = derived(table.derived, counts)
+    return _shapes(table.layer, known), _shapes(table.outer, known)
+
+
+def key_tensors(name: str) -> set[str]:
+    """Return the tensors of a layer in a GGUF file that a factor on the keys goes into."""
+    family, table = families.get(name), _table(name)
+    assert family.bake is not None
+    last = family.gguf_name(family.bake.k[-1].tensor)
+    return {row.gguf for row in table.layer if row.gguf in (f"{last}.weight", f"{last}.bias")}
+
+
+def _shapes(rows: tuple[Row, ...], counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    shapes = {}
+    for row in rows:
+        if not row.when.startswith("not "):
+            shape = tuple(counts[size] for size in (row.written or row.shape).split())
+            shapes[row.gguf] = (counts[row.many], *shape) if row.many else shape
+    return shapes
+
+
+def counts_of(name: str) -> dict[str, int]:
+    """Return the sizes of every model by the names in the rows of families; half of a head rotates where a part does."""
+    rotary_dim = HEAD_DIM // 2 if rope_keys(name) else HEAD_DIM
+    kv_heads = KV_HEADS if _table(name).grouped else HEADS
+    counts = {
+        "layers": 2, "hidden": HIDDEN, "heads": HEADS, "intermediate": INNER, "kv_heads": kv_heads,
+        "vocabulary": VOCABULARY, "head_dim": HEAD_DIM, "rotary_dim": rotary_dim, "queries": HEADS * HEAD_DIM,
+        "keys": kv_heads * HEAD_DIM, "one": 1, "twice": 2 * INNER,
+    }  # fmt: skip
+    assert counts.keys() == {*COMMON}
+    return counts
+
+
+def _table(name: str) -> Export:
+    table = families.get(name).export
+    assert table is not None
+    return table
+
+
 def _made(name: str) -> Arch:
-    """Return the architecture of a plain family as its own file has it."""
-    counts = family_making.common(
-        name,
-        layers=2,
-        hidden=HIDDEN,
-        heads=HEADS,
-        kv_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
-        inner=INNER,
-        vocabulary=VOCABULARY,
-    )
-    layer, outer = family_making.gguf_shapes(name, counts)
+    """Return the architecture of a plain family from its own file."""
+    counts = counts_of(name)
+    layer, outer = gguf_shapes(name, counts)
     beside = {key: shape for key, shape in outer.items() if key not in ("token_embd.weight", "output.weight")}
     own = (*FFN, *BEFORE, *(() if "output.weight" in outer else ("output.weight",)))
     without = tuple(key for key in own if key not in layer)
-    return Arch(family_making.gguf_keys(name, counts), layer, without=without, beside=beside)
+    return Arch(gguf_keys(name, counts), layer, without=without, beside=beside)
 
 
 for _arch, _family in families.by_gguf_architecture().items():
-    if _arch not in ARCHITECTURES and family_making.is_plain(_family):
+    if _arch not in ARCHITECTURES and configs.is_plain(_family):
         ARCHITECTURES[_arch] = _made(_family.model_type)
 
 
@@ -198,22 +245,14 @@ def write(
     shards: int = 1, leave_out: tuple[str, ...] = (),
 ) -> Path:  # fmt: skip
     """Write a model, its matrices in one type, and some tensors as raw rows of another; return its first file."""
-    writer = gguf.GGUFWriter(path, arch, **({} if shards == 1 else {"split_max_tensors": 10}))
-    for key, value in stated(arch, layers or ARCHITECTURES[arch].layers, keys).items():
-        writer.add_key_value(f"{arch}.{key}", value, _type(key, value))
-    writer.add_tokenizer_model("no_vocab")
-    writer.add_vocab_size(VOCABULARY)
+    held: dict[str, Any] = {}
     for name, tensor in {**weights(arch, layers), **(tensors or {})}.items():
-        if name.split(".", 2)[-1].startswith(leave_out):
-            continue
-        kind, data = _stored(name, tensor, dtype)
-        if raw and name in raw:
-            kind, data = Kind[raw[name][0]], raw[name][1]
-        writer.add_tensor(name, data, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        if not name.split(".", 2)[-1].startswith(leave_out):
+            held[name] = _stored(name, tensor, dtype)
+    held |= {name: (Kind[kind], rows) for name, (kind, rows) in (raw or {}).items()}
+    given = stated(arch, layers or ARCHITECTURES[arch].layers, keys)
+    given |= {"tokenizer.ggml.model": "no_vocab", "vocab_size": VOCABULARY}
+    gguf_files.write(path, arch, given, held, **({} if shards == 1 else {"split_max_tensors": 10}))
     return path if shards == 1 else path.with_name(f"{path.stem}-00001-of-{shards:05d}.gguf")
 
 
@@ -246,14 +285,6 @@ def stated(arch: str, layers: int, keys: Mapping[str, Any] | None) -> dict[str, 
         "rope.freq_base": 10000.0,
     }  # fmt: skip
     return {**common, **made.keys, **(made.scaling if keys is None else keys)}
-
-
-def _type(key: str, value: Any) -> GGUFValueType:
-    if isinstance(value, str):
-        return STR
-    if isinstance(value, bool):
-        return GGUFValueType.BOOL
-    return F32 if isinstance(value, float) else ARRAY if isinstance(value, list) else U32
 
 
 def quantised(source: Path, target: Path, dtype: str) -> Path:
@@ -304,70 +335,17 @@ def changed(before: Path, after: Path) -> set[str]:
 # --- llama.cpp
 
 
-class Run:
-    """A context of one sequence."""
-
-    def __init__(self, path: Path, n_ctx: int = LENGTH) -> None:
-        self.lib = lib = library()
-        params = lib.llama_model_default_params()
-        params.n_gpu_layers = 0
-        self.model = lib.llama_model_load_from_file(str(path).encode(), params)
-        assert self.model, f"llama.cpp does not load {path.name}"
-        settings = lib.llama_context_default_params()
-        settings.n_ctx, settings.n_batch, settings.n_ubatch = n_ctx, 256, 256
-        settings.n_threads = settings.n_threads_batch = 1
-        settings.type_k = settings.type_v = lib.GGML_TYPE_F32
-        settings.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        settings.swa_full = True
-        self.context = lib.llama_init_from_model(self.model, settings)
-
-    def close(self) -> None:
-        self.lib.llama_free(self.context)
-        self.lib.llama_model_free(self.model)
-
-    def decode(self, tokens: Sequence[int], start: int) -> np.ndarray:
-        """Return the logits of all these tokens, at positions from `start` on."""
-        rows = []
-        for first in range(0, len(tokens), 256):
-            part = tokens[first : first + 256]
-            batch = self.lib.llama_batch_init(len(part), 0, 1)
-            batch.n_tokens = len(part)
-            for row, token in enumerate(part):
-                batch.token[row], batch.pos[row] = token, start + first + row
-                batch.n_seq_id[row], batch.seq_id[row][0], batch.logits[row] = 1, 0, 1
-            code = self.lib.llama_decode(self.context, batch)
-            self.lib.llama_batch_free(batch)
-            assert code == 0
-            raw = self.lib.llama_get_logits(self.context)
-            rows.append(np.ctypeslib.as_array(raw, (len(part), VOCABULARY)).astype(np.float64))
-        return np.concatenate(rows)
-
-    def shift(self, by: int) -> None:
-        """Move all cells by the same number of positions."""
-        self.lib.llama_memory_seq_add(self.lib.llama_get_memory(self.context), 0, -1, -1, by)
-
-
-def logits(path: Path) -> np.ndarray:
+def logits(path: Path, length: int = LENGTH, places: Sequence[int] = PLACES) -> np.ndarray:
     """Return the logits at places up to four times the trained length."""
-    run = Run(path)
-    try:
-        return run.decode(TOKENS, 0)[list(PLACES)]
-    finally:
-        run.close()
+    with one_sequence(path, length) as model:
+        return decode(model, TOKENS[:length])[list(places)]
+
+
+def logits_beyond(path: Path) -> np.ndarray:
+    """Return the logits at places that lie beyond the trained length, at a tenth of the cost."""
+    return logits(path, BEYOND, PLACES_BEYOND)
 
 
 def next_logits(path: Path, count: int, by: int) -> np.ndarray:
-    """Return the logits of the token behind `count` others, all of which were moved by so many positions."""
-    run = Run(path)
-    try:
-        run.decode(TOKENS[:count], 0)
-        if by:
-            run.shift(by)
-        return run.decode(TOKENS[count : count + 1], count + by)
-    finally:
-        run.close()
-
-
-def apart(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the largest difference, as a share of the largest logit."""
-    return float(np.abs(a - b).max() / np.abs(a).max())
+    """Return the logits of the token behind `count` others, all of which were moved by this number of positions."""
+    return shifted_logits(path, TOKENS[: count + 1], by, LENGTH)

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import family_making
 import numpy as np
 import torch
 import transformers
+from configs import LENGTH, SMALL
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from ropetool.checkpoint.hf import HfCheckpoint, edits_of_file
@@ -28,161 +28,8 @@ from ropetool.weights.hf_bakeable import HfBakeable
 from ropetool.weights.weight_files import weight_files
 from ropetool.weights.writing import Baked, write_weights
 
-TRAINED, FACTOR = 512, 4.0
-LENGTH = int(TRAINED * FACTOR)
-VOCABULARY = 96
-YARN: dict[str, Any] = {
-    "rope_type": "yarn", "factor": FACTOR, "original_max_position_embeddings": TRAINED, "rope_theta": 10000.0,
-}  # fmt: skip
-SMALL: dict[str, Any] = {
-    "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": LENGTH, "bos_token_id": 1,
-    "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False,
-}  # fmt: skip
-MLA: dict[str, Any] = {
-    **SMALL, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 32, "v_head_dim": 16, "n_routed_experts": 2, "num_experts_per_tok": 1, "n_shared_experts": 1,
-    "moe_intermediate_size": 16, "first_k_dense_replace": 2, "n_group": 1, "topk_group": 1,
-}  # fmt: skip
-BOTH_KINDS: dict[str, Any] = {
-    **SMALL, "head_dim": 32, "num_hidden_layers": 3, "sliding_window": 64,
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-}  # fmt: skip
-FALCON: dict[str, Any] = {
-    **{k: v for k, v in SMALL.items() if k not in ("num_key_value_heads", "intermediate_size")}, "bias": True,
-    "alibi": False, "rope_parameters": YARN,
-}  # fmt: skip
-ALL_DIM = {"mscale": 1.0, "mscale_all_dim": 1.0}
-
-
-def nested(full: Mapping[str, Any]) -> dict[str, Any]:
-    return {"full_attention": dict(full), "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
-
-
-# By name: model_type and config, in the v5 style and asking for YaRN's factor.
-MODELS: dict[str, dict[str, Any]] = {
-    "llama": {"model_type": "llama", **SMALL, "rope_parameters": YARN, "attention_bias": True},
-    "mistral": {"model_type": "mistral", **SMALL, "head_dim": 32, "sliding_window": None, "rope_parameters": YARN},
-    "ministral3": {
-        "model_type": "ministral3", **SMALL, "head_dim": 32, "sliding_window": None,
-        "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.3},
-    },
-    "mixtral": {
-        "model_type": "mixtral", **SMALL, "head_dim": 32, "sliding_window": None, "num_local_experts": 2,
-        "num_experts_per_tok": 1, "rope_parameters": YARN,
-    },
-    "qwen2": {"model_type": "qwen2", **SMALL, "rope_parameters": YARN},
-    "qwen3": {"model_type": "qwen3", **SMALL, "head_dim": 32, "rope_parameters": YARN},
-    "gemma3_text": {
-        "model_type": "gemma3_text", **BOTH_KINDS, "query_pre_attn_scalar": 24, "rope_parameters": nested(YARN),
-    },
-    "olmo3": {
-        "model_type": "olmo3", **{k: v for k, v in BOTH_KINDS.items() if k != "head_dim"},
-        "rope_parameters": nested(YARN),
-    },
-    "deepseek_v2": {
-        "model_type": "deepseek_v2", **MLA, "topk_method": "greedy", "rope_parameters": {**YARN, **ALL_DIM},
-    },
-    "deepseek_v2-no-query-latent": {
-        "model_type": "deepseek_v2", **MLA, "q_lora_rank": None, "topk_method": "greedy",
-        "rope_parameters": {**YARN, **ALL_DIM},
-    },
-    "deepseek_v3": {"model_type": "deepseek_v3", **MLA, "attention_bias": True, "rope_parameters": {**YARN, **ALL_DIM}},
-    "deepseek_v3-half": {
-        "model_type": "deepseek_v3", **MLA, "rope_interleave": False, "rope_parameters": {**YARN, **ALL_DIM},
-    },
-    "deepseek_v3-no-query-latent": {
-        "model_type": "deepseek_v3", **MLA, "q_lora_rank": None, "rope_parameters": {**YARN, **ALL_DIM},
-    },
-    "qwen2_moe": {
-        "model_type": "qwen2_moe", **SMALL, "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
-        "shared_expert_intermediate_size": 16, "rope_parameters": YARN,
-    },
-    "qwen3_moe": {
-        "model_type": "qwen3_moe", **SMALL, "head_dim": 32, "num_experts": 2, "num_experts_per_tok": 1,
-        "moe_intermediate_size": 16, "rope_parameters": YARN,
-    },
-    "phi3": {
-        "model_type": "phi3", **SMALL, "original_max_position_embeddings": TRAINED,
-        "rope_parameters": {
-            "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75, "factor": FACTOR,
-            "original_max_position_embeddings": TRAINED, "short_factor": [1.0] * 12,
-            "long_factor": [1.0 + 0.2 * i for i in range(12)],
-        },
-    },
-    "gemma2": {
-        "model_type": "gemma2", **SMALL, "head_dim": 32, "sliding_window": 64, "attn_logit_softcapping": 5.0,
-        "query_pre_attn_scalar": 24, "rope_parameters": YARN,
-    },
-    "gpt_oss": {
-        "model_type": "gpt_oss", **SMALL, "head_dim": 32, "sliding_window": 64, "num_local_experts": 2,
-        "num_experts_per_tok": 1, "rope_parameters": {**YARN, "truncate": False},
-    },
-    "gpt_neox": {
-        "model_type": "gpt_neox", **{k: v for k, v in SMALL.items() if k != "num_key_value_heads"}, "hidden_size": 256,
-        "rope_parameters": {**YARN, "partial_rotary_factor": 0.5},
-    },
-    "falcon-groups": {
-        "model_type": "falcon", **FALCON, "new_decoder_architecture": True, "multi_query": False, "num_kv_heads": 2,
-    },
-    "falcon-one-key": {"model_type": "falcon", **FALCON, "new_decoder_architecture": False, "multi_query": True},
-    "falcon-per-head": {"model_type": "falcon", **FALCON, "new_decoder_architecture": False, "multi_query": False},
-    "stablelm": {
-        "model_type": "stablelm", **SMALL, "hidden_size": 256, "use_qkv_bias": True,
-        "rope_parameters": {**YARN, "partial_rotary_factor": 0.5},
-    },
-    "stablelm-norms": {
-        "model_type": "stablelm", **SMALL, "hidden_size": 256, "qk_layernorm": True,
-        "rope_parameters": {**YARN, "partial_rotary_factor": 0.5},
-    },
-    "phi": {
-        "model_type": "phi", **SMALL, "hidden_size": 256, "rope_parameters": {**YARN, "partial_rotary_factor": 0.5},
-    },
-    "phi-norms": {
-        "model_type": "phi", **SMALL, "hidden_size": 256, "qk_layernorm": True,
-        "rope_parameters": {**YARN, "partial_rotary_factor": 0.5},
-    },
-    "starcoder2": {"model_type": "starcoder2", **SMALL, "sliding_window": None, "rope_parameters": YARN},
-    "olmo": {"model_type": "olmo", **SMALL, "rope_parameters": YARN},
-    "olmo2": {"model_type": "olmo2", **SMALL, "rope_parameters": YARN},
-    "granite": {"model_type": "granite", **SMALL, "attention_multiplier": 0.25, "rope_parameters": YARN},
-    "smollm3": {
-        "model_type": "smollm3", **SMALL, "num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "rope_parameters": YARN,
-    },
-    "cohere": {"model_type": "cohere", **SMALL, "logit_scale": 1.0, "rope_parameters": YARN},
-    "cohere-norms": {
-        "model_type": "cohere", **SMALL, "logit_scale": 1.0, "use_qk_norm": True, "rope_parameters": YARN,
-    },
-    "cohere2": {
-        "model_type": "cohere2", **SMALL, "num_hidden_layers": 3, "sliding_window": 64, "logit_scale": 1.0,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "rope_parameters": YARN,
-    },
-    "glm4": {
-        "model_type": "glm4", **SMALL, "head_dim": 64, "rope_parameters": {**YARN, "partial_rotary_factor": 0.5},
-    },
-    "exaone4": {
-        "model_type": "exaone4", **SMALL, "head_dim": 32, "num_hidden_layers": 3, "sliding_window": 64,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "rope_parameters": YARN,
-    },
-    "deepseek_v32": {
-        "model_type": "deepseek_v32", **MLA, "index_topk": 96, "index_head_dim": 48, "index_n_heads": 2,
-        "rope_parameters": {**YARN, **ALL_DIM},
-    },
-    "mistral4": {
-        "model_type": "mistral4", **MLA, "qk_nope_head_dim": 32,
-        "rope_parameters": {
-            **YARN, **ALL_DIM, "llama_4_scaling_beta": 0.1, "partial_rotary_factor": 0.5,
-            "max_position_embeddings": LENGTH,
-        },
-    },
-    "minicpm3": {
-        "model_type": "minicpm3", **{k: v for k, v in MLA.items() if "expert" not in k}, "scale_emb": 1,
-        "dim_model_base": 128, "rope_parameters": {**YARN, **ALL_DIM},
-    },
-}  # fmt: skip
-for _name in family_making.others({config["model_type"]: name for name, config in MODELS.items()}, baked=True):
-    _rope = {**YARN, **family_making.rope_keys(_name)}
-    MODELS[_name] = {"model_type": _name, **family_making.config(_name, SMALL), "rope_parameters": _rope}
+BEYOND = 640  # tokens: LENGTH costs ten times as much, and scripts/bake_grid/grid.py runs every family there
+VOCABULARY = SMALL["vocab_size"]
 EAGER = {"gemma2", "gpt_oss"}  # no sdpa for soft caps and sinks
 
 
@@ -272,19 +119,19 @@ def load(directory: Path, dtype: torch.dtype = torch.float64, attention: str = "
     )
 
 
-def logits(directory: Path, *, exact: bool = True, change: Callable[[Any], None] | None = None) -> np.ndarray[Any, Any]:
-    """Return the logits of fixed tokens up to four times the trained length, in float64 or as transformers has it."""
+def logits(
+    directory: Path, length: int = BEYOND, *, exact: bool = True, change: Callable[[Any], None] | None = None
+) -> np.ndarray[Any, Any]:
+    """Return the logits of fixed tokens in float64, or in float32 as transformers has it; `change` edits the model."""
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    with torch.no_grad():
-        if not exact:
-            found = load(directory, torch.float32)(tokens(), use_cache=False).logits[0]
-            return found.double().numpy()
-        with everything_in_float64():  # also the tables, which are computed as the model is built
-            model = load(directory)
-            if change is not None:
-                change(model)
-            return model(tokens(), use_cache=False).logits[0].numpy()
+    everywhere = everything_in_float64() if exact else contextlib.nullcontext()  # also tables, computed with the model
+    with torch.no_grad(), everywhere:
+        model = load(directory, torch.float64 if exact else torch.float32)
+        if change is not None:
+            change(model)
+        found: np.ndarray[Any, Any] = model(tokens(length), use_cache=False).logits[0].double().numpy()
+    return found
 
 
 @contextlib.contextmanager

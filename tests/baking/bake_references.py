@@ -8,30 +8,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-import bake_models as models
-import numpy as np
 import torch
-import transformers
 from transformers import AutoConfig
 
 Change = Callable[[Any], None]
 FULL = "full_attention"
-
-
-def logits(directory: Path, length: int, *, exact: bool, change: Change | None = None) -> np.ndarray[Any, Any]:
-    """Return the logits of fixed tokens in float64, or in float32 as transformers has it; `change` edits the model."""
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    everywhere = models.everything_in_float64() if exact else contextlib.nullcontext()
-    with torch.no_grad(), everywhere:
-        model = models.load(directory, torch.float64 if exact else torch.float32)
-        if change is not None:
-            change(model)
-        found: np.ndarray[Any, Any] = model(models.tokens(length), use_cache=False).logits[0].double().numpy()
-    return found
 
 
 def with_gains(gains: Sequence[float]) -> Change:

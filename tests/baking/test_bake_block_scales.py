@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import bake_models as models
+import configs
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -28,7 +28,7 @@ FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 CONFIG: dict[str, Any] = {
     "model_type": "deepseek_v3", "hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4, "q_lora_rank": 256,
     "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-    "rope_parameters": models.YARN,
+    "rope_parameters": configs.YARN,
 }  # fmt: skip
 PREFIX = "model.layers.0.self_attn."
 KV_A, Q_B, KV_B = f"{PREFIX}kv_a_proj_with_mqa.weight", f"{PREFIX}q_b_proj.weight", f"{PREFIX}kv_b_proj.weight"
@@ -165,7 +165,7 @@ def test_packed_projections_are_refused_with_the_reason(suffix: str, tool: str) 
     family = families.get("llama")
     config = {
         "hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "rope_parameters": models.YARN,
+        "rope_parameters": configs.YARN,
     }  # fmt: skip
     name = "model.layers.0.self_attn.k_proj"
     rope = decode(HfCheckpoint(config, family))
@@ -183,7 +183,7 @@ def test_a_norm_of_a_packed_model_is_not_packed() -> None:
     family = families.get("qwen3")
     config = {
         "hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
-        "rope_parameters": models.YARN,
+        "rope_parameters": configs.YARN,
     }  # fmt: skip
     prefix = "model.layers.0.self_attn"
     tensors = {f"{prefix}.k_proj.qweight": Tensor("I32", (16, 64)), f"{prefix}.k_norm.weight": Tensor("F16", (32,))}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import bake_models as models
+import configs
 import numpy as np
 import pytest
 import torch
@@ -65,9 +66,9 @@ def check(source: Path, target: Path, bake: Bake) -> list[LayerCheck]:
     return check_scores(bake.tensors, before, readers[0], after, readers[1])
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("name", configs.BAKED)
 def test_the_scores_of_every_baked_layer_agree(name: str, tmp_path: Path) -> None:
-    source = models.write(tmp_path / "m", models.MODELS[name])
+    source = models.write(tmp_path / "m", configs.BAKED[name])
     bake = bake_of(source)
     models.carry_out(bake, source, tmp_path / "baked")
     checks = check(source, tmp_path / "baked", bake)
@@ -80,7 +81,7 @@ def test_the_scores_of_every_baked_layer_agree(name: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["stablelm", "qwen3", "cohere-norms", "deepseek_v3"])
 def test_a_wrong_bake_shows_in_the_scores(name: str, tmp_path: Path) -> None:
-    source = models.write(tmp_path / "m", models.MODELS[name])
+    source = models.write(tmp_path / "m", configs.BAKED[name])
     bake = bake_of(source)
     wrong = replace(bake, tensors=tuple(replace(e, starts=e.starts[:1], length=e.length // 2) for e in bake.tensors))
     models.carry_out(wrong, source, tmp_path / "wrong")
@@ -90,7 +91,7 @@ def test_a_wrong_bake_shows_in_the_scores(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["llama", "cohere-norms", "phi-norms", "olmo2", "gpt_neox", "falcon-groups"])
 def test_the_reference_s_scores_are_those_of_the_real_attention(name: str, tmp_path: Path) -> None:
     """The softmax of our scores against the attention weights of transformers, for the same activations."""
-    source = models.write(tmp_path / "m", models.MODELS[name])
+    source = models.write(tmp_path / "m", configs.BAKED[name])
     opened = models.opened(source)
     view = opened.targets
     entry = view.rope.entries["full_attention"]

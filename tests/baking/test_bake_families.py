@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import bake_models as models
+import configs
 import numpy as np
 import pytest
-from bake_logits import BEYOND, logits
+import torch
+from bake_models import BEYOND, logits
+from models import set_tensors
 
 from ropetool.errors import ConfigError
 from ropetool.weights import bakes
@@ -69,14 +72,14 @@ def assert_same_logits(source: Path, target: Path, tmp_path: Path, length: int, 
         assert found.max() < SINGLE
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("name", configs.BAKED)
 def test_the_baked_model_has_the_same_logits(name: str, tmp_path: Path) -> None:
-    source = models.write(tmp_path / "m", models.MODELS[name], shards=2)
+    source = models.write(tmp_path / "m", configs.BAKED[name], shards=2)
     bake = bake_of(source)
     models.carry_out(bake, source, tmp_path / "baked")
     assert_only_named_rows_changed(source, tmp_path / "baked", bake)
     assert_asks_for_nothing(tmp_path / "baked")
-    length = models.LENGTH if name in LONG else BEYOND
+    length = configs.LENGTH if name in LONG else BEYOND
     assert_same_logits(source, tmp_path / "baked", tmp_path, length, single=name != TOP_K)
 
 
@@ -88,7 +91,7 @@ def assert_asks_for_nothing(directory: Path) -> None:
 
 def test_a_sparse_choice_of_tokens_differs_in_float32_at_near_ties_alone(tmp_path: Path) -> None:
     """Up to index_topk tokens all are chosen; beyond, a rounding can swap two of them, and most rows have no tie."""
-    config = models.MODELS[TOP_K]
+    config = configs.BAKED[TOP_K]
     source = models.write(tmp_path / "m", config)
     models.carry_out(bake_of(source), source, tmp_path / "baked")
     single = [logits(path, exact=False) for path in (source, tmp_path / "baked")]
@@ -105,7 +108,7 @@ SIDES = ["llama", "qwen2", "qwen3", "gemma3_text", "olmo3", "phi3", "falcon-grou
 @pytest.mark.parametrize("side", ["q", "both"])
 @pytest.mark.parametrize("name", SIDES)
 def test_queries_and_both_sides_carry_the_factor_too(name: str, side: str, tmp_path: Path) -> None:
-    source = models.write(tmp_path / "m", models.MODELS[name])
+    source = models.write(tmp_path / "m", configs.BAKED[name])
     bake = bake_of(source, side)
     models.carry_out(bake, source, tmp_path / "baked")
     assert_only_named_rows_changed(source, tmp_path / "baked", bake)
@@ -115,7 +118,7 @@ def test_queries_and_both_sides_carry_the_factor_too(name: str, side: str, tmp_p
 @pytest.mark.parametrize("side", ["norm", "q", "k", "both"])
 @pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3", "deepseek_v3-half"])
 def test_the_softmax_scale_goes_into_any_side(name: str, side: str, tmp_path: Path) -> None:
-    source = models.write(tmp_path / "m", models.MODELS[name])
+    source = models.write(tmp_path / "m", configs.BAKED[name])
     bake = bake_of(source, side)
     models.carry_out(bake, source, tmp_path / "baked")
     assert_only_named_rows_changed(source, tmp_path / "baked", bake)
@@ -133,7 +136,7 @@ FACTORS = {
 @pytest.mark.parametrize("side", ["k", "q"])
 @pytest.mark.parametrize("keys", FACTORS)
 def test_the_factor_on_cos_and_sin_goes_into_the_decoupled_rows(keys: str, side: str, tmp_path: Path) -> None:
-    config = {**models.MODELS["deepseek_v3"], "rope_parameters": {**models.YARN, **FACTORS[keys]}}
+    config = {**configs.BAKED["deepseek_v3"], "rope_parameters": {**configs.YARN, **FACTORS[keys]}}
     source = models.write(tmp_path / "m", config)
     model = models.opened(source)
     bake = bakes.attention_factor(model, side)
@@ -151,7 +154,7 @@ def test_the_factor_on_cos_and_sin_goes_into_the_decoupled_rows(keys: str, side:
 
 def test_an_indexer_takes_the_factor_into_its_own_norm(tmp_path: Path) -> None:
     """More tokens than index_topk, so that what the indexer chooses matters."""
-    source = models.write(tmp_path / "m", {**models.MODELS[TOP_K], "rope_parameters": models.YARN})
+    source = models.write(tmp_path / "m", {**configs.BAKED[TOP_K], "rope_parameters": configs.YARN})
     model = models.opened(source)
     bake = bakes.attention_factor(model)
     models.carry_out(bake, source, tmp_path / "baked")
@@ -165,7 +168,7 @@ def test_an_indexer_takes_the_factor_into_its_own_norm(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", "gemma3_text", "deepseek_v3"])
 @pytest.mark.parametrize("style", ["v4", "both"])
 def test_every_style_stops_asking(name: str, style: str, tmp_path: Path) -> None:
-    config = models.MODELS[name]
+    config = configs.BAKED[name]
     old = models.v4(config)
     data = old if style == "v4" else {**old, "rope_parameters": config["rope_parameters"]}
     source = models.write(tmp_path / "m", config)
@@ -180,7 +183,7 @@ def test_every_style_stops_asking(name: str, style: str, tmp_path: Path) -> None
 
 
 def test_granite_holds_the_factor_in_its_config(tmp_path: Path) -> None:
-    source = models.write(tmp_path / "m", models.MODELS["granite"])
+    source = models.write(tmp_path / "m", configs.BAKED["granite"])
     model = models.opened(source)
     bake = bakes.attention_factor(model, config_only=True)
     assert bake.tensors == ()
@@ -195,9 +198,9 @@ def test_granite_holds_the_factor_in_its_config(tmp_path: Path) -> None:
 
 def test_multi_token_prediction_layers_are_baked_with_the_others(tmp_path: Path) -> None:
     """transformers drops those tensors, so the test looks at the rows alone."""
-    source = models.write(tmp_path / "m", models.MODELS["deepseek_v3"])
+    source = models.write(tmp_path / "m", configs.BAKED["deepseek_v3"])
     (shard,) = source.glob("*.safetensors")
-    add_prediction_layer(shard, models.MODELS["deepseek_v3"]["num_hidden_layers"])
+    add_prediction_layer(shard, configs.BAKED["deepseek_v3"]["num_hidden_layers"])
     bake = bake_of(source)
     assert {edit.tensor.split(".")[2] for edit in bake.tensors} == {"0", "1", "2"}
     assert all(edit.tensor.endswith("q_a_layernorm.weight") for edit in bake.tensors)
@@ -207,10 +210,11 @@ def test_multi_token_prediction_layers_are_baked_with_the_others(tmp_path: Path)
 
 def add_prediction_layer(shard: Path, number: int) -> None:
     """Give a file a copy of its last layer's attention under the next number, as DeepSeek's files have it."""
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(shard)
     last = f"model.layers.{number - 1}.self_attn."
-    extra = {n.replace(last, f"model.layers.{number}.self_attn."): t for n, t in tensors.items() if last in n}
-    assert extra
-    save_file({**tensors, **{name: tensor.clone() for name, tensor in extra.items()}}, shard, {"format": "pt"})
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        extra = {n.replace(last, f"model.layers.{number}.self_attn."): t for n, t in tensors.items() if last in n}
+        assert extra
+        tensors |= {name: tensor.clone() for name, tensor in extra.items()}
+
+    set_tensors(shard.parent, change, shard.name)

@@ -8,20 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bake_gguf_models import (
+    LENGTH,
     MLA_YARN,
     YARN,
-    Run,
-    apart,
     bake_factor,
     carry_out,
     changed,
+    logits_beyond,
     next_logits,
     opened,
     quantised,
     stored,
     write,
 )
-from bake_logits import logits_of_gguf
+from gguf_logits import shifted_logits
+from models import apart
 
 from ropetool.checkpoint.edits import METADATA, TENSORS, FileEdit
 from ropetool.checkpoint.gguf import GgufCheckpoint
@@ -67,15 +68,8 @@ def test_a_context_shift_changes_nothing_after_the_bake(arch: str, side: str, tm
 def test_the_shift_really_happens(tmp_path: Path) -> None:
     """Planted: without a shift of the cells, a token at the later position sees other distances."""
     path = write(tmp_path / "m.gguf", "llama", PLAIN_YARN)
-    run = Run(path)
-    run.decode(list(range(3, 90)), 0)
-    run.shift(64)
-    moved = run.decode([7], 87 + 64)
-    run.close()
-    run = Run(path)
-    run.decode(list(range(3, 90)), 0)
-    assert apart(run.decode([7], 87), moved) > 1e-2
-    run.close()
+    tokens = [*range(3, 90), 7]
+    assert apart(shifted_logits(path, tokens, 0, LENGTH), shifted_logits(path, tokens, 64, LENGTH)) > 1e-2
 
 
 def test_a_factor_that_only_some_layers_lose_is_not_shift_safe(tmp_path: Path) -> None:
@@ -119,9 +113,9 @@ def test_mlas_softmax_scale_goes_into_the_queries(case: str, side: str, tmp_path
     bake = mla_softmax(source, target, side)
     ending = "attn_q_b.weight" if side else "attn_q_a_norm.weight"
     assert {edit.tensor.split(".", 2)[2] for edit in bake.tensors} == {ending}
-    assert apart(logits_of_gguf(source), logits_of_gguf(target)) < TOLERANCE
+    assert apart(logits_beyond(source), logits_beyond(target)) < TOLERANCE
     carry_out(replace(bake, tensors=()), source, tmp_path / "lost.gguf")
-    assert apart(logits_of_gguf(source), logits_of_gguf(tmp_path / "lost.gguf")) > 1e-2
+    assert apart(logits_beyond(source), logits_beyond(tmp_path / "lost.gguf")) > 1e-2
     entry = decoding.decode(GgufCheckpoint.of(read_shards(target))).entries[FULL]
     assert entry.softmax_multiplier == pytest.approx(1, rel=1e-6)
 
@@ -130,7 +124,7 @@ def test_mlas_softmax_scale_goes_into_the_queries(case: str, side: str, tmp_path
 def test_mlas_factor_leaves_the_softmax_scale_alone(case: str, tmp_path: Path) -> None:
     source, target = write(tmp_path / "m.gguf", "deepseek2", MLA_CASES[case]), tmp_path / "b.gguf"
     bake_factor(source, target)
-    assert apart(logits_of_gguf(source), logits_of_gguf(target)) < TOLERANCE
+    assert apart(logits_beyond(source), logits_beyond(target)) < TOLERANCE
 
 
 def test_mlas_keys_are_no_place_for_the_whole_score(tmp_path: Path) -> None:
@@ -156,8 +150,8 @@ def test_a_constant_pair_gain_is_the_attention_factor(arch: str, tmp_path: Path)
     if arch == "deepseek2":  # its key also scales the whole score, which the queries then carry
         carry_out(bakes.score_gain(opened(target), {FULL: factor**2}), target, tmp_path / "gain2.gguf")
         target = tmp_path / "gain2.gguf"
-    assert apart(logits_of_gguf(asked), logits_of_gguf(target)) < TOLERANCE
-    assert apart(logits_of_gguf(asked), logits_of_gguf(source)) > 1e-2
+    assert apart(logits_beyond(asked), logits_beyond(target)) < TOLERANCE
+    assert apart(logits_beyond(asked), logits_beyond(source)) > 1e-2
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "deepseek2"])
@@ -216,8 +210,8 @@ def test_still_pairs_stop_and_muted_ones_vanish(tmp_path: Path) -> None:
     rows = np.frombuffer(stored(tmp_path / "mute.gguf")["blk.0.attn_k.weight"][2], np.float32).reshape(2, 64, 256)
     assert not rows[:, 58:].any()
     assert rows[:, :58].all()
-    base = logits_of_gguf(source)
-    assert all(apart(base, logits_of_gguf(tmp_path / f"{mode}.gguf")) > 1e-2 for mode in ("still", "mute"))
+    base = logits_beyond(source)
+    assert all(apart(base, logits_beyond(tmp_path / f"{mode}.gguf")) > 1e-2 for mode in ("still", "mute"))
 
 
 def test_pairs_of_a_file_without_vectors_cannot_stand_still(tmp_path: Path) -> None:
@@ -257,7 +251,7 @@ def test_a_qwen2_file_runs_as_llama(dtype: str, tmp_path: Path) -> None:
     assert header.get("general.architecture", ValueType.STR) == "llama"
     assert not any(key.startswith("qwen2.") for key in header.values)
     assert {edit.operation for edit in bake.tensors} == {PERMUTE}
-    assert apart(logits_of_gguf(source), logits_of_gguf(target)) < (TOLERANCE if dtype == "F32" else 0.02)
+    assert apart(logits_beyond(source), logits_beyond(target)) < (TOLERANCE if dtype == "F32" else 0.02)
     order = half_to_interleaved(64)
     old, new = stored(source), stored(target)
     for name in changed(source, target):
@@ -281,7 +275,7 @@ def test_a_bias_left_in_place_would_be_seen(tmp_path: Path) -> None:
     bake = bakes.rearch_llama(model)
     weights = tuple(edit for edit in bake.tensors if edit.tensor.endswith(".weight"))
     carry_out(replace(bake, tensors=weights), source, target)
-    assert apart(logits_of_gguf(source), logits_of_gguf(target)) > 20 * TOLERANCE
+    assert apart(logits_beyond(source), logits_beyond(target)) > 20 * TOLERANCE
 
 
 def test_as_llama_it_takes_frequency_vectors(tmp_path: Path) -> None:
@@ -292,8 +286,8 @@ def test_as_llama_it_takes_frequency_vectors(tmp_path: Path) -> None:
     linear = write(tmp_path / "linear.gguf", "qwen2", {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0})
     fours = with_vectors(bake, **{"rope_freqs.weight": np.full(32, 4)})
     carry_out(fours, source, tmp_path / "fours.gguf")
-    assert apart(logits_of_gguf(linear), logits_of_gguf(tmp_path / "fours.gguf")) < TOLERANCE
-    assert apart(logits_of_gguf(target), logits_of_gguf(tmp_path / "vectors.gguf")) > 20 * TOLERANCE
+    assert apart(logits_beyond(linear), logits_beyond(tmp_path / "fours.gguf")) < TOLERANCE
+    assert apart(logits_beyond(target), logits_beyond(tmp_path / "vectors.gguf")) > 20 * TOLERANCE
 
 
 def test_only_qwen2_becomes_llama(tmp_path: Path) -> None:
@@ -324,7 +318,7 @@ def test_a_file_in_several_parts(tmp_path: Path) -> None:
     for header, target in zip(headers, targets, strict=True):
         if not target.exists():
             place(header.path, target)
-    assert apart(logits_of_gguf(single), logits_of_gguf(targets[0])) < TOLERANCE
+    assert apart(logits_beyond(single), logits_beyond(targets[0])) < TOLERANCE
 
 
 def test_a_changed_file_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -354,7 +348,7 @@ def test_wider_numbers_with_a_new_vector_and_bytes_behind_the_data(tmp_path: Pat
     assert changed(source, target) == {*keys, "rope_freqs.weight"}
     assert target.read_bytes().endswith(b"behind")
     assert {stored(target)[f"blk.{layer}.attn_k.weight"][0] for layer in (0, 1)} == {"F32"}
-    assert np.isfinite(logits_of_gguf(target)).all()
+    assert np.isfinite(logits_beyond(target)).all()
 
 
 def test_fused_projections_of_any_architecture(tmp_path: Path) -> None:
@@ -369,9 +363,9 @@ def test_fused_projections_of_any_architecture(tmp_path: Path) -> None:
             np.concatenate(bias),
         )
     one = write(tmp_path / "fused.gguf", "llama", tensors=fused, leave_out=("attn_q.", "attn_k.", "attn_v."))
-    assert apart(logits_of_gguf(source), logits_of_gguf(one)) < TOLERANCE
+    assert apart(logits_beyond(source), logits_beyond(one)) < TOLERANCE
     bake_factor(one, tmp_path / "b.gguf")
-    assert apart(logits_of_gguf(source), logits_of_gguf(tmp_path / "b.gguf")) < TOLERANCE
+    assert apart(logits_beyond(source), logits_beyond(tmp_path / "b.gguf")) < TOLERANCE
     assert {name.split(".", 2)[2] for name in changed(one, tmp_path / "b.gguf")} == {"attn_qkv.weight", "attn_qkv.bias"}
     half = write(tmp_path / "half.gguf", "llama", tensors=fused, leave_out=("attn_q.w", "attn_k.w", "attn_v."))
     with pytest.raises(LossyExport, match="has fused projections and a separate"):

@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import family_making
 import numpy as np
 import pytest
 from bake_gguf_models import (
     ARCHITECTURES,
-    apart,
     bake_factor,
     carry_out,
     changed,
+    key_tensors,
+    logits_beyond,
     opened,
     quantised,
     stored,
     with_narrow_heads,
     write,
 )
-from bake_logits import logits_of_gguf
+from models import apart
 
 from ropetool import families
 from ropetool.checkpoint.gguf import GgufCheckpoint
@@ -47,9 +47,7 @@ KEYS = {
     **{arch: {"attn_k.weight"} for arch in ("gemma2", "granite", "smollm3", "command-r")},
 }  # fmt: skip
 KEYS |= {
-    arch: family_making.key_tensors(family.model_type)
-    for arch, family in families.by_gguf_architecture().items()
-    if arch not in KEYS
+    arch: key_tensors(family.model_type) for arch, family in families.by_gguf_architecture().items() if arch not in KEYS
 }
 
 
@@ -61,7 +59,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def wanted(sources: dict[str, Path]) -> dict[str, np.ndarray]:
-    return {arch: logits_of_gguf(path) for arch, path in sources.items()}
+    return {arch: logits_beyond(path) for arch, path in sources.items()}
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -70,7 +68,7 @@ def test_the_weights_carry_the_factor(
 ) -> None:
     target = tmp_path / "baked.gguf"
     baked = bake_factor(sources[arch], target)
-    assert apart(wanted[arch], logits_of_gguf(target)) < TOLERANCE
+    assert apart(wanted[arch], logits_beyond(target)) < TOLERANCE
     assert {name.split(".", 2)[2] for name in changed(sources[arch], target)} == KEYS[arch]
     assert {tensor.tensor for tensor in baked.tensors} == changed(sources[arch], target)
     assert all(0 < tensor.max_error <= HALF_STEP["F32"] for tensor in baked.tensors)
@@ -84,7 +82,7 @@ def test_queries_and_both_sides_carry_it_too(
     arch: str, side: str, sources: dict[str, Path], wanted: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
     bake_factor(sources[arch], tmp_path / "baked.gguf", side)
-    assert apart(wanted[arch], logits_of_gguf(tmp_path / "baked.gguf")) < TOLERANCE
+    assert apart(wanted[arch], logits_beyond(tmp_path / "baked.gguf")) < TOLERANCE
 
 
 # --- planted defects
@@ -127,7 +125,7 @@ def test_a_wrong_way_would_be_seen(
     model = opened(sources[arch])
     bake = spoil(bakes.attention_factor(model))
     carry_out(bake, sources[arch], tmp_path / "spoiled.gguf")
-    assert apart(wanted[arch], logits_of_gguf(tmp_path / "spoiled.gguf")) > 20 * TOLERANCE
+    assert apart(wanted[arch], logits_beyond(tmp_path / "spoiled.gguf")) > 20 * TOLERANCE
 
 
 # --- narrower types
@@ -146,7 +144,7 @@ def test_narrow_types_carry_it_within_the_stated_rounding(arch: str, dtype: str,
     assert bool(rest) is (arch != "qwen3")  # there the norm carries it, in float32
     stated = max((tensor.max_error for tensor in rest), default=0.0)
     assert (
-        apart(logits_of_gguf(source), logits_of_gguf(target)) < TOLERANCE + 20 * stated
+        apart(logits_beyond(source), logits_beyond(target)) < TOLERANCE + 20 * stated
     )  # attention is sharp here: the unbaked file is 0.7 away
     assert changed(source, target) == {tensor.tensor for tensor in baked.tensors}
 
@@ -157,11 +155,11 @@ def test_a_model_all_of_a_narrow_type(dtype: str, sources: dict[str, Path], tmp_
     source, target, spoiled = (tmp_path / f"{name}.gguf" for name in ("source", "baked", "spoiled"))
     quantised(sources["qwen2"], source, dtype) if dtype == "Q4_K" else write(source, "qwen2", dtype=dtype)
     bake_factor(source, target)
-    before = logits_of_gguf(source)
-    assert apart(before, logits_of_gguf(target)) < 0.15
+    before = logits_beyond(source)
+    assert apart(before, logits_beyond(target)) < 0.15
     model = opened(source)
     carry_out(replace(bakes.attention_factor(model), tensors=()), source, spoiled)
-    assert apart(before, logits_of_gguf(spoiled)) > 0.4
+    assert apart(before, logits_beyond(spoiled)) > 0.4
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "Q4_K"])

@@ -13,11 +13,7 @@ import bake_references as references
 import pytest
 from loading import script
 
-import ropetool
 from ropetool import families
-
-ROOT = Path(ropetool.__file__).parents[1]
-
 
 grid = script("bake_grid/grid.py")
 KNOWN: dict[str, Any] = json.loads(grid.RESULT.read_text(encoding="utf-8"))

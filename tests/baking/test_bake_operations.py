@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import bake_models as models
+import configs
 import numpy as np
 import pytest
 import torch
-from bake_logits import logits
+from bake_models import logits
+from models import config_of, set_config
 from test_bake_families import EXACT, bake_of
 
 from ropetool.errors import ConfigError, LossyExport
@@ -20,11 +21,6 @@ from ropetool.weights.edits import TensorEdit, by_tensor
 from ropetool.weights.operations import kept_first
 
 SEEN = 1e-2
-
-
-def config(directory: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((directory / "config.json").read_text())
-    return found
 
 
 # --- gains
@@ -59,7 +55,7 @@ def gained(gains: np.ndarray[Any, Any], model_type: str) -> Any:
 @pytest.mark.parametrize("side", ["k", "q", "both"])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "cohere-norms", "phi3"])
 def test_each_pair_takes_its_own_gain(name: str, side: str, tmp_path: Path) -> None:
-    source = models.write(tmp_path / "m", models.MODELS[name])
+    source = models.write(tmp_path / "m", configs.BAKED[name])
     model = models.opened(source)
     view = model.targets
     entry = view.rope.entries["full_attention"]
@@ -74,7 +70,7 @@ def test_each_pair_takes_its_own_gain(name: str, side: str, tmp_path: Path) -> N
 
 
 def test_a_constant_gain_is_the_attention_factor(tmp_path: Path) -> None:
-    source = models.write(tmp_path / "m", models.MODELS["qwen2"])
+    source = models.write(tmp_path / "m", configs.BAKED["qwen2"])
     model = models.opened(source)
     view = model.targets
     entry = view.rope.entries["full_attention"]
@@ -90,7 +86,7 @@ def test_a_constant_gain_is_the_attention_factor(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["glm4", "stablelm", "granite"])
 def test_a_temperature_of_the_whole_score_takes_all_rows(name: str, side: str, tmp_path: Path) -> None:
     """The oracle is the attention module's own scaling, multiplied in the loaded model."""
-    source = models.write(tmp_path / "m", models.MODELS[name])
+    source = models.write(tmp_path / "m", configs.BAKED[name])
     model = models.opened(source)
     view = model.targets
     models.carry_out(bakes.score_gain(model, {"full_attention": 1.3}, side), source, tmp_path / "baked")
@@ -111,39 +107,38 @@ def test_a_temperature_of_the_whole_score_takes_all_rows(name: str, side: str, t
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "olmo2"])
 def test_the_other_channel_order_is_the_same_model_to_the_other_rotation(name: str, tmp_path: Path) -> None:
-    source = models.write(tmp_path / "m", models.MODELS[name])
+    source = models.write(tmp_path / "m", configs.BAKED[name])
     model = models.opened(source)
     bake = models.reordered(model, "interleaved")
     with pytest.raises(LossyExport, match="every runtime would rotate the wrong pairs"):
         bakes.layout(model, "interleaved")
     models.carry_out(bake, source, tmp_path / "baked")
     expected = logits(source)
-    with models.rotated_interleaved(models.MODELS[name]["model_type"]):
+    with models.rotated_interleaved(configs.BAKED[name]["model_type"]):
         assert np.abs(expected - logits(tmp_path / "baked")).max() < EXACT
         assert np.abs(expected - logits(source)).max() > SEEN
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v3-half", "deepseek_v3-no-query-latent", "mistral4"])
 def test_rope_interleave_changes_by_a_permutation(name: str, tmp_path: Path) -> None:
-    source = models.write(tmp_path / "m", models.MODELS[name])
+    source = models.write(tmp_path / "m", configs.BAKED[name])
     model = models.opened(source)
     view = model.targets
     now = view.rope.entries["full_attention"].layout
     bake = models.reordered(model, "half" if now == "interleaved" else "interleaved")
     models.carry_out(bake, source, tmp_path / "baked")
-    assert config(tmp_path / "baked")["rope_interleave"] is (now == "half")
+    assert config_of(tmp_path / "baked")["rope_interleave"] is (now == "half")
     expected = logits(source)
     # Nothing is rounded: the same products in the same order.
     assert np.abs(expected - logits(tmp_path / "baked")).max() < 1e-12
-    data = config(source)
-    (source / "config.json").write_text(json.dumps({**data, "rope_interleave": now == "half"}))
+    set_config(source, rope_interleave=now == "half")
     assert np.abs(expected - logits(source)).max() > SEEN
     changed = {edit.tensor.rsplit(".", 2)[1] for edit in bake.tensors}
-    assert changed == {"kv_a_proj_with_mqa", "q_proj" if data["q_lora_rank"] is None else "q_b_proj"}
+    assert changed == {"kv_a_proj_with_mqa", "q_proj" if config_of(source)["q_lora_rank"] is None else "q_b_proj"}
 
 
 def test_there_and_back_again_is_the_same_file(tmp_path: Path) -> None:
-    source = models.write(tmp_path / "m", models.MODELS["qwen3"])
+    source = models.write(tmp_path / "m", configs.BAKED["qwen3"])
     model = models.opened(source)
     there = models.reordered(model, "interleaved")
     models.carry_out(there, source, tmp_path / "there")
@@ -169,7 +164,7 @@ PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 @pytest.mark.parametrize("name", ["stablelm", "stablelm-norms", "phi", "phi-norms", "gpt_neox", "glm4", "phi3"])
 def test_the_slowest_pairs_stand_still_by_a_narrower_rotation(name: str, tmp_path: Path) -> None:
     share = 0.5 if name != "phi3" else 1.0
-    made = {**models.MODELS[name], "rope_parameters": {**PLAIN, "partial_rotary_factor": share}}
+    made = {**configs.BAKED[name], "rope_parameters": {**PLAIN, "partial_rotary_factor": share}}
     source = models.write(tmp_path / "m", made)
     model = models.opened(source)
     view = model.targets
@@ -190,7 +185,7 @@ def test_the_slowest_pairs_stand_still_by_a_narrower_rotation(name: str, tmp_pat
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "deepseek_v3"])
 def test_named_pairs_stand_still_by_a_table(name: str, tmp_path: Path) -> None:
-    source = models.write(tmp_path / "m", models.MODELS[name])
+    source = models.write(tmp_path / "m", configs.BAKED[name])
     model = models.opened(source)
     bake = bakes.drop_pairs(model, [3, 9, 15], "still")
     assert bake.tensors == ()
@@ -202,7 +197,7 @@ def test_named_pairs_stand_still_by_a_table(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "phi3"])
 def test_muted_pairs_are_zero_in_the_keys(name: str, tmp_path: Path) -> None:
-    source = models.write(tmp_path / "m", models.MODELS[name])
+    source = models.write(tmp_path / "m", configs.BAKED[name])
     model = models.opened(source)
     view = model.targets
     bake = bakes.drop_pairs(model, [2, 7], "mute")
@@ -226,7 +221,7 @@ def test_the_order_of_kept_and_dropped_pairs() -> None:
 
 
 def test_what_cannot_be_baked_is_refused_with_the_reason(tmp_path: Path) -> None:
-    source = models.write(tmp_path / "m", {**models.MODELS["llama"], "rope_parameters": PLAIN})
+    source = models.write(tmp_path / "m", {**configs.BAKED["llama"], "rope_parameters": PLAIN})
     model = models.opened(source)
     with pytest.raises(ConfigError, match="the attention factor is 1 already"):
         bakes.attention_factor(model)
@@ -240,19 +235,18 @@ def test_what_cannot_be_baked_is_refused_with_the_reason(tmp_path: Path) -> None
         bakes.reordered(model.targets, "half")
     with pytest.raises(ConfigError, match="no query latent"):
         bakes.score_gain(model, {"full_attention": 2.0}, "norm")
-    asking = models.opened(models.write(tmp_path / "y", models.MODELS["llama"]))
+    asking = models.opened(models.write(tmp_path / "y", configs.BAKED["llama"]))
     with pytest.raises(LossyExport, match="no config key that multiplies the score"):
         bakes.attention_factor(asking, config_only=True)
 
 
 def test_a_config_that_does_not_fit_its_weights_is_refused(tmp_path: Path) -> None:
-    source = models.write(tmp_path / "m", models.MODELS["llama"])
-    data = config(source)
-    (source / "config.json").write_text(json.dumps({**data, "num_key_value_heads": 4}))
+    source = models.write(tmp_path / "m", configs.BAKED["llama"])
+    set_config(source, num_key_value_heads=4)
     with pytest.raises(
         LossyExport, match=r"k_proj.weight has the shape \[64, 128\]; the sizes in the config require 128 rows"
     ):
         bake_of(source)
-    (source / "config.json").write_text(json.dumps({**data, "num_hidden_layers": 3}))
+    set_config(source, num_hidden_layers=3, num_key_value_heads=2)
     with pytest.raises(LossyExport, match=r"the file has no model.layers.2.self_attn.k_proj.weight"):
         bake_of(source)

@@ -18,9 +18,10 @@ import configs
 import numpy as np
 import pytest
 import torch
-from bake_logits import logits
-from making import refusal, write_config
-from safetensors.torch import load_file, save_file
+from bake_models import logits
+from models import SILENT, config_of, set_config, set_tensors, write_config
+from running import refusal
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import ropetool
@@ -48,18 +49,15 @@ DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
 
 def unscaled(name: str) -> dict[str, Any]:
     """Return the config of a model that was trained at 512 tokens and states nothing else, as files mostly do: v4."""
-    config = {**models.MODELS[name], "max_position_embeddings": models.TRAINED, "rope_parameters": DEFAULT}
+    config = {**configs.BAKED[name], "max_position_embeddings": configs.TRAINED, "rope_parameters": DEFAULT}
     return {**config, "head_dim": 32} if name.startswith("qwen") else config
 
 
 def source_of(tmp_path: Path, name: str) -> Path:
     """Write the model, with its config in the style that every one of these runtimes reads."""
     source = models.write(tmp_path / "model", unscaled(name))
-    config = json.loads((source / "config.json").read_text())
-    keys = config.pop("rope_parameters")
-    stated = {**config, "rope_theta": keys["rope_theta"], "rope_scaling": None}
-    (source / "config.json").write_text(json.dumps(stated, indent=2) + "\n")
-    return source
+    theta = config_of(source)["rope_parameters"]["rope_theta"]
+    return set_config(source, rope_parameters=SILENT, rope_theta=theta, rope_scaling=None)
 
 
 def extended(source: Path, output: Path, runtimes: tuple[str, ...], **options: Any) -> Plan:
@@ -150,11 +148,13 @@ def test_a_plan_with_bakes_survives_its_file_and_its_readback(tmp_path: Path) ->
     assert Plan.read(tmp_path / "plan.json") == plan
     verdicts = {check.name: check.verdict for check in read_back(tmp_path / "out")}
     assert verdicts == {"tables": "pass", "weights": "pass", "files": "pass"}
-    tensors = load_file(tmp_path / "out" / "model.safetensors")
     key = "model.layers.1.self_attn.k_proj.weight"
     assert key in {edit.tensor for edit in plan.tensors}
-    tensors[key][3] *= 1 + 2**-40
-    save_file(tensors, tmp_path / "out" / "model.safetensors", {"format": "pt"})
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[key][3] *= 1 + 2**-40
+
+    set_tensors(tmp_path / "out", change)
     (weights,) = [check for check in read_back(tmp_path / "out") if check.name == "weights"]
     assert weights.verdict == "fail"
     assert key in weights.detail
@@ -187,7 +187,7 @@ ASKED: Mapping[str, tuple[str, str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", ASKED)
 def test_a_bake_gives_the_same_logits_and_is_refused_a_second_time(case: str, tmp_path: Path) -> None:
     name, what, options = ASKED[case]
-    source = models.write(tmp_path / "m", models.MODELS[name], shards=2)
+    source = models.write(tmp_path / "m", configs.BAKED[name], shards=2)
     plan = baked(source, what, tmp_path / "out", **options)
     assert plan.tensors
     assert np.abs(logits(source) - logits(tmp_path / "out")).max() < EXACT
@@ -199,7 +199,7 @@ def test_a_bake_gives_the_same_logits_and_is_refused_a_second_time(case: str, tm
 
 def test_gains_and_multipliers_are_what_the_model_then_computes(tmp_path: Path) -> None:
     """The score times c is the model with c times its softmax scale; all gains c are the same in full rotary heads."""
-    source = models.write(tmp_path / "m", models.MODELS["llama"])
+    source = models.write(tmp_path / "m", configs.BAKED["llama"])
     baked(source, "score", tmp_path / "score", multiplier=1.21)
     baked(source, "pair-gain", tmp_path / "gain", gains=(1.21,) * 16, side="q")
 
@@ -214,9 +214,9 @@ def test_gains_and_multipliers_are_what_the_model_then_computes(tmp_path: Path) 
 
 
 def test_wider_numbers_are_counted_in_the_index(tmp_path: Path) -> None:
-    source = models.write(tmp_path / "m", models.MODELS["llama"], shards=2)
+    source = models.write(tmp_path / "m", configs.BAKED["llama"], shards=2)
     for shard in source.glob("*.safetensors"):
-        save_file({name: t.to(torch.bfloat16) for name, t in load_file(shard).items()}, shard, {"format": "pt"})
+        set_tensors(source, lambda tensors: {key: t.to(torch.bfloat16) for key, t in tensors.items()}, shard.name)
     index = json.loads((source / "model.safetensors.index.json").read_text())
     index["metadata"]["total_size"] = size(source)
     (source / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
@@ -238,7 +238,7 @@ def size(directory: Path) -> int:
 
 
 def test_a_shard_that_changed_since_the_plan_is_refused(tmp_path: Path) -> None:
-    source = models.write(tmp_path / "m", models.MODELS["llama"])
+    source = models.write(tmp_path / "m", configs.BAKED["llama"])
     plan = make_bake(source, "attention-factor")
     (shard,) = source.glob("*.safetensors")
     os.utime(shard, ns=(1, 1))
@@ -249,10 +249,7 @@ def test_a_shard_that_changed_since_the_plan_is_refused(tmp_path: Path) -> None:
 
 def test_packed_weights_are_extended_in_the_config_and_not_baked(tmp_path: Path) -> None:
     source = source_of(tmp_path, "llama")
-    (shard,) = source.glob("*.safetensors")
-    tensors = load_file(shard)
-    packed = {name.replace("k_proj.weight", "k_proj.qweight"): tensor for name, tensor in tensors.items()}
-    save_file(packed, shard, {"format": "pt"})
+    set_tensors(source, lambda tensors: {k.replace("k_proj.weight", "k_proj.qweight"): t for k, t in tensors.items()})
     assert not extended(source, tmp_path / "out", ("transformers",)).bakes
     with pytest.raises(UnsupportedDtype, match=r"is packed \(GPTQ or AWQ\).* edits only config\.json works"):
         make_bake(tmp_path / "out", "attention-factor")
@@ -261,7 +258,7 @@ def test_packed_weights_are_extended_in_the_config_and_not_baked(tmp_path: Path)
 
 
 def test_an_adapter_beside_the_model_is_noted(tmp_path: Path) -> None:
-    source = models.write(tmp_path / "m", models.MODELS["llama"])
+    source = models.write(tmp_path / "m", configs.BAKED["llama"])
     assert not [note for note in make_bake(source, "attention-factor").notes if "adapter" in note]
     (source / "lora").mkdir()
     (source / "lora" / "adapter_config.json").write_text("{}")
@@ -281,7 +278,7 @@ def test_runtimes_that_still_add_a_factor_of_their_own_are_named(tmp_path: Path)
 
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
-    source = models.write(tmp_path / "m", models.MODELS["llama"])
+    source = models.write(tmp_path / "m", configs.BAKED["llama"])
     wrong: list[tuple[type[RopetoolError], str, str, dict[str, Any]]] = [
         (UnknownName, "no bake is called 'temperature'; known: attention-factor", "temperature", {}),
         (ConfigError, "pair-gain needs --gain", "pair-gain", {}),
@@ -302,7 +299,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     for kind, message, what, options in wrong:
         with refusal(kind, message):
             make_bake(source, what, **options)
-    alone = write_config(tmp_path / "alone", models.MODELS["llama"])
+    alone = write_config(tmp_path / "alone", configs.BAKED["llama"])
     with pytest.raises(LossyExport, match="no weights to bake into"):
         make_bake(alone, "attention-factor")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from pathlib import Path
 
 import bake_models as models
+import configs
 import pytest
+from models import set_config
 
 from ropetool.errors import LossyExport
 from ropetool.plans.applying import apply
@@ -16,10 +17,10 @@ from ropetool.plans.bakes import make_bake
 from ropetool.plans.presumed import PRESUMED, QUANTISED, presumed, with_rows
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("name", configs.BAKED)
 @pytest.mark.parametrize("bake", ["attention-factor", "score"])
 def test_the_config_alone_names_the_same_tensors_and_rows(name: str, bake: str, tmp_path: Path) -> None:
-    source = models.write(tmp_path / "model", models.MODELS[name])
+    source = models.write(tmp_path / "model", configs.BAKED[name])
     model = models.opened(source)
     view = model.targets
     assumed = presumed(view).tensors
@@ -42,7 +43,7 @@ def test_the_config_alone_names_the_same_tensors_and_rows(name: str, bake: str, 
 
 def test_how_many_rows_change_of_how_many(tmp_path: Path) -> None:
     """phi3 keeps queries, keys and values in one matrix: of 4 + 2 + 2 heads of 32 channels the keys are 64 rows."""
-    source = models.write(tmp_path / "model", models.MODELS["phi3"])
+    source = models.write(tmp_path / "model", configs.BAKED["phi3"])
     for path in source.glob("*.safetensors*"):
         path.unlink()
     (words,) = make_bake(source, "score", presume=True, multiplier=1.5).bakes
@@ -53,19 +54,18 @@ def test_how_many_rows_change_of_how_many(tmp_path: Path) -> None:
 
 
 def test_without_weights_nothing_is_written(tmp_path: Path) -> None:
-    source = models.write(tmp_path / "model", models.MODELS["llama"])
+    source = models.write(tmp_path / "model", configs.BAKED["llama"])
     for path in source.glob("*.safetensors*"):
         path.unlink()
     with pytest.raises(LossyExport, match="the source has no weights to bake into") as refusal:
         make_bake(source, "attention-factor")
     assert refusal.value.try_.startswith(f"ropetool bake {source} attention-factor --dry-run, ")
-    quantised = {**json.loads((source / "config.json").read_text()), "quantization_config": {"quant_method": "fp8"}}
-    (source / "config.json").write_text(json.dumps(quantised))
+    set_config(source, quantization_config={"quant_method": "fp8"})
     assert {PRESUMED, QUANTISED} <= set(make_bake(source, "attention-factor", presume=True).notes)
 
 
 def test_a_plan_from_a_config_alone_is_not_carried_out(tmp_path: Path) -> None:
-    source = models.write(tmp_path / "model", models.MODELS["llama"])
+    source = models.write(tmp_path / "model", configs.BAKED["llama"])
     weights = {path.name: path.read_bytes() for path in source.glob("*.safetensors*")}
     for name in weights:
         (source / name).unlink()
@@ -83,7 +83,7 @@ def test_a_plan_from_a_config_alone_is_not_carried_out(tmp_path: Path) -> None:
     ],
 )
 def test_a_tensor_of_queries_and_keys_counts_once(name: str, tensor: str, rows: str, tmp_path: Path) -> None:
-    source = models.write(tmp_path / "model", models.MODELS[name])
+    source = models.write(tmp_path / "model", configs.BAKED[name])
     what = f"the score of full_attention times 2.25: {tensor}"
     (words,) = make_bake(source, "score", multiplier=2.25, side="both").bakes
     assert words.startswith(what)

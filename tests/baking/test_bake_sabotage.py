@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import bake_models as models
+import configs
 import numpy as np
 import pytest
-from bake_logits import logits
+from bake_models import logits
+from models import set_config
 from test_bake_families import EXACT, bake_of
 
 from ropetool.errors import LossyExport
@@ -99,7 +100,7 @@ WRONG: dict[str, tuple[str, str, Wrong]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_way_is_seen(name: str, tmp_path: Path) -> None:
     model, side, spoil = WRONG[name]
-    source = models.write(tmp_path / "m", models.MODELS[model])
+    source = models.write(tmp_path / "m", configs.BAKED[model])
     model = models.opened(source)
     view = model.targets
     bake = bake_of(source, side)
@@ -112,11 +113,10 @@ def test_a_wrong_way_is_seen(name: str, tmp_path: Path) -> None:
 
 def test_a_scale_under_clamped_projections_is_refused_and_would_be_wrong(tmp_path: Path) -> None:
     """The refusal's reason is true: with the clamp the baked model is another one."""
-    source, baked = models.write(tmp_path / "m", models.MODELS["olmo"]), tmp_path / "baked"
+    source, baked = models.write(tmp_path / "m", configs.BAKED["olmo"]), tmp_path / "baked"
     models.carry_out(bake_of(source), source, baked)
     for directory in (source, baked):
-        data = json.loads((directory / "config.json").read_text())
-        (directory / "config.json").write_text(json.dumps({**data, "clip_qkv": 0.5}))
+        set_config(directory, clip_qkv=0.5)
     with pytest.raises(LossyExport, match=r"clip_qkv is 0\.5: the model clamps its projections"):
         bake_of(source)
     assert np.abs(logits(source) - logits(baked)).max() > SEEN
@@ -124,7 +124,7 @@ def test_a_scale_under_clamped_projections_is_refused_and_would_be_wrong(tmp_pat
 
 def test_norms_that_are_not_permuted_with_their_projection(tmp_path: Path) -> None:
     """The rows of qwen3 in the other order, seen through a transformers that rotates in that order."""
-    source = models.write(tmp_path / "m", models.MODELS["qwen3"])
+    source = models.write(tmp_path / "m", configs.BAKED["qwen3"])
     model = models.opened(source)
     view = model.targets
     bake = models.reordered(model, "interleaved")

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import bake_models as models
+import configs
 import numpy as np
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from models import write_config
 from probes import probe, v4_python
 from transformers import AutoConfig
 
@@ -37,13 +39,13 @@ TYPES: dict[str, dict[str, Any]] = {
     },
     "longrope": {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 512},
 }  # fmt: skip
-FLAT = [name for name, data in models.MODELS.items() if "full_attention" not in data["rope_parameters"]]
+FLAT = [name for name, data in configs.BAKED.items() if "full_attention" not in data["rope_parameters"]]
 ELSEWHERE = {"mistral4": "default"}  # builds a table that its attention cannot use; see the test below
 
 
 def with_type(name: str, rope_type: str) -> dict[str, Any]:
     """Return the config with other rope keys; longrope lists have as many numbers as there are pairs."""
-    data = json.loads(json.dumps(models.MODELS[name]))
+    data = json.loads(json.dumps(configs.BAKED[name]))
     share = data["rope_parameters"].get("partial_rotary_factor")
     keys: dict[str, Any] = {"rope_theta": 10000.0, **TYPES[rope_type]}
     if share is not None:
@@ -95,7 +97,7 @@ def test_mistral4_without_scaling_stops_in_its_attention(tmp_path: Path) -> None
         get("transformers").decode(HfCheckpoint(data, families.get("mistral4")))
     models.write(tmp_path / "m", data)
     with pytest.raises(RuntimeError, match="size of tensor"):
-        models.logits(tmp_path / "m")
+        models.logits(tmp_path / "m", configs.LENGTH)
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
@@ -117,7 +119,7 @@ def test_the_share_of_a_head_is_found_where_transformers_finds_it(name: str, sha
 
 
 def test_gpt_neox_has_names_of_its_own() -> None:
-    data = {k: v for k, v in models.MODELS["gpt_neox"].items() if k != "rope_parameters"}
+    data = {k: v for k, v in configs.BAKED["gpt_neox"].items() if k != "rope_parameters"}
     data |= {"rotary_emb_base": 25000, "rotary_pct": 0.5, "rope_theta": 7.0}
     rope = get("transformers").decode(HfCheckpoint(data, families.get("gpt_neox")))
     (found, _), *_ = real_tables(data)
@@ -137,23 +139,25 @@ def test_the_layers_that_rotate_are_those_of_the_real_model(
 ) -> None:
     """Bake into the decoded layers alone: the logits agree only if no other layer rotates, and all of these do."""
 
-    source = models.write(tmp_path / "m", {**models.MODELS[name], **change})
+    source = models.write(tmp_path / "m", {**configs.BAKED[name], **change})
     model = models.opened(source)
     view = model.targets
     assert view.rope.entries["full_attention"].layers == layers
     models.carry_out(bakes.attention_factor(model), source, tmp_path / "baked")
-    assert np.abs(models.logits(source) - models.logits(tmp_path / "baked")).max() < 1e-10
+    assert (
+        np.abs(models.logits(source, configs.LENGTH) - models.logits(tmp_path / "baked", configs.LENGTH)).max() < 1e-10
+    )
 
 
 def test_what_is_not_known_is_said() -> None:
-    gpt_oss = {k: v for k, v in models.MODELS["gpt_oss"].items() if k != "rope_parameters"}
+    gpt_oss = {k: v for k, v in configs.BAKED["gpt_oss"].items() if k != "rope_parameters"}
     with pytest.raises(Refuses, match="without rope keys; its default is yarn"):
         get("transformers").decode(HfCheckpoint(gpt_oss, families.get("gpt_oss")))
-    falcon = {**models.MODELS["falcon-per-head"], "alibi": True}
+    falcon = {**configs.BAKED["falcon-per-head"], "alibi": True}
     with pytest.raises(Refuses, match="alibi is on, so no layer rotates"):
         get("transformers").decode(HfCheckpoint(falcon, families.get("falcon")))
     with pytest.raises(Refuses, match=r"no data on cohere in transformers 4\.57"):
-        get("transformers-v4").decode(HfCheckpoint(models.v4(models.MODELS["cohere"]), families.get("cohere")))
+        get("transformers-v4").decode(HfCheckpoint(models.v4(configs.BAKED["cohere"]), families.get("cohere")))
 
 
 def test_transformers_4_rotates_by_the_decoded_table(tmp_path: Path) -> None:
@@ -164,9 +168,7 @@ def test_transformers_4_rotates_by_the_decoded_table(tmp_path: Path) -> None:
     for name in names:
         for rope_type in TYPES:
             data = models.v4(with_type(name, rope_type))
-            directory = tmp_path / f"{name}-{rope_type}"
-            directory.mkdir()
-            (directory / "config.json").write_text(json.dumps(data))
+            directory = write_config(tmp_path / f"{name}-{rope_type}", data)
             jobs.append({"path": str(directory), "lengths": LENGTHS})
             wanted.append(
                 get("transformers-v4").decode(HfCheckpoint(data, families.get(name))).entries["full_attention"]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from making import run
+from running import run
 
 import ropetool
 from ropetool.choosing.choice import Choice

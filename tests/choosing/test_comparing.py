@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from making import run
+from models import copied
+from running import run
 from verifying import cut_texts
 
 import ropetool
@@ -353,10 +354,7 @@ def test_texts_shorter_than_the_target_are_refused(folder: Path) -> None:
 
 
 def test_a_plan_of_another_source_and_a_gguf_file_are_refused(folder: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(DEMO, other)
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
+    other = copied(DEMO, tmp_path / "other", rms_norm_eps=1e-3)
     with pytest.raises(PlanMismatch, match="rms_norm_eps"):
         ropetool.compare(other, plans=[folder / "yarn.json"], **LITTLE)
     file = ropetool.export(folder / "model-yarn", tmp_path / "m.gguf", allow_unverified=True, check=False).output

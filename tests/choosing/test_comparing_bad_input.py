@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 import pytest
-from making import run
+from running import run
 
 import ropetool
 from ropetool.cli import group

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf_making import model
-from making import refusal
+from gguf_files import model
+from running import refusal
 from verification.conftest import make_text, write_model, write_tokenizer
 
 import ropetool

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from choosing.tuned_sample import DEMO, DOCUMENTS, figures, sample
-from making import run
+from running import run
 
 from ropetool.lab.tuning import tuning
 from ropetool.lab.tuning.figures import AllowedLoss, Documents

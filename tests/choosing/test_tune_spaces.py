@@ -9,8 +9,7 @@ import configs
 import numpy as np
 import pytest
 import torch
-from exporting import family_models
-from making import write_config
+from models import write_config
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import ropetool
@@ -182,9 +181,7 @@ def test_heads_that_share_a_norm_have_no_gains_of_their_own(tmp_path: Path) -> N
 def test_no_point_loses_what_the_default_puts_into_the_softmax_scale(family: str, tmp_path: Path) -> None:
     """YaRN of these families multiplies the whole score by (0.1 ln 4 + 1)^2, and a list by nothing."""
     known = {**configs.FAMILIES, **configs.MORE_FAMILIES}
-    config = (
-        configs.config(family, "v4") if family in known else {"model_type": family, **family_models.CONFIGS[family]}
-    )
+    config = configs.config(family, "v4") if family in known else {"model_type": family, **configs.EXPORTED[family]}
     made = planner(write_config(tmp_path / "model", config), 2048)
     yarn = get("yarn")
     begin = made.opened(yarn)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from making import refused, run, snapshot
+from running import refused, run, snapshot
 from verifying import remember
 
 import ropetool

@@ -15,8 +15,9 @@ from typing import Any
 
 import gguf
 import pytest
-from gguf_making import model as gguf_model
-from making import COST_AT_4, config_of, run, snapshot
+from gguf_files import model as gguf_model
+from models import config_of
+from running import COST_AT_4, run, snapshot
 
 import ropetool
 from ropetool.checkpoint import certificate, fingerprints, provenance

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from making import run
-from safetensors.torch import load_file, save_file
+from models import set_tensors
+from running import run
 
 import ropetool
 
@@ -44,11 +45,11 @@ def test_a_planted_key_is_found(extended: Path) -> None:
 
 
 def test_a_planted_weight_is_found(extended: Path) -> None:
-    file = extended / "model.safetensors"
-    tensors = load_file(file)
-    name = next(name for name in tensors if "q_proj" in name)
-    tensors[name] = tensors[name] * 2
-    save_file(tensors, file, metadata={"format": "pt"})
+    def change(tensors: dict[str, Any]) -> None:
+        name = next(name for name in tensors if "q_proj" in name)
+        tensors[name] = tensors[name] * 2
+
+    set_tensors(extended, change)
     plain = run("check", "out", "--json").json
     assert plain["verdict"] == "false"
     assert [check["name"] for check in plain["checks"] if check["verdict"] == "fail"] == ["weights"]

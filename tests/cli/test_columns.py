@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import gguf_making
+import gguf_files
 import pytest
 from terminals import on_terminal
 
@@ -27,7 +27,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_no_word_is_broken(line: str, tmp_path: Path) -> None:
-    gguf_making.model(tmp_path / "m.gguf")
+    gguf_files.model(tmp_path / "m.gguf")
     places = {"DEMO": str(DEMO), "GGUF": "m.gguf", "NOWHERE": "nowhere"}
     shown = on_terminal(*(places.get(word, word) for word in line.split()), columns=80, cwd=tmp_path)
     assert shown.code in (0, 1, 3), shown.written

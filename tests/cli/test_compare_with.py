@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from making import Done, run
+from running import Done, run
 
 import ropetool
 from ropetool.files.hf import read_object

@@ -17,7 +17,8 @@ import pytest
 import torch
 from diff_making import Tensors, diff, edited, multiplied, relations, unchanged, weights_of, written
 from documenting import documented
-from making import run, write_config
+from models import write_config
+from running import run
 from safetensors.torch import load_file, save_file
 
 import ropetool
@@ -25,13 +26,10 @@ from ropetool import comparison
 from ropetool.comparison import reading
 from ropetool.report.differing import folded
 
+pytestmark = pytest.mark.usefixtures("here")
+
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 YARN_FACTOR = 0.1 * np.log(8) + 1  # the attention factor of the demo's extension
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

@@ -6,25 +6,23 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import configs
 import gguf
+import gguf_files
 import numpy as np
 import pytest
 from baking import bake_gguf_models, bake_models
 from diff_making import diff, relations, weights_of, written
-from gguf_making import model as gguf_model
-from making import run
-from safetensors.torch import load_file, save_file
+from models import set_tensors
+from running import run
 
 from ropetool.weights import bakes
 
+pytestmark = pytest.mark.usefixtures("here")
+
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 # --- families
@@ -165,10 +163,8 @@ BAKED = (
 
 def in_bfloat16(name: str) -> Path:
     """Write a random checkpoint of a family by transformers, its weights rounded to bfloat16."""
-    source = bake_models.write(Path("source"), bake_models.MODELS[name])
-    for file in source.glob("*.safetensors"):
-        save_file({key: tensor.bfloat16() for key, tensor in load_file(file).items()}, file)
-    return source
+    source = bake_models.write(Path("source"), configs.BAKED[name])
+    return set_tensors(source, lambda tensors: {key: tensor.bfloat16() for key, tensor in tensors.items()})
 
 
 @pytest.mark.parametrize("name", BAKED)
@@ -217,22 +213,17 @@ def test_a_quantised_export_against_its_source() -> None:
     written(
         "A", {**config, "num_hidden_layers": 1}, {name: value.astype(np.float32) for name, value in tensors.items()}
     )
-    writer = gguf.GGUFWriter("b.gguf", "llama")
-    for key, value in {"context_length": 512, "embedding_length": 128, "feed_forward_length": 64, "block_count": 1,
-                       "attention.head_count": 4, "attention.head_count_kv": 2}.items():  # fmt: skip
-        writer.add_uint32(f"llama.{key}", value)
-    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-6)
-    writer.add_tokenizer_model("no_vocab")
-    writer.add_vocab_size(config["vocab_size"])
+    keys = {
+        "context_length": 512, "embedding_length": 128, "feed_forward_length": 64, "block_count": 1,
+        "attention.head_count": 4, "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-6,
+        "tokenizer.ggml.model": "no_vocab", "vocab_size": config["vocab_size"],
+    }  # fmt: skip
+    held = {}
     for name, value in tensors.items():
         moved = value.reshape(-1, 2, 16, 128).swapaxes(1, 2).reshape(value.shape) if "v_proj" not in name else value
-        kind = gguf.GGMLQuantizationType.Q8_0
-        short = f"blk.0.attn_{name.split('.')[-2][0]}.weight"
-        writer.add_tensor(short, gguf.quantize(moved.astype(np.float32), kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        rows = gguf.quantize(moved.astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
+        held[f"blk.0.attn_{name.split('.')[-2][0]}.weight"] = (gguf.GGMLQuantizationType.Q8_0, rows)
+    gguf_files.write("b.gguf", "llama", keys, held)
     for a, b in (("A", "b.gguf"), ("b.gguf", "A")):
         found = diff(a, b, 3)
         assert found["differences"] == ["quantised otherwise: 3 tensors"]
@@ -241,30 +232,19 @@ def test_a_quantised_export_against_its_source() -> None:
 
 def quantised(name: str, kind: str | None, scale: float = 1.0, **changes: float) -> Path:
     """Write a GGUF file of one llama layer, its keys quantised by the gguf package and then their block scales scaled."""
-    source = gguf_model(Path(f"{name}-plain.gguf"))
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(name, "llama")
-    for field in reader.fields.values():
-        key, kinds = field.name, field.types
-        if key.startswith("GGUF.") or key == "general.architecture":
-            continue
-        sub = kinds[-1] if kinds[0] == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(key, changes.get(key, field.contents()), kinds[0], sub_type=sub)
-    for tensor in reader.tensors:
-        if kind and tensor.name == "blk.0.attn_k.weight":
-            number = gguf.GGMLQuantizationType[kind]
-            raw = gguf.quantize(np.array(tensor.data, np.float32), number)
-            blocks = raw.reshape(-1, gguf.GGML_QUANT_SIZES[number][1])
-            scales = np.ascontiguousarray(blocks[:, :2]).view("<f2")
-            blocks[:, :2] = (scales.astype(np.float64) * scale).astype("<f2").view(np.uint8)
-            writer.add_tensor(tensor.name, raw, raw_dtype=number)
-        else:
-            writer.add_tensor(tensor.name, np.array(tensor.data))
-    writer.write_header_to_file(Path(name))
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return Path(name)
+
+    def tensor(tensor: str, one: Any) -> tuple[gguf.GGMLQuantizationType, np.ndarray]:
+        if not kind or tensor != "blk.0.attn_k.weight":
+            return one.tensor_type, one.data
+        number = gguf.GGMLQuantizationType[kind]
+        raw = gguf.quantize(np.array(one.data, np.float32), number)
+        blocks = raw.reshape(-1, gguf.GGML_QUANT_SIZES[number][1])
+        scales = np.ascontiguousarray(blocks[:, :2]).view("<f2")
+        blocks[:, :2] = (scales.astype(np.float64) * scale).astype("<f2").view(np.uint8)
+        return number, raw
+
+    source = gguf_files.model(Path(f"{name}-plain.gguf"))
+    return gguf_files.copy(source, name, changes, tensor)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
@@ -336,16 +316,16 @@ def test_keys_of_gguf_files() -> None:
 
 
 def test_a_table_in_a_tensor_is_told_by_the_tables() -> None:
-    gguf_model(Path("one.gguf"))
-    gguf_model(Path("other.gguf"), divisors=np.full(32, 4.0, np.float32))
+    gguf_files.model(Path("one.gguf"))
+    gguf_files.model(Path("other.gguf"), divisors=np.full(32, 4.0, np.float32))
     found = diff("one.gguf", "other.gguf", 3)
     assert relations(found) == {"rope_freqs.weight": "not computed with"}
     assert [reason.partition(" differ")[0] for reason in found["differences"]] == ["table: 32 of 32 pairs"]
 
 
 def test_a_model_in_one_file_and_in_several() -> None:
-    gguf_model(Path("one.gguf"))
-    shard = gguf_model(Path("split.gguf"), shards=2)
+    gguf_files.model(Path("one.gguf"))
+    shard = gguf_files.model(Path("split.gguf"), shards=2)
     counts = diff("one.gguf", shard, 0)["tensors"]["counts"]
     assert list(counts) == ["identical"]
     assert counts["identical"] > 8

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import gguf
 import pytest
-from making import run
+from models import set_config
+from running import run
 
 import ropetool
 from ropetool.checkpoint import certificate, fingerprints, provenance
@@ -116,9 +117,7 @@ def test_an_existing_file_is_replaced_only_by_force(model: Path) -> None:
 
 
 def test_a_sliding_window_must_be_accepted_and_is_then_a_note(model: Path) -> None:
-    config = json.loads((model / "config.json").read_text())
-    windowed = {**config, "model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 64}
-    (model / "config.json").write_text(json.dumps(windowed))
+    set_config(model, model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=64)
     refused = run("export", "model")
     assert (refused.code, refused.out) == (1, "")
     assert "llama.cpp ignores the sliding window of 64 tokens" in refused.err

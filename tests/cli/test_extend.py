@@ -9,7 +9,8 @@ from typing import Any
 
 import configs
 import pytest
-from making import COST_AT_4, config_of, run, snapshot, write_config, write_model
+from models import config_of, set_config, write_config, write_model
+from running import COST_AT_4, run, snapshot
 from terminals import on_terminal
 
 import ropetool
@@ -239,7 +240,7 @@ def test_a_plan_file_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_a_stale_plan_is_refused(tmp_path: Path, source: Path) -> None:
     run("extend", "model", *YARN, "--dry-run", "--plan-out", "plan.json")
-    (source / "config.json").write_text(json.dumps({**config_of(source), "max_position_embeddings": 600}))
+    set_config(source, max_position_embeddings=600)
     done = run("apply", "model", "plan.json")
     assert done.code == 1
     assert done.err == (

@@ -7,16 +7,12 @@ from typing import Any
 
 import gguf
 import pytest
-from gguf_making import llama3_divisors, model
-from gguf_models import Tiny
-from making import COST_AT_8, run, snapshot
+from gguf_files import Tiny, llama3_divisors, model, write
+from running import COST_AT_8, run, snapshot
+
+pytestmark = pytest.mark.usefixtures("here")
 
 YARN = ("--method", "yarn", "--factor", "8")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 INSPECTED = """\
@@ -178,19 +174,7 @@ def test_the_json_of_an_inspection_is_that_of_a_checkpoint() -> None:
 
 def headers_only(path: Path, arch: str, **keys: Any) -> Path:
     """Write a file without tensors: keys of blocks and heads, numbers as u32 or lists of them."""
-    writer = gguf.GGUFWriter(path, arch)
-    for key, value in keys.items():
-        whole = key.endswith(("context_length", "dimension_count")) or not key.startswith("rope")
-        kind = gguf.GGUFValueType.UINT32 if whole else gguf.GGUFValueType.FLOAT32
-        name = f"{arch}.{key.replace('__', '.')}"
-        if isinstance(value, list):
-            writer.add_array(name, value)
-        else:
-            writer.add_key_value(name, value, kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return path
+    return write(path, arch, {key.replace("__", "."): value for key, value in keys.items()})
 
 
 HEADS = {"block_count": 4, "context_length": 512, "embedding_length": 256, "attention__head_count": 4}

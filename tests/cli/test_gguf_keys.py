@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import gguf
-import gguf_making
+import gguf_files
 import numpy as np
 import pytest
-from making import run
+from running import run
 
 from ropetool.files.gguf import Value, ValueType
 from ropetool.report.gguf_keys import shortened
@@ -22,11 +22,7 @@ TEMPLATE = "{% for m in messages %}\n{{ m['content'] }}\t\x1b[31m é\n{% endfor 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    return gguf_making.model(tmp_path / "model.gguf")
-
-
-def contents(path: Path) -> dict[str, object]:
-    return {key: field.contents() for key, field in gguf.GGUFReader(path).fields.items() if not key.startswith("GGUF.")}
+    return gguf_files.model(tmp_path / "model.gguf")
 
 
 def data(path: Path) -> list[bytes]:
@@ -50,10 +46,10 @@ def test_the_list_says_every_key_with_its_type(model: Path) -> None:
     assert (done.code, done.err) == (0, "")
     head, *lines = done.out.splitlines()
     assert head == "model.gguf: GGUF version 3, 11 keys, 12 tensors"
-    assert [line.split()[0] for line in lines] == list(contents(model))
+    assert [line.split()[0] for line in lines] == list(gguf_files.keys(model))
     assert "  llama.context_length                    u32  512" in lines
     listed = json.loads(run("gguf", "list", str(model), "--json").out)
-    assert {entry["key"]: entry["value"] for entry in listed["keys"]} == contents(model)
+    assert {entry["key"]: entry["value"] for entry in listed["keys"]} == gguf_files.keys(model)
 
 
 def test_long_values_are_cut_and_said_to_be(model: Path) -> None:
@@ -98,7 +94,7 @@ def test_a_text_from_a_file_comes_back_byte_for_byte(model: Path, tmp_path: Path
         "gguf", "set", str(model), "tokenizer.chat_template", "--from-file", str(tmp_path / "t.jinja"), "-o", str(made)
     )
     assert (done.code, done.err) == (0, "")
-    assert contents(made) == {**contents(model), "tokenizer.chat_template": TEMPLATE}
+    assert gguf_files.keys(made) == {**gguf_files.keys(model), "tokenizer.chat_template": TEMPLATE}
     assert data(made) == data(model)
     assert piped("gguf", "get", str(made), "tokenizer.chat_template") == TEMPLATE.encode()
 
@@ -119,16 +115,18 @@ def test_the_table_is_shown_before_and_after(model: Path, tmp_path: Path) -> Non
 def test_a_key_is_removed(model: Path, tmp_path: Path) -> None:
     made = tmp_path / "made.gguf"
     assert run("gguf", "unset", str(model), "llama.rope.freq_base", "-o", str(made)).code == 0
-    assert contents(made) == {key: value for key, value in contents(model).items() if key != "llama.rope.freq_base"}
+    assert gguf_files.keys(made) == {
+        key: value for key, value in gguf_files.keys(model).items() if key != "llama.rope.freq_base"
+    }
 
 
 def test_of_a_split_model_only_the_first_file_is_written_anew(tmp_path: Path) -> None:
-    first = gguf_making.model(tmp_path / "model.gguf", shards=2)
+    first = gguf_files.model(tmp_path / "model.gguf", shards=2)
     second = tmp_path / "model-00002-of-00002.gguf"
     done = run("gguf", "set", str(second), "llama.context_length", "2048", "-o", str(tmp_path / "made.gguf"))
     assert done.code == 0
     made = [tmp_path / f"made-0000{number}-of-00002.gguf" for number in (1, 2)]
-    assert contents(made[0]) == {**contents(first), "llama.context_length": 2048}
+    assert gguf_files.keys(made[0]) == {**gguf_files.keys(first), "llama.context_length": 2048}
     assert made[1].read_bytes() == second.read_bytes()
     refused = run("gguf", "set", str(first), "split.count", "3", "-o", str(tmp_path / "x.gguf"), "--force")
     assert refused.err == "Error: split.count: follows from the files of a split model and cannot be edited\n"
@@ -166,7 +164,7 @@ def test_force_writes_it_and_says_what_was_overridden(model: Path, tmp_path: Pat
     assert done.code == 0
     assert "Note: llama.cpp rejects or misreads this file: llama.context_length is f32" in done.err
     assert "llama.context_length is 0" not in done.err
-    assert contents(made)["llama.context_length"] == 4096.0
+    assert gguf_files.keys(made)["llama.context_length"] == 4096.0
 
 
 def test_a_key_that_nobody_reads_is_set_with_a_note(model: Path, tmp_path: Path) -> None:
@@ -200,7 +198,7 @@ def test_words_that_are_no_command_line(words: tuple[str, ...], says: str, model
 def test_a_negative_number_is_no_option(model: Path, tmp_path: Path) -> None:
     made = tmp_path / "made.gguf"
     assert run("gguf", "set", str(model), "x.y", "i32", "-5", "-o", str(made)).code == 0
-    assert contents(made)["x.y"] == -5
+    assert gguf_files.keys(made)["x.y"] == -5
 
 
 def test_an_output_is_never_written_over(model: Path, tmp_path: Path) -> None:
@@ -212,7 +210,7 @@ def test_an_output_is_never_written_over(model: Path, tmp_path: Path) -> None:
     assert other.read_bytes() == b"mine"
     done = run("gguf", "set", str(model), "general.name", "x", "-o", str(model), "--force")
     assert done.code == 1
-    assert "general.name" not in contents(model)
+    assert "general.name" not in gguf_files.keys(model)
 
 
 @pytest.mark.parametrize("command", [("list",), ("get", "general.name"), ("unset", "general.name", "-o", "x")])
@@ -242,23 +240,17 @@ def test_a_value_from_a_file_that_is_not_there(model: Path, tmp_path: Path) -> N
 
 
 def test_a_file_that_is_no_language_model_is_edited_too(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "mmproj.gguf", "clip")
-    writer.add_type("mmproj")
-    writer.add_uint32("clip.vision.image_size", 224)
-    writer.add_tensor("v.a", np.ones(32, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    keys = {"general.type": "mmproj", "vision.image_size": 224}
+    gguf_files.write(tmp_path / "mmproj.gguf", "clip", keys, {"v.a": np.ones(32, np.float32)})
     made = tmp_path / "made.gguf"
     done = run("gguf", "set", str(tmp_path / "mmproj.gguf"), "clip.vision.image_size", "336", "-o", str(made))
     assert (done.code, done.err) == (0, "")
-    assert contents(made) == {**contents(tmp_path / "mmproj.gguf"), "clip.vision.image_size": 336}
+    assert gguf_files.keys(made) == {**gguf_files.keys(tmp_path / "mmproj.gguf"), "clip.vision.image_size": 336}
     assert run("gguf", "set", str(made), "clip.vision.image_size", "many", "-o", str(tmp_path / "x.gguf")).code == 1
 
 
 def test_keys_of_ropetool_that_are_not_so_any_more_are_removed(tmp_path: Path) -> None:
-    path = gguf_making.model(tmp_path / "a.gguf")
+    path = gguf_files.model(tmp_path / "a.gguf")
     ours = {"ropetool.method": "yarn", "ropetool.verified.verdict": "pass"}
     for number, (key, value) in enumerate(ours.items()):
         made = tmp_path / f"{number}.gguf"
@@ -271,7 +263,7 @@ def test_keys_of_ropetool_that_are_not_so_any_more_are_removed(tmp_path: Path) -
     ):  # fmt: skip
         made = tmp_path / f"made-{words[0]}.gguf"
         assert run("gguf", "set", str(path), *words, "-o", str(made)).code == 0
-        assert {key: value for key, value in contents(made).items() if key.startswith("ropetool.")} == kept
+        assert {key: value for key, value in gguf_files.keys(made).items() if key.startswith("ropetool.")} == kept
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root writes into any folder")

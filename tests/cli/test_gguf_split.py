@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import gguf
-import gguf_making
+import gguf_files
 import numpy as np
 import pytest
-from making import run
+from running import run
 
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, read_shards, write_patched
 
@@ -37,7 +37,7 @@ def parts(folder: Path, name: str = "part") -> list[Path]:
 @pytest.fixture
 def three(tmp_path: Path) -> list[Path]:
     """A tiny model of twelve tensors in three files."""
-    gguf_making.model(tmp_path / "whole.gguf")
+    gguf_files.model(tmp_path / "whole.gguf")
     done = run("gguf", "split", str(tmp_path / "whole.gguf"), "--max-tensors", "5", "-o", str(tmp_path / "part.gguf"))
     assert done.code == 0
     return parts(tmp_path)
@@ -70,14 +70,8 @@ def test_a_set_is_split_anew(three: list[Path], tmp_path: Path) -> None:
 
 
 def test_an_alignment_of_its_own_holds_in_the_first_file(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "whole.gguf", "llama")
-    writer.add_custom_alignment(128)
-    for number in range(4):
-        writer.add_tensor(f"t{number}", np.arange(7 + number, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tensors = {f"t{number}": np.arange(7 + number, dtype=np.float32) for number in range(4)}
+    gguf_files.write(tmp_path / "whole.gguf", "llama", {"general.alignment": 128}, tensors)
     assert (
         run("gguf", "split", str(tmp_path / "whole.gguf"), "--max-tensors", "2", "-o", str(tmp_path / "part.gguf")).code
         == 0
@@ -91,7 +85,7 @@ def test_an_alignment_of_its_own_holds_in_the_first_file(tmp_path: Path) -> None
 
 
 def test_bytes_behind_the_last_tensor_are_left_out_and_told(tmp_path: Path) -> None:
-    whole = gguf_making.model(tmp_path / "whole.gguf")
+    whole = gguf_files.model(tmp_path / "whole.gguf")
     with whole.open("ab") as file:
         file.write(b"x" * 100)
     done = run("gguf", "split", str(whole), "--max-tensors", "9", "-o", str(tmp_path / "part.gguf"))
@@ -102,7 +96,7 @@ def test_bytes_behind_the_last_tensor_are_left_out_and_told(tmp_path: Path) -> N
 
 
 def test_the_result_as_text_and_json(tmp_path: Path) -> None:
-    whole = gguf_making.model(tmp_path / "whole.gguf")
+    whole = gguf_files.model(tmp_path / "whole.gguf")
     done = run("gguf", "split", str(whole), "--max-tensors", "9", "-o", str(tmp_path / "part.gguf"))
     nbytes = sum(path.stat().st_size for path in parts(tmp_path))
     assert done.out == (
@@ -146,7 +140,7 @@ def test_files_that_changed_their_names_are_named(three: list[Path]) -> None:
 def test_a_file_of_another_model_is_named(three: list[Path], tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"
     foreign.mkdir()
-    gguf_making.model(foreign / "whole.gguf", "qwen2")
+    gguf_files.model(foreign / "whole.gguf", "qwen2")
     run("gguf", "split", str(foreign / "whole.gguf"), "--max-tensors", "6", "-o", str(foreign / "part.gguf"))
     (foreign / "part-00002-of-00003.gguf").replace(three[1])
     assert refused(three[0]) == (
@@ -166,7 +160,7 @@ def test_a_file_with_other_tensors_is_seen_by_their_number(three: list[Path]) ->
 
 
 def test_what_needs_no_splitting_or_merging(tmp_path: Path) -> None:
-    whole = gguf_making.model(tmp_path / "whole.gguf")
+    whole = gguf_files.model(tmp_path / "whole.gguf")
     assert refused(whole) == f"Error: {whole}: is a single file already"
     done = run("gguf", "split", str(whole), "--max-size", "2G", "-o", str(tmp_path / "part.gguf"))
     assert done.err.startswith(f"Error: {whole}: its 12 tensors of 370,176 bytes fit into one file\n")

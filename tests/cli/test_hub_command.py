@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
-import gguf_making
+import gguf_files
 import pytest
 from hub_server import Hub, local_hub
-from making import Done, run, snapshot
+from running import Done, run, snapshot
 
 import ropetool
 from ropetool.checkpoint import provenance
@@ -120,7 +120,7 @@ def test_a_verification_writes_nothing_into_the_cache(hub: Hub, tmp_path: Path) 
 def test_a_gguf_file_on_the_hub_is_extended(hub: Hub, tmp_path: Path) -> None:
     folder = tmp_path / "files"
     folder.mkdir()
-    gguf_making.model(folder / "m.gguf")
+    gguf_files.model(folder / "m.gguf")
     hub.repositories["acme/files"] = folder
     good("extend", "acme/files:m.gguf", "--method", "yarn", "--factor", "4")
     assert "m-yarn-4x.gguf" in here()

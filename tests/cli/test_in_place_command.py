@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import configs
 import numpy as np
 import pytest
-from gguf_making import FREQS, llama3_divisors, model, tensors, values, vector
-from gguf_models import llama_logits
-from making import COST_AT_8, run, snapshot, write_model
+from gguf_files import FREQS, llama3_divisors, model, tensors, values, vector
+from gguf_logits import llama_logits
+from models import write_model
+from running import COST_AT_8, run, snapshot
 
 from ropetool.checkpoint import edit_log, provenance
 from ropetool.errors import ConfigError
@@ -23,15 +25,13 @@ from ropetool.files.gguf.journal import journal_of
 from ropetool.files.hf.jsontext import JsonLimits
 from ropetool.plans.in_place import edit_model, editable
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Linux is proved, and macOS has the same calls")
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="Linux is proved, and macOS has the same calls"),
+    pytest.mark.usefixtures("here"),
+]
 
 YARN = ("--method", "yarn", "--factor", "8")
 BESIDE = ["m.gguf", "m.gguf.ropetool-edits.json", "m.gguf.ropetool.json"]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def test_extend_changes_the_file_itself(tmp_path: Path) -> None:
@@ -164,7 +164,6 @@ def test_options_that_do_not_go_together(tmp_path: Path, options: tuple[str, ...
 
 
 def test_a_directory_is_refused(tmp_path: Path) -> None:
-    import configs
 
     write_model(tmp_path / "model", configs.config("llama", "v4"))
     done = run("extend", "model", *YARN, "--in-place")

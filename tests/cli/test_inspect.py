@@ -8,14 +8,12 @@ from typing import Any
 
 import configs
 import pytest
-from making import run, write_config, write_model
+from models import write_config, write_model
+from running import run
+
+pytestmark = pytest.mark.usefixtures("here")
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def config(family: str, style: str = "v4", **changes: Any) -> dict[str, Any]:

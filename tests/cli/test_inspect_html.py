@@ -9,12 +9,10 @@ from pathlib import Path
 
 import configs
 import pytest
-from making import refused, run, snapshot, write_config, write_model
+from models import write_config, write_model
+from running import refused, run, snapshot
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def cells(page: str) -> list[list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from making import run
+from running import run
 
 from ropetool import families, runtimes
 from ropetool.report.lists import COMMON

@@ -14,7 +14,8 @@ from pathlib import Path
 import click
 import configs
 import pytest
-from making import run, write_config
+from models import write_config
+from running import run
 
 import ropetool
 from ropetool.cli import COMMANDS, GROUPS, group

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 import pytest
-from making import run
+from running import run
 
 import ropetool
 from ropetool.cli import group

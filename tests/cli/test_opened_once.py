@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import configs
-import gguf_making
+import gguf_files
 import pytest
-from making import run, write_model
+from models import write_model
+from running import run
 from verifying import shrink_suites
 
 import ropetool
@@ -81,7 +82,7 @@ def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[s
     write_model(
         tmp_path / "scaled", configs.config("llama", "v4") | {"max_position_embeddings": 2048, "rope_scaling": SCALED}
     )
-    gguf_making.model(tmp_path / "model.gguf")
+    gguf_files.model(tmp_path / "model.gguf")
     parse = header._parse
     found = _reads = Counter()
 

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from making import run
+from running import run
 
 from ropetool.cli import COMMANDS
 from ropetool.errors import RopetoolError

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import configs
 import pytest
-from making import config_of, run, write_config
+from models import config_of, write_config
+from running import run
 
 from ropetool import families, runtimes
 from ropetool.cli import COMMANDS

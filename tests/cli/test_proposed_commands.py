@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from making import run, write_config
+from models import write_config
+from running import run
 
 from ropetool import families
 

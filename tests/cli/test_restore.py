@@ -15,9 +15,10 @@ import configs
 import gguf
 import numpy as np
 import pytest
-from gguf_making import FREQS, llama3_divisors, model, tensors, values, vector
-from gguf_models import llama_logits
-from making import run, write_model
+from gguf_files import FREQS, llama3_divisors, model, tensors, values, vector
+from gguf_logits import llama_logits
+from models import write_model
+from running import run
 
 from ropetool.checkpoint import edit_log, provenance
 from ropetool.errors import OutputError
@@ -27,13 +28,11 @@ from ropetool.files.gguf.in_place import editing
 from ropetool.files.gguf.in_place.disk import Disk, NotHere
 from ropetool.plans.in_place import edit_model, editable
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Linux is proved, and macOS has the same calls")
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="Linux is proved, and macOS has the same calls"),
+    pytest.mark.usefixtures("here"),
+]
 YARN = ("--method", "yarn", "--factor", "8")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def keys(path: Path) -> dict[str, object]:

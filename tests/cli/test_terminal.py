@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from making import run, write_config
+from models import write_config
+from running import run
 from terminals import Shown, on_terminal
 
 import ropetool

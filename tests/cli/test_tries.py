@@ -7,11 +7,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-import gguf_making
+import gguf_files
 import pytest
-from making import Done, run, write_config, write_model
+from models import write_config, write_model
+from running import Done, run
 
 from ropetool.escaping import words
+
+pytestmark = pytest.mark.usefixtures("here")
 
 MODELS: dict[str, Any] = json.loads(
     Path(__file__).parents[1].joinpath("corpus_models.json").read_text(encoding="utf-8")
@@ -34,12 +37,6 @@ ASKED = (
     "--method ntk-by-parts -p truncate false --factor 8 --for vllm --for llama.cpp", "--factor 16 --for exllamav3",
     "--method mixed-ntk --target-length 2M --config-style v4", "--method dynamic --factor 2 --for vllm",
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def next_step(done: Done) -> str:
@@ -116,7 +113,7 @@ def test_advise_gives_one_reason_and_all_on_request() -> None:
     "asked", ["extend m.gguf --factor 4 --for vllm", "advise m.gguf --target-length 4096 --for vllm"]
 )
 def test_a_runtime_that_reads_no_gguf_file_needs_an_import(asked: str) -> None:
-    gguf_making.model(Path("m.gguf"))
+    gguf_files.model(Path("m.gguf"))
     done = run(*asked.split())
     assert done.code == 2
     assert done.err.splitlines() == [

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from making import run
+from running import run
 
 import ropetool
 from ropetool.files.hf import read_object

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import configs
+import models
 import mxfp4_models
 import numpy as np
 import pytest
 import torch
 import transformers
-from exporting import family_models, maker
-from making import run
+from running import run
 from safetensors.torch import load_file
 from torch.utils.flop_counter import FlopCounterMode
 from verifying import shrink_suites
@@ -42,9 +42,9 @@ REAL = os.environ.get("ROPETOOL_REAL_FILES")
 
 def model_of(family: str, **changes: Any) -> Any:
     """Return a random model of transformers; experts one by one, for torch counts no grouped products."""
-    config = transformers.AutoConfig.for_model(family, **{**family_models.CONFIGS[family], **changes})
+    config = transformers.AutoConfig.for_model(family, **{**configs.EXPORTED[family], **changes})
     config._experts_implementation = "eager"
-    return family_models.auto_class(config).from_config(config, attn_implementation="eager").eval()
+    return models.auto_class(config).from_config(config, attn_implementation="eager").eval()
 
 
 def saved(model: Any, path: Path) -> tuple[Inspection, Weights]:
@@ -96,7 +96,7 @@ def test_the_bytes_of_the_files(tmp_path: Path) -> None:
 
 
 def test_a_gguf_file_costs_what_its_directory_does(tmp_path: Path) -> None:
-    path = family_models.write(tmp_path / "model", "qwen3_moe")
+    path = models.write(tmp_path / "model", "qwen3_moe")
     export_checkpoint(path, tmp_path / "m.gguf", outtype="f32", check=False)
     costs = []
     for source in (path, tmp_path / "m.gguf"):
@@ -124,7 +124,7 @@ def test_a_window_ends_the_cache(tmp_path: Path) -> None:
 
 
 def test_layers_that_share_keys_keep_none(tmp_path: Path) -> None:
-    config = {**family_models.SMALL, "num_hidden_layers": 6, "num_kv_shared_layers": 2, "head_dim": 32}
+    config = {**configs.EXPORT_SIZES, "num_hidden_layers": 6, "num_kv_shared_layers": 2, "head_dim": 32}
     more = {
         "laurel_rank": 8,
         "hidden_size_per_layer_input": 16,
@@ -168,7 +168,7 @@ def test_the_types_of_a_cache() -> None:
 
 
 def test_the_numbers_of_mxfp4_experts(tmp_path: Path) -> None:
-    plain = family_models.write(tmp_path / "plain", "gpt_oss")
+    plain = models.write(tmp_path / "plain", "gpt_oss")
     packed = mxfp4_models.write(tmp_path / "packed")
     (found, ours), (_, checkpoint) = (inspection.inspect_opened(path) for path in (plain, packed))
     wanted, held = weights.of(ours, found.rope), weights.of(checkpoint, found.rope)
@@ -178,23 +178,23 @@ def test_the_numbers_of_mxfp4_experts(tmp_path: Path) -> None:
 
 
 def test_scales_of_fp8_are_no_parameters(tmp_path: Path) -> None:
-    path = maker.checkpoint(tmp_path / "m")
+    path = models.checkpoint(tmp_path / "m")
     _, plain = weights_at(path)
     tensors = {name: (kind, np.array(values)) for name, (kind, values) in mxfp4_models.read(path).items()}
     name = "model.layers.0.mlp.up_proj.weight"
     shape = tensors[name][1].shape
-    maker.write_safetensors(
+    models.write_safetensors(
         path / "model.safetensors", {**tensors, f"{name}_scale_inv": ("F32", np.ones((1, 1), np.float32))}
     )
     config = json.loads((path / "config.json").read_text())
-    maker.save(path / "config.json", {**config, "quantization_config": {"quant_method": "fp8"}})
+    models.save(path / "config.json", {**config, "quantization_config": {"quant_method": "fp8"}})
     _, held = weights_at(path)
     assert prod(shape) > 1
     assert (held.numbers, held.nbytes) == (plain.numbers, (plain.nbytes or 0) + 4)
 
 
 def test_what_another_program_packed_has_bytes_alone(tmp_path: Path) -> None:
-    path = maker.checkpoint(tmp_path / "m", quantization_config={"quant_method": "gptq", "bits": 4})
+    path = models.checkpoint(tmp_path / "m", quantization_config={"quant_method": "gptq", "bits": 4})
     cost = by_name(costs_at(path, 256))
     assert cost["parameters", "numbers"].value is None
     assert cost["parameters", "numbers"].how == "its quantization_config packs several numbers into one"

@@ -10,10 +10,9 @@ from typing import Any
 import configs
 import gguf
 import gguf_headers
-import gguf_making
 import numpy as np
-from gguf_models import Tiny
-from making import write_config
+from gguf_files import Tiny, model, write
+from models import write_config
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 GGUF_YARN = {
@@ -36,7 +35,7 @@ def scaled(family: str, context: int = 2048, **scaling: Any) -> Callable[[Path],
 def tiny(arch: str = "llama", divisors: Any = None, **keys: Any) -> Callable[[Path], Path]:
     """Return what writes a GGUF model with these keys."""
     named = {key.replace("__", "."): value for key, value in keys.items()}
-    return lambda folder: gguf_making.model(folder / "model.gguf", arch, named, divisors=divisors)
+    return lambda folder: model(folder / "model.gguf", arch, named, divisors=divisors)
 
 
 def header(arch: str, **more: tuple[str, Any]) -> Callable[[Path], Path]:
@@ -62,21 +61,12 @@ def _without_head_dim(folder: Path) -> Path:
     return write_config(folder / "model", {key: value for key, value in config.items() if key != "head_dim"})
 
 
+SHAPE = {"embedding_length": 256, "block_count": 1, "attention.head_count": 2}
+
+
 def _bos_of_another_type(folder: Path) -> Path:
-    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
-    for key, number in {
-        "context_length": 512,
-        "embedding_length": 256,
-        "block_count": 1,
-        "attention.head_count": 2,
-    }.items():
-        writer.add_uint32(f"llama.{key}", number)
-    writer.add_float32("llama.rope.freq_base", 10000.0)
-    writer.add_int32("tokenizer.ggml.bos_token_id", 1)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return folder / "model.gguf"
+    keys = {"context_length": 512, **SHAPE, "rope.freq_base": 10000.0}
+    return write(folder / "model.gguf", "llama", {**keys, "tokenizer.ggml.bos_token_id": (gguf.GGUFValueType.INT32, 1)})
 
 
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'ab' * 32}\nsize 4368439584\n"
@@ -94,7 +84,7 @@ def _pointer(folder: Path) -> Path:
 
 
 def _cut(folder: Path) -> Path:
-    path = gguf_making.model(folder / "model.gguf")
+    path = model(folder / "model.gguf")
     path.write_bytes(path.read_bytes()[:400])
     return path
 
@@ -112,37 +102,23 @@ def _two_lists(**keys: Any) -> Callable[[Path], Path]:
 
 def _llama_3(folder: Path) -> Path:
     """Write what converters made of Llama 3.1 before July 2024: its base, context and vocabulary, and no divisors."""
-    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
-    writer.add_name("Meta Llama 3.1 8B Instruct")
-    for key, number in {
-        "context_length": 131072,
-        "embedding_length": 256,
-        "block_count": 1,
-        "attention.head_count": 2,
-    }.items():
-        writer.add_uint32(f"llama.{key}", number)
-    writer.add_float32("llama.rope.freq_base", 500000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([f"t{number}" for number in range(128256)])
-    writer.add_token_merges(["t 1"])
-    writer.add_tensor("output_norm.weight", np.ones(256, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return folder / "model.gguf"
+    keys = {
+        "general.name": "Meta Llama 3.1 8B Instruct", "context_length": 131072, **SHAPE, "rope.freq_base": 500000.0,
+        "attention.layer_norm_rms_epsilon": 1e-5, "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": [f"t{number}" for number in range(128256)], "tokenizer.ggml.merges": ["t 1"],
+    }  # fmt: skip
+    return write(folder / "model.gguf", "llama", keys, {"output_norm.weight": np.ones(256, np.float32)})
 
 
 def _beside_its_source(keys: dict[str, Any], **config: Any) -> Callable[[Path], Path]:
     """Return what writes a GGUF model and the config.json that it was made from in one folder."""
 
-    def write(folder: Path) -> Path:
+    def both(folder: Path) -> Path:
         source = {**configs.config("llama", "v4"), "num_hidden_layers": 1, "head_dim": 64, **config}
         write_config(folder / "repository", source)
-        return gguf_making.model(folder / "repository" / "model.gguf", "llama", keys)
+        return model(folder / "repository" / "model.gguf", "llama", keys)
 
-    return write
+    return both
 
 
 Plant = tuple[Callable[[Path], Path], str]  # what writes it, and the rules that what follows from it is a case of

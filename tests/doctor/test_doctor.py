@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import configs
+import gguf_files
 import gguf_headers
-import gguf_making
 import planted
 import pytest
-from gguf_models import llama_logits
+from gguf_logits import llama_logits
 from hub_server import Hub, local_hub
-from making import config_of, run, snapshot, write_config
+from models import config_of, write_config
 from probes import probe, v4_python
+from running import run, snapshot
 
 from ropetool.cli import signals
 from ropetool.doctor import ERROR, NOTE, WARNING, examine, opening
@@ -121,7 +122,7 @@ def test_a_source_that_is_given_is_compared_in_either_format(tmp_path: Path) -> 
 
 def test_a_config_beside_a_file_of_another_size_is_not_its_source(tmp_path: Path) -> None:
     folder = write_config(tmp_path / "model", configs.config("llama", "v4", theta=1e6))  # of two layers
-    assert found_in(gguf_making.model(folder / "model.gguf")) == set()
+    assert found_in(gguf_files.model(folder / "model.gguf")) == set()
 
 
 @pytest.mark.parametrize(("file_format", "rule", "number"), PLANTS)
@@ -148,7 +149,7 @@ def test_a_folder_of_many_is_searched_and_a_broken_one_stops_nothing(tmp_path: P
     for name in ("a/deep/one", "b"):
         write_config(tmp_path / name, configs.config("llama", "v4"))
     write_config(tmp_path / "broken", "{")
-    gguf_making.model(tmp_path / "b" / "model.gguf", shards=2)
+    gguf_files.model(tmp_path / "b" / "model.gguf", shards=2)
     write_config(tmp_path / ".hidden" / "model", "{")
     (tmp_path / "a" / "loop").symlink_to(tmp_path)
     found = examine([str(tmp_path)])
@@ -168,7 +169,7 @@ def test_a_folder_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_missing_shard_is_a_finding(tmp_path: Path) -> None:
-    gguf_making.model(tmp_path / "model.gguf", shards=2).unlink()
+    gguf_files.model(tmp_path / "model.gguf", shards=2).unlink()
     assert found_in(tmp_path) == {"unreadable"}
 
 
@@ -366,13 +367,13 @@ def _alike(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
 
 
 def test_llama_cpp_runs_a_file_whose_keys_were_retyped_as_it_runs_the_right_one(tmp_path: Path) -> None:
-    right = gguf_making.model(tmp_path / "right.gguf", keys=planted.GGUF_YARN)
-    wrong = gguf_making.model(
+    right = gguf_files.model(tmp_path / "right.gguf", keys=planted.GGUF_YARN)
+    wrong = gguf_files.model(
         tmp_path / "wrong.gguf", keys={**planted.GGUF_YARN, "rope.scaling.factor": (planted.FLOAT64, 4.0)}
     )
     assert run("doctor", wrong, "--fix").code == 0
     mended = tmp_path / "wrong-fixed.gguf"
-    assert gguf_making.values(right).items() <= gguf_making.values(mended).items()
+    assert gguf_files.values(right).items() <= gguf_files.values(mended).items()
     assert (llama_logits(mended) == llama_logits(right)).all()
 
 
@@ -393,7 +394,7 @@ def test_a_gguf_file_is_mended_where_it_lies_and_a_directory_is_not(tmp_path: Pa
 
 
 def test_a_number_that_the_right_type_cannot_hold_is_not_repaired(tmp_path: Path) -> None:
-    path = gguf_making.model(tmp_path / "model.gguf", keys={"rope.freq_base": (planted.FLOAT64, 10000.1)})
+    path = gguf_files.model(tmp_path / "model.gguf", keys={"rope.freq_base": (planted.FLOAT64, 10000.1)})
     done = run("doctor", path, "--fix")
     assert done.code == 3
     assert [each.name for each in tmp_path.iterdir()] == ["model.gguf"]
@@ -480,7 +481,7 @@ def test_the_repository_that_a_file_names_is_compared_if_the_cache_has_it(hub: H
     folder = tmp_path / "files"
     folder.mkdir()
     named = {"rope.freq_base": 10000.0, "context_length": 512}
-    path = gguf_making.model(folder / "plain.gguf", keys=named)
+    path = gguf_files.model(folder / "plain.gguf", keys=named)
     header = read_header(path)
     address = Value.of(ValueType.STR, "https://huggingface.co/acme/llama")
     source = folder / "model.gguf"
@@ -493,5 +494,5 @@ def test_the_repository_that_a_file_names_is_compared_if_the_cache_has_it(hub: H
     assert [finding.rule for finding in found.findings] == ["source-table"]
     (finding,) = found.findings
     assert run(*words(finding.fix)[1:], "-o", "mended.gguf").code == 0
-    assert gguf_making.values(tmp_path / "mended.gguf")["llama.rope.freq_base"] == ("FLOAT32", 1e6)
+    assert gguf_files.values(tmp_path / "mended.gguf")["llama.rope.freq_base"] == ("FLOAT32", 1e6)
     assert found_in("mended.gguf", source="acme/llama") == set()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf_files
 import gguf_headers
-import gguf_making
 import pytest
-from making import run, snapshot
+from running import run, snapshot
 
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.runtimes.llama_cpp import key_rules
@@ -51,7 +51,7 @@ def test_three_sections_stop_every_command_and_get_a_fourth(arch: str, tmp_path:
     assert f"fix: `ropetool doctor {path} --fix`" in done.out
     assert run("doctor", path, "--fix").code == 0
     fixed = tmp_path / "model-fixed.gguf"
-    assert gguf_making.values(fixed)[f"{arch}.{SECTIONS}"] == ("ARRAY", [24, 20, 20, 0])
+    assert gguf_files.values(fixed)[f"{arch}.{SECTIONS}"] == ("ARRAY", [24, 20, 20, 0])
     assert {name: each for name, each in snapshot(tmp_path).items() if name in before} == before
     assert run("doctor", fixed).code == 0
     assert run("extend", fixed, "--method", "yarn", "--factor", "4", "--from", "current").code == 0
@@ -78,7 +78,7 @@ KEYS = [
 
 @pytest.mark.parametrize("key", KEYS)
 def test_what_llama_cpp_misses_is_an_error_everywhere(key: str, tmp_path: Path) -> None:
-    path = without(gguf_making.model(tmp_path / "model.gguf"), key)
+    path = without(gguf_files.model(tmp_path / "model.gguf"), key)
     done = run("doctor", path)
     assert done.code == 3
     assert key in done.out
@@ -92,8 +92,8 @@ def test_what_llama_cpp_misses_is_an_error_everywhere(key: str, tmp_path: Path) 
 
 
 def test_a_repair_that_leaves_the_file_unloadable_is_not_offered(tmp_path: Path) -> None:
-    keys = {SECTIONS: (gguf_making.gguf.GGUFValueType.ARRAY, [8, 8, 8])}
-    path = gguf_making.model(tmp_path / "model.gguf", "qwen35", keys)  # has none of the keys of its other layers
+    keys = {SECTIONS: (gguf_files.gguf.GGUFValueType.ARRAY, [8, 8, 8])}
+    path = gguf_files.model(tmp_path / "model.gguf", "qwen35", keys)  # has none of the keys of its other layers
     before = snapshot(tmp_path)
     done = run("doctor", path, "--fix")
     assert done.code == 3
@@ -114,7 +114,7 @@ def test_a_repair_that_leaves_the_file_unloadable_is_not_offered(tmp_path: Path)
 )
 def test_keys_of_another_type_are_findings_of_every_command(arch: str, key: str, value: Value, tmp_path: Path) -> None:
     """Of architectures whose keys decide which layers keep a state."""
-    source = gguf_making.model(tmp_path / "llama.gguf")
+    source = gguf_files.model(tmp_path / "llama.gguf")
     path = tmp_path / "model.gguf"
     header = read_header(source)
     renamed = {k.replace("llama.", f"{arch}.", 1): v for k, v in header.values.items() if k.startswith("llama.")}

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import converter
+import models
 import numpy as np
 import pytest
-from exporting import maker
 
 from ropetool.doctor import ERROR, NOTE, examine
 
@@ -47,9 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stock")
     calls = []
     for name, (scaling, _, _) in CASES.items():
-        source = maker.checkpoint(folder / name, dtype="F32", **SIZES, rope_scaling=scaling)
-        tensors = maker.weights({**maker.CONFIGS["llama"], **SIZES}, "F32")
-        maker.write_safetensors(source / "model.safetensors", tensors)
+        source = models.checkpoint(folder / name, dtype="F32", **SIZES, rope_scaling=scaling)
         converter.copy_tokenizer(source)
         calls.append([source, "--outtype", "f32", "--outfile", folder / f"{name}.gguf"])
     converter.convert(folder, calls)

@@ -9,13 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import configs
 import gguf
+import models
 import numpy as np
+import tokenizer_making
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import ropetool
-from exporting import family_models, maker
 from ropetool import families
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
@@ -39,7 +41,7 @@ GELU = ("gemma2", "starcoder2", "gpt_neox", "gemma", "gemma3_text", "phi")
 PLAIN, YARN, FACTOR_1 = "plain", "yarn x4", "yarn x4, factor 1"
 CELLS = (PLAIN, YARN, FACTOR_1)
 DEVIATION = 0.12
-TRAINED = family_models.TRAINED
+TRAINED = configs.TRAINED
 OUTPUTS = ("attn_q.weight", "attn_q_b.weight", "attn_qkv.weight")  # of the first layer, whichever is there
 
 
@@ -47,8 +49,8 @@ def write(folder: Path, family: str, cell: str, seed: int) -> Path:
     """Write the checkpoint of a cell."""
     source = folder / f"model-{seed}"  # no family in a name: llama.cpp expects tokens of what calls itself phi3
     if not source.exists():
-        family_models.write(source, family, seed=seed, drawn=drawn)
-        maker.save(source / "tokenizer_config.json", {**maker.TOKENIZER_CONFIG, "eos_token": "<|eos|>"})
+        models.write(source, family, seed=seed, drawn=drawn)
+        models.save(source / "tokenizer_config.json", {**tokenizer_making.TOKENIZER_CONFIG, "eos_token": "<|eos|>"})
     if cell == PLAIN:
         return source
     output = folder / f"model-{seed}-{CELLS.index(cell)}"
@@ -65,7 +67,7 @@ def write(folder: Path, family: str, cell: str, seed: int) -> Path:
 def drawn(name: str, weight: Any, family: str, generator: Any) -> Any:
     """Return the numbers of a tensor: norms of 1, all others at random."""
     if "norm" in name:
-        one = name.endswith("weight") and family not in family_models.ADDED_ONE
+        one = name.endswith("weight") and family not in models.ADDED_ONE
         return torch.ones(weight.shape) if one else torch.zeros(weight.shape)
     return DEVIATION * torch.randn(weight.shape, generator=generator)
 
@@ -73,7 +75,7 @@ def drawn(name: str, weight: Any, family: str, generator: Any) -> Any:
 def export(source: Path) -> Path:
     """Write the checkpoint as a float32 file, unless it is there."""
     file = Path(f"{source}.gguf")
-    return file if file.exists() else maker.export(source, file, outtype="f32", allow_unverified=True).output
+    return file if file.exists() else models.export(source, file, outtype="f32", allow_unverified=True).output
 
 
 def checks(source: Path, file: Path) -> dict[str, Check]:
@@ -188,6 +190,4 @@ def _router(source: Path) -> tuple[np.ndarray, np.ndarray, str]:
 
 
 def _store(source: Path, name: str, router: np.ndarray) -> None:
-    stored = load_file(source / "model.safetensors")
-    stored[name] = torch.from_numpy(router).float()
-    save_file(stored, source / "model.safetensors", metadata={"format": "pt"})
+    models.set_tensors(source, lambda tensors: {**tensors, name: torch.from_numpy(router).float()})

@@ -10,12 +10,12 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import configs
+import models
 import pytest
-from making import run
+from running import run
 
 import ropetool
-from exporting import family_models as models
-from exporting import maker
 from ropetool.errors import CheckpointError, LossyExport, VerificationFailed
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.gguf_export import Exported, comparing, export_checkpoint
@@ -190,11 +190,11 @@ def test_the_command_ends_with_3_and_leaves_nothing(
     assert "checked" not in kept.out
 
 
-@pytest.mark.parametrize("family", models.CONFIGS)
+@pytest.mark.parametrize("family", configs.EXPORTED)
 def test_tables_are_compared_under_one_division_into_kinds_of_layer(family: str, tmp_path: Path) -> None:
     """transformers and llama.cpp name sliding and unrotated layers differently; the layers are the same."""
     source = models.write(tmp_path / "model", family)
-    file = maker.export(source, tmp_path / "x.gguf").output
+    file = models.export(source, tmp_path / "x.gguf").output
     assert same_tables(file, source).verdict == same_tables(source, file).verdict == PASS
     header = read_header(file)
     bases = [key for key in header.values if key.endswith(".rope.freq_base")]

@@ -18,14 +18,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf_files
+import models
 import numpy as np
 import pytest
+import tokenizer_making
 from converter import needs_converter
 from forks import run_python
-from gguf_reading import GGUFReader
-from making import refusal
+from gguf_files import GGUFReader
+from running import refusal
 
-from exporting import family_models, maker, remote_models
+from exporting import remote_models
 from ropetool.checkpoint import provenance
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import open_checkpoint
@@ -99,8 +102,8 @@ def have_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A llama with a scaling that its files hold by a vector."""
-    path = maker.checkpoint(tmp_path_factory.mktemp("source") / "model", rope_scaling=LLAMA3, hidden_size=32)
-    maker.save(path / "tokenizer_config.json", {**maker.TOKENIZER_CONFIG, "eos_token": "<|eos|>"})
+    path = models.checkpoint(tmp_path_factory.mktemp("source") / "model", rope_scaling=LLAMA3, hidden_size=32)
+    models.save(path / "tokenizer_config.json", {**tokenizer_making.TOKENIZER_CONFIG, "eos_token": "<|eos|>"})
     return path
 
 
@@ -108,9 +111,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def right(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a converter makes of it that does its work: no scaling, all else as our own export has it."""
     folder = tmp_path_factory.mktemp("right")
-    plain = maker.checkpoint(folder / "plain", hidden_size=32)
+    plain = models.checkpoint(folder / "plain", hidden_size=32)
     (plain / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes())
-    return maker.export(plain, folder / "right.gguf", outtype="f32").output
+    return models.export(plain, folder / "right.gguf", outtype="f32").output
 
 
 def exported(source: Path, converter: Path, output: Path, **options: Any) -> Exported:
@@ -177,7 +180,7 @@ def test_no_converter_is_one_sentence(source: Path, tmp_path: Path, without_tabl
 
 def hostile(folder: Path, mark: Path) -> Path:
     """Write a checkpoint that asks for its own code wherever transformers looks for such, which would leave a mark."""
-    path = maker.checkpoint(folder, rope_scaling={"type": "linear", "factor": 2.0})
+    path = models.checkpoint(folder, rope_scaling={"type": "linear", "factor": 2.0})
     code = f"open({str(mark)!r}, 'w').write('ran')\n"
     for name in ("tokenizer.py", "modeling.py", "configuration.py"):
         (path / name).write_text(code, encoding="utf-8")
@@ -186,7 +189,7 @@ def hostile(folder: Path, mark: Path) -> Path:
         ("tokenizer_config.json", {"AutoTokenizer": ["tokenizer.Tokenizer", None]}),
     ):
         data = json.loads((path / name).read_text(encoding="utf-8"))
-        maker.save(path / name, data | {"auto_map": reference, "inner": {"auto_map": reference}})
+        models.save(path / name, data | {"auto_map": reference, "inner": {"auto_map": reference}})
     (path / "pytorch_model.bin").write_bytes(b"pickle")
     return path
 
@@ -217,7 +220,7 @@ def test_nested_rope_keys_lose_their_scaling_and_keep_the_rest() -> None:
 
 
 def test_a_link_that_leads_out_is_refused(tmp_path: Path, right: Path, without_table: None) -> None:
-    path = maker.checkpoint(tmp_path / "model")
+    path = models.checkpoint(tmp_path / "model")
     secret = script(tmp_path, SECRET, "secret.json")
     (path / "vocab.json").symlink_to(secret)
     (tmp_path / "out").mkdir()
@@ -313,8 +316,8 @@ def test_a_sound_file_gets_the_tables_of_the_checkpoint(
     assert made.encoding == "rope_freqs.weight"
     assert {check.name: check.verdict for check in made.checks}["same tables"] == "pass"
     assert "fake.py" in made.notes[0]
-    ours = maker.tensors(right)
-    theirs = maker.tensors(made.output)
+    ours = gguf_files.tensors(right)
+    theirs = gguf_files.tensors(made.output)
     assert {name: theirs[name] for name in ours} == ours
     assert json.loads(Path(f"{made.output}.ropetool.json").read_text("utf-8"))["export"]["converter"] == "fake.py"
 
@@ -347,7 +350,7 @@ def test_another_base_than_the_checkpoint_s_is_put_right(
 ) -> None:
     wrong = patched(right, tmp_path, {"llama.rope.freq_base": Value.of(ValueType.F32, 77.0)})
     made = exported(source, hands_out(tmp_path, wrong), tmp_path / "x.gguf")
-    assert maker.keys(made.output)["llama.rope.freq_base"] == 10000
+    assert gguf_files.keys(made.output)["llama.rope.freq_base"] == 10000
 
 
 def test_another_epsilon_than_the_checkpoint_s_is_put_right(
@@ -355,7 +358,7 @@ def test_another_epsilon_than_the_checkpoint_s_is_put_right(
 ) -> None:
     wrong = patched(right, tmp_path, {"llama.attention.layer_norm_rms_epsilon": Value.of(ValueType.F32, 0.1)})
     made = exported(source, hands_out(tmp_path, wrong), tmp_path / "x.gguf")
-    assert maker.keys(made.output)["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-5)
+    assert gguf_files.keys(made.output)["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-5)
     assert any("llama.cpp's converter wrote 0.1" in note for note in made.notes)
 
 
@@ -366,7 +369,7 @@ def test_an_epsilon_under_a_name_that_llama_cpp_does_not_ask_for_is_written_agai
     name, other = (f"llama.attention.layer_norm_{word}epsilon" for word in ("rms_", ""))
     write_patched(header, Patch(set={other: header.values[name]}, remove=frozenset({name})), tmp_path / "wrong.gguf")
     made = exported(source, hands_out(tmp_path, tmp_path / "wrong.gguf"), tmp_path / "x.gguf")
-    assert maker.keys(made.output)[name] == pytest.approx(1e-5)
+    assert gguf_files.keys(made.output)[name] == pytest.approx(1e-5)
     assert any("llama.cpp's converter wrote a different key" in note for note in made.notes)
 
 
@@ -554,12 +557,12 @@ def test_the_stock_converter_runs_no_code_of_the_checkpoint(tmp_path: Path, with
 )
 def test_the_stock_converter_s_tensors_are_those_of_the_tables(family: str, tmp_path: Path) -> None:
     """What it shifts, splits, merges or turns is held against the source as our tables say it."""
-    source, file = family_models.write(tmp_path / "model", family), tmp_path / "x.gguf"
+    source, file = models.write(tmp_path / "model", family), tmp_path / "x.gguf"
     done = run_python(EXPORTS, Path(__file__).parents[2] / "scripts" / "converted", source, file)
     assert done.code == 0, done.err
     target, directory = open_checkpoint(file), open_checkpoint(source)
     assert not compare_weights(target, directory, None).differences
-    assert maker.apart_by_themselves(target, directory)
+    assert models.apart_by_themselves(target, directory)
 
 
 @needs_converter

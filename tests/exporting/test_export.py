@@ -9,10 +9,11 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import gguf_files
+import models
 import numpy as np
 import pytest
 
-from exporting import maker
 from ropetool.checkpoint import provenance
 from ropetool.errors import (
     CheckpointError,
@@ -45,7 +46,7 @@ def interleaved(rows: np.ndarray, head_dim: int) -> np.ndarray:
 
 def expected_llama(config: dict[str, Any], dtype: str = "F32") -> dict[str, np.ndarray]:
     """Return the tensors of a dense llama file by name, from the same random weights."""
-    given = {name: values for name, (_, values) in maker.weights(config, dtype).items()}
+    given = {name: values for name, (_, values) in models.weights(config, dtype).items()}
     found = {"token_embd.weight": given["model.embed_tokens.weight"], "output_norm.weight": given["model.norm.weight"]}
     if "lm_head.weight" in given:
         found["output.weight"] = given["lm_head.weight"]
@@ -64,15 +65,15 @@ def expected_llama(config: dict[str, Any], dtype: str = "F32") -> dict[str, np.n
 
 
 def assert_same(path: Path, expected: dict[str, np.ndarray]) -> None:
-    found = maker.tensors(path)
+    found = gguf_files.tensors(path)
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         assert found[name] == ("F32", values.shape[::-1], values.tobytes()), name
 
 
 def test_a_llama_arrives_number_by_number(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", attention_bias=True, mlp_bias=True)
-    result = maker.export(source, tmp_path / "x.gguf")
+    source = models.checkpoint(tmp_path / "model", attention_bias=True, mlp_bias=True)
+    result = models.export(source, tmp_path / "x.gguf")
     config = json.loads((source / "config.json").read_text())
     assert_same(tmp_path / "x.gguf", expected_llama(config))
     assert (result.outtype, result.arch, result.tensors) == ("f32", "llama", 3 + 2 * 16)
@@ -81,19 +82,19 @@ def test_a_llama_arrives_number_by_number(tmp_path: Path) -> None:
 
 
 def test_rows_left_in_place_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = maker.checkpoint(tmp_path / "model")
+    source = models.checkpoint(tmp_path / "model")
     monkeypatch.setattr(Permutation, "apply", lambda turn, elements: elements)
-    maker.export(source, tmp_path / "x.gguf")
+    models.export(source, tmp_path / "x.gguf")
     with pytest.raises(AssertionError, match="attn_q"):
-        assert_same(tmp_path / "x.gguf", expected_llama(maker.CONFIGS["llama"]))
+        assert_same(tmp_path / "x.gguf", expected_llama(models.BY_HAND["llama"]))
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_qwen_rows_stay_in_place(family: str, tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", family)
-    maker.export(source, tmp_path / "x.gguf")
-    given = maker.weights(maker.CONFIGS[family])
-    found = maker.tensors(tmp_path / "x.gguf")
+    source = models.checkpoint(tmp_path / "model", family)
+    models.export(source, tmp_path / "x.gguf")
+    given = models.weights(models.BY_HAND[family])
+    found = gguf_files.tensors(tmp_path / "x.gguf")
     for name in ("q_proj.weight", "k_proj.weight", *(["q_proj.bias"] if family == "qwen2" else [])):
         short = name.replace("_proj", "")
         assert found[f"blk.1.attn_{short}"][2] == given[f"model.layers.1.self_attn.{name}"][1].tobytes()
@@ -101,17 +102,17 @@ def test_qwen_rows_stay_in_place(family: str, tmp_path: Path) -> None:
 
 
 def test_experts_are_joined_in_order(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", "mixtral", "F16")
-    maker.export(source, tmp_path / "x.gguf")
-    given = maker.weights(maker.CONFIGS["mixtral"], "F16")
-    found = maker.tensors(tmp_path / "x.gguf")
+    source = models.checkpoint(tmp_path / "model", "mixtral", "F16")
+    models.export(source, tmp_path / "x.gguf")
+    given = models.weights(models.BY_HAND["mixtral"], "F16")
+    found = gguf_files.tensors(tmp_path / "x.gguf")
     for ours, theirs in (("gate", "w1"), ("down", "w2"), ("up", "w3")):
         parts = [given[f"model.layers.1.block_sparse_moe.experts.{x}.{theirs}.weight"][1] for x in range(3)]
         joined = np.stack(parts)
         assert found[f"blk.1.ffn_{ours}_exps.weight"] == ("F16", joined.shape[::-1], joined.tobytes())
     gate = given["model.layers.0.block_sparse_moe.gate.weight"][1].astype(np.float32)
     assert found["blk.0.ffn_gate_inp.weight"] == ("F32", gate.shape[::-1], gate.tobytes())
-    stated = maker.keys(tmp_path / "x.gguf")
+    stated = gguf_files.keys(tmp_path / "x.gguf")
     assert (stated["llama.expert_count"], stated["llama.expert_used_count"]) == (3, 2)
     assert stated["general.size_label"].startswith("3x")
 
@@ -122,31 +123,31 @@ def test_experts_are_joined_in_order(tmp_path: Path) -> None:
      ("F32", "bf16", "BF16"), ("F32", "f16", "F16"), ("BF16", "f16", "F16")],
 )  # fmt: skip
 def test_matrices_get_the_type_and_vectors_stay_f32(dtype: str, outtype: str, expected: str, tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", dtype=dtype)
-    result = maker.export(source, tmp_path / "x.gguf", outtype=outtype)
-    found = maker.tensors(tmp_path / "x.gguf")
+    source = models.checkpoint(tmp_path / "model", dtype=dtype)
+    result = models.export(source, tmp_path / "x.gguf", outtype=outtype)
+    found = gguf_files.tensors(tmp_path / "x.gguf")
     assert {kind for name, (kind, _, _) in found.items() if "norm" not in name} == {expected}
     assert {kind for name, (kind, _, _) in found.items() if "norm" in name} == {"F32"}
-    assert maker.keys(tmp_path / "x.gguf")["general.file_type"] == {"F32": 0, "F16": 1, "BF16": 32}[expected]
+    assert gguf_files.keys(tmp_path / "x.gguf")["general.file_type"] == {"F32": 0, "F16": 1, "BF16": 32}[expected]
     loses = dtype not in (expected, "BF16", "F16") or (dtype, expected) == ("BF16", "F16")
     rounded = (f"matrices in {dtype} are rounded to {expected.lower()}",) if loses else ()
     assert result.notes == rounded
 
 
 def test_bfloat16_matrices_are_the_same_bytes(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", dtype="BF16")
-    maker.export(source, tmp_path / "x.gguf")
-    expected = expected_llama(maker.CONFIGS["llama"], "BF16")
-    found = maker.tensors(tmp_path / "x.gguf")
+    source = models.checkpoint(tmp_path / "model", dtype="BF16")
+    models.export(source, tmp_path / "x.gguf")
+    expected = expected_llama(models.BY_HAND["llama"], "BF16")
+    found = gguf_files.tensors(tmp_path / "x.gguf")
     for name, values in expected.items():
         wide = (values.astype(np.uint32) << 16).view(np.float32) if values.ndim == 1 else values
         assert found[name][2] == wide.tobytes(), name
 
 
 def test_a_tied_head_is_left_out(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", tie_word_embeddings=True)
-    maker.export(source, tmp_path / "x.gguf")
-    assert "output.weight" not in maker.tensors(tmp_path / "x.gguf")
+    source = models.checkpoint(tmp_path / "model", tie_word_embeddings=True)
+    models.export(source, tmp_path / "x.gguf")
+    assert "output.weight" not in gguf_files.tensors(tmp_path / "x.gguf")
 
 
 @pytest.mark.parametrize("chunk", [1 << 20, 777])
@@ -156,14 +157,14 @@ def test_a_stored_head_is_written_where_it_differs(
 ) -> None:
     """As transformers 5.23 has it, which ties two tensors that are stored only where they are the same."""
     monkeypatch.setattr(tensors, "CHUNK", chunk)
-    source = maker.checkpoint(tmp_path / "model", tie_word_embeddings=True)
-    given = maker.weights({**maker.CONFIGS["llama"], "tie_word_embeddings": True})
+    source = models.checkpoint(tmp_path / "model", tie_word_embeddings=True)
+    given = models.weights({**models.BY_HAND["llama"], "tie_word_embeddings": True})
     head = given["model.embed_tokens.weight"][1].copy()
     if differs_at is not None:
         head.reshape(-1)[differs_at] += 1
-    maker.write_safetensors(source / "model.safetensors", {**given, "lm_head.weight": ("F32", head)})
-    result = maker.export(source, tmp_path / "x.gguf")
-    found = maker.tensors(tmp_path / "x.gguf")
+    models.write_safetensors(source / "model.safetensors", {**given, "lm_head.weight": ("F32", head)})
+    result = models.export(source, tmp_path / "x.gguf")
+    found = gguf_files.tensors(tmp_path / "x.gguf")
     if differs_at is None:
         assert "output.weight" not in found
         assert result.notes[0] == (
@@ -175,47 +176,47 @@ def test_a_stored_head_is_written_where_it_differs(
 
 
 def test_a_head_that_is_all_there_is_serves_as_the_embedding_too(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", tie_word_embeddings=True)
-    given = maker.weights({**maker.CONFIGS["llama"], "tie_word_embeddings": True})
+    source = models.checkpoint(tmp_path / "model", tie_word_embeddings=True)
+    given = models.weights({**models.BY_HAND["llama"], "tie_word_embeddings": True})
     stored = given.pop("model.embed_tokens.weight")
-    maker.write_safetensors(source / "model.safetensors", {**given, "lm_head.weight": stored})
-    result = maker.export(source, tmp_path / "x.gguf")
-    found = maker.tensors(tmp_path / "x.gguf")
+    models.write_safetensors(source / "model.safetensors", {**given, "lm_head.weight": stored})
+    result = models.export(source, tmp_path / "x.gguf")
+    found = gguf_files.tensors(tmp_path / "x.gguf")
     assert found["token_embd.weight"][2] == stored[1].tobytes()
     assert "output.weight" not in found
     assert result.notes[0].startswith("lm_head.weight is also used as the embedding")
 
 
 def test_shards_and_computed_buffers(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model")
+    source = models.checkpoint(tmp_path / "model")
     (source / "model.safetensors").unlink()
-    given = maker.weights(maker.CONFIGS["llama"])
+    given = models.weights(models.BY_HAND["llama"])
     given["model.layers.0.self_attn.rotary_emb.inv_freq"] = ("F32", np.ones(4, np.float32))
     names = sorted(given)
     parts = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
     for file, held in parts.items():
-        maker.write_safetensors(source / file, {name: given[name] for name in held})
+        models.write_safetensors(source / file, {name: given[name] for name in held})
     index = {"weight_map": {name: file for file, held in parts.items() for name in held}}
-    maker.save(source / "model.safetensors.index.json", index)
-    maker.export(source, tmp_path / "x.gguf")
-    assert_same(tmp_path / "x.gguf", expected_llama(maker.CONFIGS["llama"]))
+    models.save(source / "model.safetensors.index.json", index)
+    models.export(source, tmp_path / "x.gguf")
+    assert_same(tmp_path / "x.gguf", expected_llama(models.BY_HAND["llama"]))
     (source / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(MissingFile, match="model-00002-of-00002"):
-        maker.export(source, tmp_path / "y.gguf")
+        models.export(source, tmp_path / "y.gguf")
 
 
 def test_pieces_of_any_size_make_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = maker.checkpoint(tmp_path / "model", dtype="F16")
-    maker.export(source, tmp_path / "whole.gguf", outtype="bf16")
+    source = models.checkpoint(tmp_path / "model", dtype="F16")
+    models.export(source, tmp_path / "whole.gguf", outtype="bf16")
     monkeypatch.setattr(streaming, "CHUNK", 300)
-    maker.export(source, tmp_path / "pieces.gguf", outtype="bf16")
+    models.export(source, tmp_path / "pieces.gguf", outtype="bf16")
     assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "pieces.gguf").read_bytes()
 
 
 def test_memory_does_not_grow_with_the_tensors(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", intermediate_size=400_000, num_hidden_layers=1)  # 25 MB each
+    source = models.checkpoint(tmp_path / "model", intermediate_size=400_000, num_hidden_layers=1)  # 25 MB each
     tracemalloc.start()
-    maker.export(source, tmp_path / "x.gguf", outtype="f16")
+    models.export(source, tmp_path / "x.gguf", outtype="f16")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 25e6
@@ -224,8 +225,8 @@ def test_memory_does_not_grow_with_the_tensors(tmp_path: Path) -> None:
 
 def test_progress_ends_with_the_whole_file(tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
-    result = maker.export(
-        maker.checkpoint(tmp_path / "model"), tmp_path / "x.gguf", progress=lambda *now: told.append(now)
+    result = models.export(
+        models.checkpoint(tmp_path / "model"), tmp_path / "x.gguf", progress=lambda *now: told.append(now)
     )
     assert [name for name, _, _ in told[:2]] == ["token_embd.weight", "blk.0.attn_norm.weight"]
     assert told[-1] == ("", result.nbytes, result.nbytes)
@@ -236,25 +237,25 @@ def test_progress_ends_with_the_whole_file(tmp_path: Path) -> None:
 
 
 def test_the_default_output_is_named_after_the_type(tmp_path: Path) -> None:
-    result = maker.export(maker.checkpoint(tmp_path / "model", dtype="BF16"))
+    result = models.export(models.checkpoint(tmp_path / "model", dtype="BF16"))
     assert result.output == tmp_path / "model-BF16.gguf"
     assert result.output.is_file()
     assert result.to_json()["output"] == str(result.output)
 
 
 def test_an_existing_output_is_kept_without_force(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model")
+    source = models.checkpoint(tmp_path / "model")
     output = tmp_path / "x.gguf"
     output.write_bytes(b"precious")
     with pytest.raises(OutputError, match="exists already"):
-        maker.export(source, output)
+        models.export(source, output)
     with pytest.raises(OutputError, match="is not listed in a ropetool record; force does not replace it"):
-        maker.export(source, output, force=True)
+        models.export(source, output, force=True)
     assert output.read_bytes() == b"precious"
 
 
 def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = maker.checkpoint(tmp_path / "model")
+    source = models.checkpoint(tmp_path / "model")
     before = {path: path.read_bytes() for path in source.iterdir()}
 
     def stop(tensor: str, done: int, total: int) -> None:
@@ -262,20 +263,20 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pyt
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        maker.export(source, tmp_path / "x.gguf", progress=stop)
+        models.export(source, tmp_path / "x.gguf", progress=stop)
     assert {path.name for path in tmp_path.iterdir()} == {"model"}
     assert {path: path.read_bytes() for path in source.iterdir()} == before
 
 
 def test_a_record_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = maker.checkpoint(tmp_path / "model")
+    source = models.checkpoint(tmp_path / "model")
 
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(provenance, "write", fail)
     with pytest.raises(OutputError, match="no space left"):
-        maker.export(source, tmp_path / "x.gguf")
+        models.export(source, tmp_path / "x.gguf")
     assert {path.name for path in tmp_path.iterdir()} == {"model"}
 
 
@@ -285,14 +286,14 @@ def test_the_trained_length_of_a_shipped_scaling_is_kept(tmp_path: Path) -> None
         "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 128,
     }  # fmt: skip
-    source = maker.checkpoint(tmp_path / "model", rope_scaling=scaling)
-    made = provenance.record(maker.export(source).output)
+    source = models.checkpoint(tmp_path / "model", rope_scaling=scaling)
+    made = provenance.record(models.export(source).output)
     assert made is not None
     assert (made.trained_length, made.plan) == (128, {})
 
 
 def test_a_weight_file_that_shrinks_meanwhile_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = maker.checkpoint(tmp_path / "model")
+    source = models.checkpoint(tmp_path / "model")
     monkeypatch.setattr(streaming, "AHEAD", 0)
 
     def shrink(tensor: str, done: int, total: int) -> None:
@@ -300,7 +301,7 @@ def test_a_weight_file_that_shrinks_meanwhile_is_seen(tmp_path: Path, monkeypatc
             file.truncate(3000)
 
     with pytest.raises(RopetoolError, match="shrank below"):
-        maker.export(source, tmp_path / "x.gguf", outtype="bf16", progress=shrink)
+        models.export(source, tmp_path / "x.gguf", outtype="bf16", progress=shrink)
     assert not (tmp_path / "x.gguf").exists()
 
 
@@ -333,19 +334,19 @@ REFUSED: list[tuple[dict[str, Any], type[RopetoolError], str]] = [
 def test_a_config_that_cannot_be_exported_is_refused(
     changes: dict[str, Any], error: type[RopetoolError], text: str, tmp_path: Path
 ) -> None:
-    source = maker.checkpoint(tmp_path / "model")
-    config = {**maker.CONFIGS["llama"], **changes}
-    maker.save(source / "config.json", {key: value for key, value in config.items() if value is not None})
+    source = models.checkpoint(tmp_path / "model")
+    config = {**models.BY_HAND["llama"], **changes}
+    models.save(source / "config.json", {key: value for key, value in config.items() if value is not None})
     with pytest.raises(error, match=text) as caught:
-        maker.export(source, tmp_path / "x.gguf")
+        models.export(source, tmp_path / "x.gguf")
     assert str(source) in caught.value.where
     assert {path.name for path in tmp_path.iterdir()} == {"model"}
 
 
 def test_packed_weights_are_sent_to_the_library_that_unpacks_them(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "it's packed", quantization_config={"quant_method": "awq"})
+    source = models.checkpoint(tmp_path / "it's packed", quantization_config={"quant_method": "awq"})
     with pytest.raises(UnsupportedDtype) as caught:
-        maker.export(source, tmp_path / "x.gguf")
+        models.export(source, tmp_path / "x.gguf")
     line = shlex.split(caught.value.try_)[-1]  # as a shell reads it, and then as Python does
     call = ast.parse(line).body[-1]
     assert isinstance(call, ast.Expr)
@@ -354,65 +355,65 @@ def test_packed_weights_are_sent_to_the_library_that_unpacks_them(tmp_path: Path
 
 
 def test_what_qwen_files_have_no_place_for(tmp_path: Path) -> None:
-    biased = maker.checkpoint(tmp_path / "qwen3", "qwen3", attention_bias=True)
+    biased = models.checkpoint(tmp_path / "qwen3", "qwen3", attention_bias=True)
     with pytest.raises(LossyExport, match="no output bias in the attention of qwen3"):
-        maker.export(biased, tmp_path / "x.gguf")
-    wide = maker.checkpoint(tmp_path / "qwen2", "qwen2", head_dim=8)
+        models.export(biased, tmp_path / "x.gguf")
+    wide = models.checkpoint(tmp_path / "qwen2", "qwen2", head_dim=8)
     with pytest.raises(LossyExport, match="hidden_size / num_attention_heads, 16 / 4, for qwen2"):
-        maker.export(wide, tmp_path / "x.gguf")
+        models.export(wide, tmp_path / "x.gguf")
 
 
 @pytest.mark.parametrize("dtype", ["I8", "F8_E4M3"])
 def test_an_unknown_type_names_the_tensor(dtype: str, tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model")
-    given = maker.weights(maker.CONFIGS["llama"])
+    source = models.checkpoint(tmp_path / "model")
+    given = models.weights(models.BY_HAND["llama"])
     name = "model.layers.1.mlp.up_proj.weight"
-    given[name] = (dtype, np.zeros((24, 16), maker.DTYPES[dtype]))
-    maker.write_safetensors(source / "model.safetensors", given)
+    given[name] = (dtype, np.zeros((24, 16), models.DTYPES[dtype]))
+    models.write_safetensors(source / "model.safetensors", given)
     with pytest.raises(UnsupportedDtype, match=f"{name} has type {dtype}"):
-        maker.export(source, tmp_path / "x.gguf")
+        models.export(source, tmp_path / "x.gguf")
 
 
 def test_a_number_that_f16_does_not_hold_is_refused(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model")
-    given = maker.weights(maker.CONFIGS["llama"])
+    source = models.checkpoint(tmp_path / "model")
+    given = models.weights(models.BY_HAND["llama"])
     given["model.layers.1.mlp.up_proj.weight"][1][3, 5] = -65520.0
-    maker.write_safetensors(source / "model.safetensors", given)
+    models.write_safetensors(source / "model.safetensors", given)
     with pytest.raises(LossyExport, match=r"blk.1.ffn_up.weight contains 65520, which becomes infinite in F16"):
-        maker.export(source, tmp_path / "x.gguf", outtype="f16")
+        models.export(source, tmp_path / "x.gguf", outtype="f16")
     given["model.layers.1.mlp.up_proj.weight"][1][3, 5] = -65519.0
-    maker.write_safetensors(source / "model.safetensors", given)
-    maker.export(source, tmp_path / "x.gguf", outtype="f16")
+    models.write_safetensors(source / "model.safetensors", given)
+    models.export(source, tmp_path / "x.gguf", outtype="f16")
 
 
 def test_weights_that_are_not_there(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model")
+    source = models.checkpoint(tmp_path / "model")
     (source / "model.safetensors").unlink()
     with pytest.raises(NotACheckpoint, match="no weights"):
-        maker.export(source, tmp_path / "x.gguf")
+        models.export(source, tmp_path / "x.gguf")
     (source / "pytorch_model.bin").write_bytes(b"\x80")
     with pytest.raises(CheckpointError, match="pickles"):
-        maker.export(source, tmp_path / "x.gguf")
+        models.export(source, tmp_path / "x.gguf")
 
 
 def test_an_unknown_outtype_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="known: auto, f32, f16, bf16"):
-        maker.export(maker.checkpoint(tmp_path / "model"), tmp_path / "x.gguf", outtype="q9")
+        models.export(models.checkpoint(tmp_path / "model"), tmp_path / "x.gguf", outtype="q9")
 
 
 def test_the_output_may_not_lie_in_the_source(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model")
+    source = models.checkpoint(tmp_path / "model")
     with pytest.raises(OutputError, match="inside the source"):
-        maker.export(source, source / "x.gguf")
+        models.export(source, source / "x.gguf")
 
 
 @pytest.mark.parametrize("name", ["README.md", "chat_template.jinja"])
 def test_what_a_link_reaches_outside_never_gets_into_the_file_or_its_card(name: str, tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model")
+    source = models.checkpoint(tmp_path / "model")
     (tmp_path / "id_ed25519").write_text("secret")
     (source / name).unlink(missing_ok=True)
     (source / name).symlink_to(tmp_path / "id_ed25519")
     with pytest.raises(CheckpointError, match="is a link to a file outside the checkpoint") as refused:
-        maker.export(source, tmp_path / "x.gguf")
+        models.export(source, tmp_path / "x.gguf")
     assert refused.value.where == str(source / name)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["id_ed25519", "model"]

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import models
 import numpy as np
 import pytest
+from configs import EXPORTED, FACTOR, LENGTH, TRAINED
+from models import SHORT
 
 import ropetool
-from exporting import family_models as models
-from exporting import maker
-from exporting.family_models import CONFIGS, FACTOR, LENGTH, SHORT, TRAINED
 from ropetool import comparison, families
 from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.errors import LossyExport
@@ -82,7 +82,7 @@ LOSSY = {(family, cell): "does not use frequency vectors" for family in NO_VECTO
     ("exaone4", "longrope"): "not a short and a long list",
 }  # fmt: skip
 # Of the others: what libllama's loader and graph take, which tests/oracle holds against it.
-for _name in CONFIGS.keys() - NO_VECTORS.keys():
+for _name in EXPORTED.keys() - NO_VECTORS.keys():
     _arch = archs.get(families.get(_name).gguf_architecture)
     if not _arch.vectors:
         LOSSY |= {(_name, cell): "does not use frequency vectors" for cell in TABLES}
@@ -100,7 +100,7 @@ LONG = (*EVERYWHERE, "llama", "deepseek_v3")
 ALL = bool(os.environ.get("ROPETOOL_ALL_FAMILIES"))
 GRID = [
     (family, cell)
-    for family in CONFIGS
+    for family in EXPORTED
     for cell in (PLAIN, *CELLS)
     if (ALL or family in EVERYWHERE or cell in (PLAIN, "yarn") or (family, cell) in (*LOSSY, *PROPORTIONAL))
     and not (cell == "yarn, factor 1" and families.get(family).norm_after)
@@ -120,7 +120,7 @@ class Checkpoints:
 
     def path(self, family: str, cell: str = PLAIN) -> Path:
         # No family in a file's name: llama.cpp wants certain tokens of what calls itself phi3 (src/llama-vocab.cpp).
-        path = self.root / f"model-{list(CONFIGS).index(family)}-{[PLAIN, *CELLS].index(cell)}"
+        path = self.root / f"model-{list(EXPORTED).index(family)}-{[PLAIN, *CELLS].index(cell)}"
         if not path.exists() and cell == PLAIN:
             models.write(path, family)
         elif not path.exists():
@@ -152,11 +152,11 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 
 
 def export(source: Path, output: Path) -> Path:
-    return maker.export(source, output, outtype="f32", allow_unverified=True).output
+    return models.export(source, output, outtype="f32", allow_unverified=True).output
 
 
 def test_every_family_is_here() -> None:
-    assert CONFIGS.keys() == {*exported()}
+    assert EXPORTED.keys() == {*exported()}
 
 
 @pytest.mark.parametrize(("family", "cell"), GRID, ids=lambda name: name)
@@ -175,14 +175,14 @@ def test_llama_cpp_computes_what_transformers_does(
     assert models.apart(wanted, found) < NORMED.get(family, TOLERANCE)
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", EXPORTED)
 def test_every_tensor_of_an_export_is_its_source_s(family: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
     """Also those that an export shifts, splits, merges or turns; and one number that is not is found in either direction."""
     source, file = checkpoints.path(family), tmp_path / "x.gguf"
     export(source, file)
     target, directory = open_checkpoint(file), open_checkpoint(source)
     assert not compare_weights(target, directory, None).differences
-    alone = {name.split()[0] for name in maker.apart_by_themselves(target, directory)}
+    alone = {name.split()[0] for name in models.apart_by_themselves(target, directory)}
     reader = gguf.GGUFReader(file, "r+")
     changed = next((each for each in reader.tensors if each.name in alone), reader.tensors[-1])
     changed.data.reshape(-1)[-1:] += changed.data.dtype.type(0.25)
@@ -201,7 +201,7 @@ def with_another_base(path: Path, target: Path) -> Path:
     return target
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", EXPORTED)
 def test_a_base_that_is_slightly_off_would_be_seen(family: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
     changed = with_another_base(export(checkpoints.path(family), tmp_path / "x.gguf"), tmp_path / "y.gguf")
     assert models.apart(checkpoints.logits(family), models.llama_logits(changed, length_of(family))) > 20 * TOLERANCE
@@ -332,7 +332,7 @@ def _as_published_kimi_k2(path: Path, **scaling: float) -> Path:
             "mscale_all_dim": 1.0, **scaling,
         },
     }  # fmt: skip
-    maker.save(source / "config.json", config)
+    models.save(source / "config.json", config)
     return source
 
 
@@ -340,7 +340,7 @@ def test_kimi_k2_is_the_class_that_its_code_copies(tmp_path: Path) -> None:
     source = _as_published_kimi_k2(tmp_path / "model")
     found = models.llama_logits(export(source, tmp_path / "x.gguf"), SHORT)
     config = json.loads((source / "config.json").read_text())
-    maker.save(source / "config.json", {**config, "model_type": "deepseek_v3"})
+    models.save(source / "config.json", {**config, "model_type": "deepseek_v3"})
     assert models.apart(models.torch_logits(source, SHORT), found) < TOLERANCE
 
 
@@ -377,16 +377,6 @@ def test_logits_without_a_cap_say_so(checkpoints: Checkpoints, tmp_path: Path) -
 # --- embedding and head
 
 
-def _with_head(source: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """Change the stored tensors of a checkpoint, from which transformers takes what is tied."""
-    from safetensors.torch import load_file, save_file
-
-    stored = load_file(source / "model.safetensors")
-    change(stored)
-    save_file(stored, source / "model.safetensors", metadata={"format": "pt"})
-    return source
-
-
 def _another_head(stored: dict[str, Any]) -> None:
     stored["lm_head.weight"] = stored["model.embed_tokens.weight"].flip(0)
 
@@ -400,12 +390,12 @@ def _only_a_head(stored: dict[str, Any]) -> None:
 def test_what_is_tied_is_what_transformers_ties(
     family: str, change: Callable[[dict[str, Any]], None], tmp_path: Path
 ) -> None:
-    source = _with_head(models.write(tmp_path / "model", family, {"tie_word_embeddings": True}), change)
+    source = models.set_tensors(models.write(tmp_path / "model", family, {"tie_word_embeddings": True}), change)
     found = models.llama_logits(export(source, tmp_path / "x.gguf"), SHORT)
     assert models.apart(models.torch_logits(source, SHORT), found) < TOLERANCE
 
 
 def test_a_head_that_llama_cpp_has_no_place_for(tmp_path: Path) -> None:
-    source = _with_head(models.write(tmp_path / "model", "cohere"), _another_head)
+    source = models.set_tensors(models.write(tmp_path / "model", "cohere"), _another_head)
     with pytest.raises(LossyExport, match=r"lm_head\.weight differs from model\.embed_tokens\.weight; llama\.cpp uses"):
         export(source, tmp_path / "x.gguf")

@@ -11,13 +11,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import gguf_files
+import models
 import numpy as np
 import pytest
-from making import run
+from running import run
 
 import ropetool
-from exporting import family_models as models
-from exporting import maker
 from ropetool.checkpoint import certificate
 from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.errors import LossyExport
@@ -52,11 +52,9 @@ def oss(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the demo as a seed_oss of eight times its context: the same model, and llama.cpp takes no vectors for it."""
-    folder = Path(shutil.copytree(DEMO, tmp_path_factory.mktemp("demo") / "model"))
-    config = json.loads((folder / "config.json").read_text())
     changes = {"model_type": "seed_oss", "max_position_embeddings": 2048, "rope_scaling": YARN}
-    maker.save(folder / "config.json", {**config, "architectures": ["SeedOssForCausalLM"], **changes})
-    return folder
+    folder = tmp_path_factory.mktemp("demo") / "model"
+    return models.copied(DEMO, folder, architectures=["SeedOssForCausalLM"], **changes)
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +136,7 @@ def test_factors_windows_and_lengths_count() -> None:
 
 def test_the_refusal_names_the_option_and_how_far_it_is(oss: Path, tmp_path: Path) -> None:
     with pytest.raises(LossyExport, match="truncate False") as caught:
-        maker.export(oss, tmp_path / "x.gguf")
+        models.export(oss, tmp_path / "x.gguf")
     assert (
         "; or --allow-inexact, which writes the nearest table for llama.cpp: 8 of 32 pairs rotate" in caught.value.try_
     )
@@ -149,8 +147,8 @@ def test_gpt_oss_as_published_keeps_the_length_that_it_states(tmp_path: Path) ->
     """Its nearest ramp is its own, rounded; 8 and 18 stand for 8.09 and 17.4."""
     changes = {"rope_parameters": PUBLISHED, "max_position_embeddings": 131072, "head_dim": 64}
     source = models.write(tmp_path / "model", "gpt_oss", changes)
-    made = maker.export(source, tmp_path / "x.gguf", allow_inexact=True)
-    keys = maker.keys(made.output)
+    made = models.export(source, tmp_path / "x.gguf", allow_inexact=True)
+    keys = gguf_files.keys(made.output)
     assert keys["gpt-oss.rope.scaling.original_context_length"] == 4096
     exact, rounded = (ggml_yarn(150000.0, 64, 32.0, 4096, truncate=truncate) for truncate in (False, True))
     assert keys["ropetool.inexact.pairs"] == int((np.abs(exact / rounded - 1) > 1e-6).sum()) == 9
@@ -161,9 +159,9 @@ def test_gpt_oss_as_published_keeps_the_length_that_it_states(tmp_path: Path) ->
 
 
 def test_what_is_found_is_nearer_in_logits_than_the_plain_keys(oss: Path, tmp_path: Path) -> None:
-    made = maker.export(oss, tmp_path / "x.gguf", allow_inexact=True)
+    made = models.export(oss, tmp_path / "x.gguf", allow_inexact=True)
     stated = "gpt-oss.rope.scaling.original_context_length"
-    assert maker.keys(made.output)[stated] != 128
+    assert gguf_files.keys(made.output)[stated] != 128
     plain = tmp_path / "plain.gguf"
     write_patched(read_header(made.output), Patch(set={stated: Value.of(ValueType.U32, 128)}), plain)
     wanted = models.torch_logits(oss)
@@ -173,9 +171,9 @@ def test_what_is_found_is_nearer_in_logits_than_the_plain_keys(oss: Path, tmp_pa
 
 def test_what_is_exact_is_written_as_without_the_option(tmp_path: Path) -> None:
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
-    source = maker.checkpoint(tmp_path / "model", "qwen2", rope_scaling=scaling)
+    source = models.checkpoint(tmp_path / "model", "qwen2", rope_scaling=scaling)
     without, made = (
-        maker.export(source, tmp_path / name / "x.gguf", allow_inexact=allowed)
+        models.export(source, tmp_path / name / "x.gguf", allow_inexact=allowed)
         for name, allowed in (("without", False), ("with", True))
         if (tmp_path / name).mkdir() is None
     )
@@ -184,8 +182,8 @@ def test_what_is_exact_is_written_as_without_the_option(tmp_path: Path) -> None:
 
 
 def test_a_table_that_follows_the_length_becomes_the_unscaled_one(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", rope_scaling={"rope_type": "dynamic", "factor": 4.0})
-    made = maker.export(source, tmp_path / "x.gguf", allow_inexact=True)
+    source = models.checkpoint(tmp_path / "model", rope_scaling={"rope_type": "dynamic", "factor": 4.0})
+    made = models.export(source, tmp_path / "x.gguf", allow_inexact=True)
     assert (made.encoding, str(made.deviation)) == (
         "base frequency, inexact", "the tables agree up to 512 tokens and differ beyond"
     )  # fmt: skip
@@ -201,7 +199,7 @@ def test_the_difference_stands_in_the_file_the_record_and_the_card(written: tupl
     assert checks["same tables"].verdict == INEXACT
     assert (checks["KL"].verdict, checks["KL"].figure > checks["KL"].limit) == (UNDECIDED, True)
     assert 1e-3 < checks["KL"].figure < 0.1
-    keys = maker.keys(file)
+    keys = gguf_files.keys(file)
     assert keys["ropetool.inexact.kl"] == pytest.approx(checks["KL"].figure)
     assert keys["ropetool.inexact"] == str(made.deviation) == checks["same tables"].detail
     record = json.loads(Path(f"{file}.ropetool.json").read_text())
@@ -226,7 +224,7 @@ def test_readback_says_that_tables_differ_and_by_how_much(
     place = Path(shutil.copy(file, tmp_path / "x.gguf"))
     if recorded:
         record = json.loads(Path(f"{file}.ropetool.json").read_text()) | {"source": str(demo)}
-        maker.save(Path(f"{place}.ropetool.json"), record)
+        models.save(Path(f"{place}.ropetool.json"), record)
     found = tables_of(place, demo)
     assert (found["tables"].verdict, found["tables"].detail) == (INEXACT, str(made.deviation))
     assert found["files"].verdict == PASS
@@ -235,10 +233,10 @@ def test_readback_says_that_tables_differ_and_by_how_much(
 def test_without_its_checkpoint_it_is_held_against_the_plan(tmp_path: Path) -> None:
     source = Path(shutil.copytree(DEMO, tmp_path / "source"))
     config = json.loads((source / "config.json").read_text())
-    maker.save(source / "config.json", {**config, "model_type": "seed_oss", "architectures": ["SeedOssForCausalLM"]})
+    models.save(source / "config.json", {**config, "model_type": "seed_oss", "architectures": ["SeedOssForCausalLM"]})
     plan = ropetool.plan(source, "yarn", factor=8, params={"truncate": False}, for_runtimes=("transformers",))
     extended = ropetool.apply(plan, source, tmp_path / "extended").output
-    made = maker.export(extended, tmp_path / "x.gguf", outtype="f32", allow_inexact=True, allow_unverified=True)
+    made = models.export(extended, tmp_path / "x.gguf", outtype="f32", allow_inexact=True, allow_unverified=True)
     shutil.rmtree(extended)
     tables = {check.name: check for check in read_back(made.output)}["tables"]
     assert (tables.verdict, tables.detail) == (INEXACT, str(made.deviation))

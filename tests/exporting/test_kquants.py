@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
@@ -17,11 +16,13 @@ from select import select
 from types import SimpleNamespace
 from typing import Any
 
-import gguf
+import gguf_files
+import models
 import numpy as np
 import pytest
+from gguf_files import write
+from gguf_logits import quantised
 
-from exporting import maker
 from ropetool.cli import main
 from ropetool.errors import CheckpointError, ConfigError, CorruptFile, MissingDependency, MissingFile, OutputError
 from ropetool.escaping import install_line
@@ -40,41 +41,21 @@ WIDE: dict[str, Any] = {
 BOUNDS = {"q8_0": 0.001, "q4_k_m": 0.02}  # nats a token; measured .0003 and .0067
 
 
-def ggml(values: np.ndarray, name: str, weights: np.ndarray | None = None) -> bytes:
-    """Return what ggml_quantize_chunk makes of a matrix."""
-    folder = Path(llama_cpp.__file__).parent / "lib"
-    function = ctypes.CDLL(str(next(folder.glob("*ggml-base.*")))).ggml_quantize_chunk
-    numbers = (ctypes.c_int64,) * 3
-    function.restype = ctypes.c_size_t
-    function.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *numbers, ctypes.c_void_p)
-    kind = gguf.GGMLQuantizationType[name]
-    block, nbytes = gguf.GGML_QUANT_SIZES[kind]
-    out = np.zeros(values.size // block * nbytes, np.uint8)
-    at = None if weights is None else weights.ctypes.data
-    function(kind, values.ctypes.data, out.ctypes.data, 0, *values.shape, at)
-    return out.tobytes()
-
-
 def write_imatrix(path: Path, weights: dict[str, np.ndarray], calls: int = 4) -> Path:
     """Write the GGUF form of llama-imatrix: sums of squares over calls."""
-    writer = gguf.GGUFWriter(path, "imatrix")
-    writer.add_type("imatrix")
+    tensors = {}
     for name, values in weights.items():
-        writer.add_tensor(f"{name}.in_sum2", (values * calls).reshape(1, -1).astype(np.float32))
-        writer.add_tensor(f"{name}.counts", np.full((1, 1), calls, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+        tensors[f"{name}.in_sum2"] = (values * calls).reshape(1, -1).astype(np.float32)
+        tensors[f"{name}.counts"] = np.full((1, 1), calls, np.float32)
+    return write(path, "imatrix", {"general.type": "imatrix"}, tensors)
 
 
 def names_of(path: Path) -> list[str]:
-    return [name for name, (_, shape, _) in maker.tensors(path).items() if len(shape) > 1]
+    return [name for name, (_, shape, _) in gguf_files.tensors(path).items() if len(shape) > 1]
 
 
 def up_of(source: Path, dtype: str) -> np.ndarray:
-    values = maker.weights(json.loads((source / "config.json").read_text()), dtype)[
+    values = models.weights(json.loads((source / "config.json").read_text()), dtype)[
         "model.layers.1.mlp.up_proj.weight"
     ][1]
     return (values.astype("<u4") << 16).view("<f4") if dtype == "BF16" else values.astype("<f4")
@@ -82,17 +63,17 @@ def up_of(source: Path, dtype: str) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16", "F32", "F64"])
 def test_libllama_gets_the_numbers_as_they_are(dtype: str, tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", dtype=dtype, **WIDE)
-    result = maker.export(source, outtype="q4_k_m")
+    source = models.checkpoint(tmp_path / "model", dtype=dtype, **WIDE)
+    result = models.export(source, outtype="q4_k_m")
     assert result.output == tmp_path / "model-Q4_K_M.gguf"
     assert result.outtype == "q4_k_m"
     assert "matrices are quantised to q4_k_m by llama.cpp's own quantiser" in result.notes
-    found = maker.tensors(result.output)
-    assert found["blk.1.ffn_up.weight"] == ("Q4_K", (256, 256), ggml(up_of(source, dtype), "Q4_K"))
+    found = gguf_files.tensors(result.output)
+    assert found["blk.1.ffn_up.weight"] == ("Q4_K", (256, 256), quantised(up_of(source, dtype), "Q4_K"))
     assert found["output.weight"][0] == "Q6_K"
     assert found["blk.0.attn_norm.weight"][0] == "F32"
     assert {kind for kind, _, _ in found.values()} == {"Q4_K", "Q6_K", "F32"}
-    assert maker.keys(result.output)["general.file_type"] == 15
+    assert gguf_files.keys(result.output)["general.file_type"] == 15
     assert sorted(path.name for path in tmp_path.glob(".*")) == []
 
 
@@ -108,8 +89,8 @@ def test_libllama_gets_the_numbers_as_they_are(dtype: str, tmp_path: Path) -> No
 def test_rows_that_are_no_whole_blocks_are_told(
     outtype: str, changes: dict[str, Any], types: set[str], tmp_path: Path
 ) -> None:
-    result = maker.export(maker.checkpoint(tmp_path / "model", dtype="BF16", **{**WIDE, **changes}), outtype=outtype)
-    found = maker.tensors(result.output)
+    result = models.export(models.checkpoint(tmp_path / "model", dtype="BF16", **{**WIDE, **changes}), outtype=outtype)
+    found = gguf_files.tensors(result.output)
     narrow = {name: kind for name, (kind, shape, _) in found.items() if len(shape) > 1 and shape[0] % 256}
     assert set(narrow.values()) <= types
     told = [note for note in result.notes if "their rows do not fit" in note]
@@ -123,14 +104,16 @@ def test_rows_that_are_no_whole_blocks_are_told(
 
 
 def test_quantised_files_can_be_split(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", dtype="BF16", **WIDE)
-    maker.export(source, tmp_path / "whole.gguf", outtype="iq4_xs")
-    maker.export(source, tmp_path / "x.gguf", outtype="iq4_xs", split_max_tensors=10)
+    source = models.checkpoint(tmp_path / "model", dtype="BF16", **WIDE)
+    models.export(source, tmp_path / "whole.gguf", outtype="iq4_xs")
+    models.export(source, tmp_path / "x.gguf", outtype="iq4_xs", split_max_tensors=10)
     files = sorted(tmp_path.glob("x-*.gguf"))
-    parts = [maker.tensors(path) for path in files]
+    parts = [gguf_files.tensors(path) for path in files]
     assert [len(part) for part in parts] == [10, 10, 1]
-    assert {name: value for part in parts for name, value in part.items()} == maker.tensors(tmp_path / "whole.gguf")
-    assert maker.keys(files[0]).keys() - maker.keys(tmp_path / "whole.gguf").keys() == {
+    assert {name: value for part in parts for name, value in part.items()} == gguf_files.tensors(
+        tmp_path / "whole.gguf"
+    )
+    assert gguf_files.keys(files[0]).keys() - gguf_files.keys(tmp_path / "whole.gguf").keys() == {
         "split.no", "split.count", "split.tensors.count"
     }  # fmt: skip
 
@@ -140,8 +123,8 @@ def test_quantised_files_can_be_split(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["gguf", "legacy"])
 def test_importance_goes_into_the_blocks(legacy: bool, tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", dtype="F32", **WIDE)
-    plain = maker.export(source, tmp_path / "plain.gguf").output
+    source = models.checkpoint(tmp_path / "model", dtype="F32", **WIDE)
+    plain = models.export(source, tmp_path / "plain.gguf").output
     rng = np.random.default_rng(11)
     weights = {name: rng.uniform(0.1, 30, 256).astype(np.float32) for name in names_of(plain)}
     weights = {name: np.round(values, 1).astype(np.float32) for name, values in weights.items()}
@@ -162,26 +145,26 @@ def test_importance_goes_into_the_blocks(legacy: bool, tmp_path: Path) -> None:
     read = read_imatrix(path)
     assert all(np.array_equal(read[name], values) for name, values in weights.items())
     assert read.keys() == weights.keys()
-    maker.export(source, tmp_path / "x.gguf", outtype="q4_k_s", imatrix=path)
-    kind, _, raw = maker.tensors(tmp_path / "x.gguf")["blk.1.ffn_up.weight"]
-    assert (kind, raw) == ("Q4_K", ggml(up_of(source, "F32"), "Q4_K", weights["blk.1.ffn_up.weight"]))
-    assert raw != ggml(up_of(source, "F32"), "Q4_K")
+    models.export(source, tmp_path / "x.gguf", outtype="q4_k_s", imatrix=path)
+    kind, _, raw = gguf_files.tensors(tmp_path / "x.gguf")["blk.1.ffn_up.weight"]
+    assert (kind, raw) == ("Q4_K", quantised(up_of(source, "F32"), "Q4_K", weights["blk.1.ffn_up.weight"]))
+    assert raw != quantised(up_of(source, "F32"), "Q4_K")
 
 
 def test_types_that_need_one_say_so(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", dtype="F16", **WIDE)
+    source = models.checkpoint(tmp_path / "model", dtype="F16", **WIDE)
     with pytest.raises(ConfigError, match=r"llama.cpp quantises to iq2_xxs only with an importance matrix") as caught:
-        maker.export(source, outtype="iq2_xxs")
+        models.export(source, outtype="iq2_xxs")
     assert caught.value.where == "--imatrix"
-    plain = maker.export(source, tmp_path / "plain.gguf").output
+    plain = models.export(source, tmp_path / "plain.gguf").output
     weights = {name: np.ones(256, np.float32) for name in names_of(plain)}
-    result = maker.export(source, outtype="iq2_xxs", imatrix=write_imatrix(tmp_path / "i.gguf", weights))
-    assert "IQ2_XXS" in {kind for kind, _, _ in maker.tensors(result.output).values()}
+    result = models.export(source, outtype="iq2_xxs", imatrix=write_imatrix(tmp_path / "i.gguf", weights))
+    assert "IQ2_XXS" in {kind for kind, _, _ in gguf_files.tensors(result.output).values()}
 
 
 def test_the_list_of_types_that_need_one_is_libllamas(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", dtype="F16", **WIDE)
-    plain = maker.export(source, tmp_path / "plain.gguf").output
+    source = models.checkpoint(tmp_path / "model", dtype="F16", **WIDE)
+    plain = models.export(source, tmp_path / "plain.gguf").output
     for number, (name, kind) in enumerate(outtypes.OUTTYPES.items()):
         if not kind.by_libllama or name not in ("q2_k", "q2_k_s", "iq3_xs", "iq3_s", "iq2_m"):
             continue
@@ -219,15 +202,15 @@ def test_importance_that_is_not_finite_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_file_says_which_matrix_it_was_made_with_and_what_that_lacked(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", dtype="F32", **WIDE)
-    names = names_of(maker.export(source, tmp_path / "plain.gguf").output)
+    source = models.checkpoint(tmp_path / "model", dtype="F32", **WIDE)
+    names = names_of(models.export(source, tmp_path / "plain.gguf").output)
     weights = {name: np.ones(256, np.float32) for name in names if "ffn_up" not in name}
-    made = maker.export(source, tmp_path / "x.gguf", outtype="q4_k_s", imatrix=write_imatrix(tmp_path / "i", weights))
+    made = models.export(source, tmp_path / "x.gguf", outtype="q4_k_s", imatrix=write_imatrix(tmp_path / "i", weights))
     assert "the importance matrix has no entry for 2 matrices, the first blk.0.ffn_up.weight" in made.notes
-    stated = maker.keys(made.output)
+    stated = gguf_files.keys(made.output)
     assert (stated["quantize.imatrix.file"], stated["quantize.imatrix.entries_count"]) == ("i", len(weights))
     whole = write_imatrix(tmp_path / "j", {name: np.ones(256, np.float32) for name in names if name.startswith("blk.")})
-    made = maker.export(source, tmp_path / "y.gguf", outtype="q4_k_s", imatrix=whole)
+    made = models.export(source, tmp_path / "y.gguf", outtype="q4_k_s", imatrix=whole)
     assert not any("importance" in note for note in made.notes)
 
 
@@ -239,10 +222,10 @@ def test_the_file_says_which_matrix_it_was_made_with_and_what_that_lacked(tmp_pa
     ],
 )
 def test_a_matrix_of_another_model_is_refused(name: str, size: int, text: str, tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", dtype="F32", **WIDE)
+    source = models.checkpoint(tmp_path / "model", dtype="F32", **WIDE)
     path = write_imatrix(tmp_path / "i", {name: np.ones(size, np.float32)})
     with pytest.raises(CheckpointError, match=re.escape(text)) as caught:
-        maker.export(source, tmp_path / "x.gguf", outtype="q4_k_s", imatrix=path)
+        models.export(source, tmp_path / "x.gguf", outtype="q4_k_s", imatrix=path)
     assert caught.value.where == str(path)
     assert not (tmp_path / "x.gguf").exists()
 
@@ -252,20 +235,20 @@ def test_a_matrix_of_another_model_is_refused(name: str, size: int, text: str, t
 
 def test_without_the_extra_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    source = maker.checkpoint(tmp_path / "model", **WIDE)
+    source = models.checkpoint(tmp_path / "model", **WIDE)
     with pytest.raises(MissingDependency, match=r"q4_k_m needs llama.cpp's quantiser") as caught:
-        maker.export(source, outtype="q4_k_m")
+        models.export(source, outtype="q4_k_m")
     assert install_line("llama") in caught.value.try_
-    maker.export(source, outtype="q8_0")
+    models.export(source, outtype="q8_0")
 
 
 def test_a_nan_is_found_before_libllama(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", **WIDE)
-    given = maker.weights({**maker.CONFIGS["llama"], **WIDE})
+    source = models.checkpoint(tmp_path / "model", **WIDE)
+    given = models.weights({**models.BY_HAND["llama"], **WIDE})
     given["model.layers.0.mlp.up_proj.weight"][1][7, 9] = np.nan
-    maker.write_safetensors(source / "model.safetensors", given)
+    models.write_safetensors(source / "model.safetensors", given)
     with pytest.raises(CheckpointError, match=r"model.layers.0.mlp.up_proj.weight contains NaN in row 7, column 9"):
-        maker.export(source, outtype="q6_k", allow_nan=True)
+        models.export(source, outtype="q6_k", allow_nan=True)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -277,8 +260,8 @@ def test_libllamas_words_are_passed_on(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = maker.checkpoint(tmp_path / "model", dtype="F32", **WIDE)
-    plain = maker.export(source, tmp_path / "plain.gguf").output
+    source = models.checkpoint(tmp_path / "model", dtype="F32", **WIDE)
+    plain = models.export(source, tmp_path / "plain.gguf").output
     code = (
         "import resource, sys\nfrom pathlib import Path\nfrom ropetool.gguf_export import kquants\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (300_000,) * 2)\n"
@@ -301,7 +284,7 @@ def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(kquants, "quantise", fail)
     with pytest.raises(OutputError, match="could not be written") as caught:
-        maker.export(source, tmp_path / "x.gguf", outtype="q4_k_m")
+        models.export(source, tmp_path / "x.gguf", outtype="q4_k_m")
     assert caught.value.where == str(tmp_path / "x.gguf")
     assert not list(tmp_path.glob("*x.gguf*"))
 
@@ -312,7 +295,7 @@ def test_an_interruption_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(kquants, "_in_child", stop)
     with pytest.raises(KeyboardInterrupt):
-        maker.export(maker.checkpoint(tmp_path / "model", **WIDE), tmp_path / "x.gguf", outtype="q4_k_m")
+        models.export(models.checkpoint(tmp_path / "model", **WIDE), tmp_path / "x.gguf", outtype="q4_k_m")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -338,7 +321,7 @@ export_checkpoint(sys.argv[1], sys.argv[2], outtype="q4_k_m", check=False)
     ("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
 )
 def test_a_signal_ends_the_other_process_too(number: int, code: int, tmp_path: Path) -> None:
-    source, folder = maker.checkpoint(tmp_path / "model", **WIDE), tmp_path / "output"
+    source, folder = models.checkpoint(tmp_path / "model", **WIDE), tmp_path / "output"
     folder.mkdir()
     os.mkfifo(tmp_path / "pipe")
     parent = subprocess.Popen(
@@ -358,7 +341,7 @@ def test_a_signal_ends_the_other_process_too(number: int, code: int, tmp_path: P
 
 
 def test_sigterm_is_left_to_those_who_handle_it(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model")
+    source = models.checkpoint(tmp_path / "model")
     seen: list[Any] = []
 
     def look(tensor: str, done: int, total: int) -> None:
@@ -368,19 +351,19 @@ def test_sigterm_is_left_to_those_who_handle_it(tmp_path: Path) -> None:
         raise AssertionError
 
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    maker.export(source, tmp_path / "x.gguf", progress=look)
+    models.export(source, tmp_path / "x.gguf", progress=look)
     assert callable(seen[-1])
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     try:
         signal.signal(signal.SIGTERM, mine)
-        maker.export(source, tmp_path / "y.gguf", progress=look)
+        models.export(source, tmp_path / "y.gguf", progress=look)
         assert seen[-1] == signal.getsignal(signal.SIGTERM) == mine
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def in_parts(source: Path, target: Path) -> None:
-    maker.export(source, target, split_max_tensors=8)
+    models.export(source, target, split_max_tensors=8)
 
 
 def in_one(source: Path, target: Path) -> None:
@@ -401,23 +384,23 @@ def in_one(source: Path, target: Path) -> None:
 def test_what_exists_is_found_before_the_work(
     make: Callable[[Path, Path], None], limits: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = maker.checkpoint(tmp_path / "model", **WIDE)
+    source = models.checkpoint(tmp_path / "model", **WIDE)
     make(source, tmp_path / "x.gguf")
     monkeypatch.delattr(kquants, "quantise")
     with pytest.raises(OutputError, match="exists already"):
-        maker.export(source, tmp_path / "x.gguf", outtype="q4_k_m", **limits)
+        models.export(source, tmp_path / "x.gguf", outtype="q4_k_m", **limits)
 
 
 @pytest.mark.parametrize("taken", ["x-00002-of-00003.gguf", "x-00001-of-00003.gguf.ropetool.json"])
 def test_parts_of_others_are_found_before_the_work_with_force_too(
     taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = maker.checkpoint(tmp_path / "model", **WIDE)
+    source = models.checkpoint(tmp_path / "model", **WIDE)
     for name in (taken, "x-00001-of-00003.gguf"):
         (tmp_path / name).write_bytes(b"precious")
     monkeypatch.delattr(kquants, "quantise")
     with pytest.raises(OutputError, match="force does not replace it") as refused:
-        maker.export(source, tmp_path / "x.gguf", outtype="q4_k_m", split_max_tensors=8, force=True)
+        models.export(source, tmp_path / "x.gguf", outtype="q4_k_m", split_max_tensors=8, force=True)
     assert refused.value.where == str(tmp_path / "x-00001-of-00003.gguf")
     assert (tmp_path / taken).read_bytes() == b"precious"
 
@@ -471,7 +454,7 @@ def by_transformers(source: Path) -> list[int]:
 def test_the_demo_model_generates_text_and_passes_the_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = {}
     for outtype, bound in BOUNDS.items():
-        path = maker.export(DEMO, tmp_path / f"{outtype}.gguf", outtype=outtype).output
+        path = models.export(DEMO, tmp_path / f"{outtype}.gguf", outtype=outtype).output
         text = generated(path)
         assert len(set(text)) > 8
         if outtype == "q8_0":  # with four bits it is another one

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_files
+import models
 import numpy as np
 import pytest
 
 import ropetool
-from exporting import maker
 from ropetool.files.gguf import read_header
 
 CARD = """---
@@ -41,11 +42,11 @@ HIDDEN = MERGING.replace("---\n", "---\nx: |\n ---\n----: 1\n", 1)  # no line of
 
 
 def exported(tmp_path: Path, card: str | bytes | None = None, **changes: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
-    source = maker.checkpoint(tmp_path / "tiny-model-v2", changes.pop("family", "llama"), **changes)
+    source = models.checkpoint(tmp_path / "tiny-model-v2", changes.pop("family", "llama"), **changes)
     if card is not None:
         (source / "README.md").write_bytes(card if isinstance(card, bytes) else card.encode())
-    result = maker.export(source, tmp_path / "x.gguf")
-    return maker.keys(result.output), result.notes
+    result = models.export(source, tmp_path / "x.gguf")
+    return gguf_files.keys(result.output), result.notes
 
 
 def test_the_sizes_stand_under_the_architecture(tmp_path: Path) -> None:
@@ -60,11 +61,11 @@ def test_the_sizes_stand_under_the_architecture(tmp_path: Path) -> None:
 
 
 def test_heads_that_are_not_stated_are_as_many(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", num_key_value_heads=4, head_dim=8)
-    config = {key: value for key, value in maker.CONFIGS["llama"].items() if key != "num_key_value_heads"}
-    maker.save(source / "config.json", config)
-    maker.export(source, tmp_path / "x.gguf")
-    assert maker.keys(tmp_path / "x.gguf")["llama.attention.head_count_kv"] == 4
+    source = models.checkpoint(tmp_path / "model", num_key_value_heads=4, head_dim=8)
+    config = {key: value for key, value in models.BY_HAND["llama"].items() if key != "num_key_value_heads"}
+    models.save(source / "config.json", config)
+    models.export(source, tmp_path / "x.gguf")
+    assert gguf_files.keys(tmp_path / "x.gguf")["llama.attention.head_count_kv"] == 4
 
 
 def test_names_from_folder_and_card(tmp_path: Path) -> None:
@@ -120,10 +121,10 @@ def test_a_path_in_the_config_that_is_none(tmp_path: Path) -> None:
 
 
 def test_a_source_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(maker.checkpoint(tmp_path / "tiny-model-v2"))
-    path = maker.export(Path()).output
+    monkeypatch.chdir(models.checkpoint(tmp_path / "tiny-model-v2"))
+    path = models.export(Path()).output
     assert path == tmp_path / "tiny-model-v2-F32.gguf"
-    assert maker.keys(path)["general.name"] == "Tiny Model v2"
+    assert gguf_files.keys(path)["general.name"] == "Tiny Model v2"
 
 
 def test_numbers_and_dates_in_a_card_become_text(tmp_path: Path) -> None:
@@ -133,40 +134,40 @@ def test_numbers_and_dates_in_a_card_become_text(tmp_path: Path) -> None:
 
 
 def test_generation_settings_that_are_none_are_noted(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model")
+    source = models.checkpoint(tmp_path / "model")
     for text in ("", "{", "[]", '{"top_k": "many"}', "[" * 10_000):
         (source / "generation_config.json").write_text(text)
-        notes = maker.export(source, tmp_path / "x.gguf", force=True).notes
+        notes = models.export(source, tmp_path / "x.gguf", force=True).notes
         assert all("generation_config.json" in note for note in notes)
         ends = [note for note in notes if note.startswith("end-of-text tokens come from config.json only")]
         assert (len(notes), len(ends)) == ((1, 0) if "top_k" in text else (2, 1))
-        assert maker.keys(tmp_path / "x.gguf")["tokenizer.ggml.eos_token_id"] == 257
-    assert not [key for key in maker.keys(tmp_path / "x.gguf") if "sampling" in key]
+        assert gguf_files.keys(tmp_path / "x.gguf")["tokenizer.ggml.eos_token_id"] == 257
+    assert not [key for key in gguf_files.keys(tmp_path / "x.gguf") if "sampling" in key]
 
 
 @pytest.mark.parametrize("content", [{}, {"eos_token_id": None, "top_k": None, "temperature": None, "do_sample": True}])
 def test_generation_settings_without_values(content: dict[str, Any], tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", eos_token_id=[257, 260])
-    maker.save(source / "generation_config.json", content)
-    result = maker.export(source, tmp_path / "x.gguf")
-    keys = maker.keys(result.output)
+    source = models.checkpoint(tmp_path / "model", eos_token_id=[257, 260])
+    models.save(source / "generation_config.json", content)
+    result = models.export(source, tmp_path / "x.gguf")
+    keys = gguf_files.keys(result.output)
     assert result.notes == ()
     assert (keys["tokenizer.ggml.eos_token_id"], keys["tokenizer.ggml.eot_token_id"]) == (257, 260)  # config.json's
     assert not [key for key in keys if "sampling" in key]
 
 
 def test_sampling_settings_are_carried_over(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model")
-    maker.save(source / "generation_config.json", {"top_k": 20, "temperature": 0.6})
-    maker.export(source, tmp_path / "x.gguf")
-    keys = maker.keys(tmp_path / "x.gguf")
+    source = models.checkpoint(tmp_path / "model")
+    models.save(source / "generation_config.json", {"top_k": 20, "temperature": 0.6})
+    models.export(source, tmp_path / "x.gguf")
+    keys = gguf_files.keys(tmp_path / "x.gguf")
     assert keys["general.sampling.top_k"] == 20
     assert keys["general.sampling.temp"] == pytest.approx(0.6)
 
 
 def test_the_container_keeps_the_rules_of_llama_cpp(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", hidden_size=12, intermediate_size=7, head_dim=6)
-    path = maker.export(source, tmp_path / "x.gguf").output
+    source = models.checkpoint(tmp_path / "model", hidden_size=12, intermediate_size=7, head_dim=6)
+    path = models.export(source, tmp_path / "x.gguf").output
     header = read_header(path)  # refuses gaps, overlaps, and any other order
     assert header.version == 3
     assert header.alignment == 32
@@ -183,8 +184,8 @@ def test_vectors_come_last_and_the_table_stays_true(tmp_path: Path) -> None:
         "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 512,
     }  # fmt: skip
-    source = maker.checkpoint(tmp_path / "model", max_position_embeddings=2048, rope_scaling=llama3)
-    path = maker.export(source, tmp_path / "x.gguf").output
+    source = models.checkpoint(tmp_path / "model", max_position_embeddings=2048, rope_scaling=llama3)
+    path = models.export(source, tmp_path / "x.gguf").output
     assert [tensor.name for tensor in read_header(path).tensors][-1] == "rope_freqs.weight"
     reader = gguf.GGUFReader(path)
     found = next(t for t in reader.tensors if t.name == "rope_freqs.weight").data
@@ -203,11 +204,11 @@ def test_vectors_come_last_and_the_table_stays_true(tmp_path: Path) -> None:
 def test_how_far_a_model_was_extended_is_no_fine_tune_of_it(
     name: str, output: str, parts: dict[str, str], tmp_path: Path
 ) -> None:
-    source = maker.checkpoint(tmp_path / name)
-    before = maker.keys(maker.export(source, tmp_path / "before.gguf").output)
+    source = models.checkpoint(tmp_path / name)
+    before = gguf_files.keys(models.export(source, tmp_path / "before.gguf").output)
     options: dict[str, Any] = {"target_length": 2048} if output.endswith("2048") else {"factor": 4}
     made = ropetool.apply(ropetool.plan(source, "yarn", **options), source, tmp_path / output).output
-    keys = maker.keys(maker.export(made, tmp_path / "x.gguf", allow_unverified=True).output)
+    keys = gguf_files.keys(models.export(made, tmp_path / "x.gguf", allow_unverified=True).output)
     held = {key: keys.get(f"general.{key}") for key in ("basename", "finetune", "version", "size_label")}
     assert held == {key: before.get(f"general.{key}") for key in held}
     assert {key: value for key, value in held.items() if value and key != "size_label"} == parts
@@ -216,5 +217,5 @@ def test_how_far_a_model_was_extended_is_no_fine_tune_of_it(
 
 def test_a_factor_in_the_name_of_others_is_left_alone(tmp_path: Path) -> None:
     """By the package's rules it is a fine-tune, as in the stock converter's file."""
-    keys = maker.keys(maker.export(maker.checkpoint(tmp_path / "model-8x"), tmp_path / "x.gguf").output)
+    keys = gguf_files.keys(models.export(models.checkpoint(tmp_path / "model-8x"), tmp_path / "x.gguf").output)
     assert keys["general.finetune"] == "8x"

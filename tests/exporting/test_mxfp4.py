@@ -13,12 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf_files
+import models
 import mxfp4_models
 import numpy as np
 import pytest
-from making import refusal
+from running import refusal
 
-from exporting import family_models, maker
 from ropetool.errors import CheckpointError, CorruptFile, LossyExport, RopetoolError, UnknownName, UnsupportedDtype
 from ropetool.gguf_export import export_checkpoint
 from ropetool.gguf_model import mxfp4, streaming
@@ -45,7 +46,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def experts_of(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    return {name: tensor for name, tensor in maker.tensors(path).items() if name.endswith("_exps.weight")}
+    return {name: tensor for name, tensor in gguf_files.tensors(path).items() if name.endswith("_exps.weight")}
 
 
 def differing(source: Path, file: Path) -> list[str]:
@@ -113,27 +114,28 @@ def test_pieces_and_shards_of_any_size_make_the_same_file(
     monkeypatch.setattr(streaming, "CHUNK", 300)
     monkeypatch.setattr(streaming, "processors", lambda: 5)
     export_checkpoint(split, tmp_path / "pieces.gguf")
-    assert maker.tensors(tmp_path / "whole.gguf") == maker.tensors(tmp_path / "pieces.gguf")
+    assert gguf_files.tensors(tmp_path / "whole.gguf") == gguf_files.tensors(tmp_path / "pieces.gguf")
 
 
 def in_two_files(source: Path, target: Path) -> Path:
     """Write the checkpoint again, scales in another file than codes."""
-    shutil.copytree(source, target)
+    models.copied(source, target)
+    tensors = models.read_safetensors(source / "model.safetensors")
     (target / "model.safetensors").unlink()
-    tensors = mxfp4_models.read(source)
-    places = {name: f"model-{1 + name.endswith('_scales')}.safetensors" for name in tensors}
-    for place in set(places.values()):
-        maker.write_safetensors(target / place, {name: tensors[name] for name in tensors if places[name] == place})
-    maker.save(target / "model.safetensors.index.json", {"metadata": {}, "weight_map": places})
+    models.write_shards(
+        target, tensors, {name: f"model-{1 + name.endswith('_scales')}.safetensors" for name in tensors}
+    )
     return target
 
 
 def test_a_file_of_several_parts(small: Path, tmp_path: Path) -> None:
     export_checkpoint(small, tmp_path / "whole.gguf")
     export_checkpoint(small, tmp_path / "x.gguf", split_max_tensors=13)
-    parts = [maker.tensors(path) for path in sorted(tmp_path.glob("x-*.gguf"))]
+    parts = [gguf_files.tensors(path) for path in sorted(tmp_path.glob("x-*.gguf"))]
     assert len(parts) > 2
-    assert {name: tensor for part in parts for name, tensor in part.items()} == maker.tensors(tmp_path / "whole.gguf")
+    assert {name: tensor for part in parts for name, tensor in part.items()} == gguf_files.tensors(
+        tmp_path / "whole.gguf"
+    )
 
 
 # --- types
@@ -154,11 +156,11 @@ def test_experts_stay_what_they_are(outtype: str, name: str, others: str, file_t
     assert (result.output.name, result.outtype) == (f"model-{name}.gguf", name.lower())
     assert NOTE in result.notes
     assert not any("do not fit blocks" in note for note in result.notes)
-    found = maker.tensors(result.output)
+    found = gguf_files.tensors(result.output)
     assert {found[key][0] for key in ("token_embd.weight", "blk.1.attn_q.weight", "output.weight")} == {others}
     assert {kind for kind, _, _ in experts_of(result.output).values()} == {"MXFP4"}
     assert found["blk.0.ffn_up_exps.bias"][0] == "F32"
-    assert maker.keys(result.output)["general.file_type"] == file_type
+    assert gguf_files.keys(result.output)["general.file_type"] == file_type
 
 
 def test_it_is_no_type_to_ask_for(small: Path, tmp_path: Path) -> None:
@@ -173,7 +175,7 @@ def test_libllama_quantises_the_rest(outtype: str, source: Path, tmp_path: Path)
     result = export_checkpoint(source, tmp_path / "x.gguf", outtype=outtype)
     assert NOTE in result.notes
     assert experts_of(result.output) == experts_of(plain.output)
-    before, after = maker.tensors(plain.output), maker.tensors(result.output)
+    before, after = gguf_files.tensors(plain.output), gguf_files.tensors(result.output)
     matrices = [name for name in before if name.endswith(("attn_q.weight", "attn_output.weight", "output.weight"))]
     assert {after[name][0] for name in matrices} <= {"Q5_0", "Q6_K", "Q8_0", "IQ4_NL"}
     assert len(matrices) == 5
@@ -183,7 +185,7 @@ def test_some_experts_may_be_plain(small: Path, tmp_path: Path) -> None:
     source = shutil.copytree(small, tmp_path / "model")
     plain = np.random.default_rng(1).standard_normal((4, 128, 128)).astype(np.float32)
     mxfp4_models.change(
-        source, gate_up_proj_blocks=None, gate_up_proj_scales=None, gate_up_proj=("BF16", maker.stored(plain, "BF16"))
+        source, gate_up_proj_blocks=None, gate_up_proj_scales=None, gate_up_proj=("BF16", models.stored(plain, "BF16"))
     )
     found = experts_of(export_checkpoint(source, tmp_path / "x.gguf").output)
     assert [kind for kind, _, _ in found.values()] == ["BF16", "BF16", "MXFP4", "MXFP4", "MXFP4", "MXFP4"]
@@ -197,7 +199,7 @@ def wanted(source: Path) -> np.ndarray:
     """Return transformers' logits, which it computes with the experts in float32."""
     pytest.importorskip("llama_cpp")
     pytest.importorskip("accelerate")
-    return family_models.torch_logits(source)
+    return models.torch_logits(source)
 
 
 def in_float32(path: Path, target: Path) -> Path:
@@ -207,15 +209,15 @@ def in_float32(path: Path, target: Path) -> Path:
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.nthread, params.allow_requantize = llama_cpp.LLAMA_FTYPE_ALL_F32, 1, True
     assert llama_cpp.llama_model_quantize(os.fsencode(path), os.fsencode(target), params) == 0
-    assert {kind for kind, _, _ in maker.tensors(target).values()} == {"F32"}
+    assert {kind for kind, _, _ in gguf_files.tensors(target).values()} == {"F32"}
     return target
 
 
 def test_llama_cpp_computes_what_transformers_does(source: Path, wanted: np.ndarray, tmp_path: Path) -> None:
     path = export_checkpoint(source, tmp_path / "x.gguf").output
-    assert family_models.apart(wanted, family_models.llama_logits(path)) < ROUNDED
+    assert models.apart(wanted, models.llama_logits(path)) < ROUNDED
     plain = in_float32(path, tmp_path / "plain.gguf")
-    assert family_models.apart(wanted, family_models.llama_logits(plain)) < TOLERANCE
+    assert models.apart(wanted, models.llama_logits(plain)) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", DEFECTS)
@@ -224,7 +226,7 @@ def test_llama_cpp_would_compute_something_else(
 ) -> None:
     monkeypatch.setattr(mxfp4, *DEFECTS[name])
     path = export_checkpoint(source, tmp_path / "x.gguf").output
-    assert family_models.apart(wanted, family_models.llama_logits(path)) > 2 * ROUNDED
+    assert models.apart(wanted, models.llama_logits(path)) > 2 * ROUNDED
 
 
 # --- what is refused
@@ -303,6 +305,6 @@ def test_rows_that_are_no_whole_blocks_are_refused(tmp_path: Path) -> None:
 def test_other_methods_are_refused(method: str | None, said: str, small: Path, tmp_path: Path) -> None:
     source = shutil.copytree(small, tmp_path / "model")
     config = json.loads((source / "config.json").read_text())
-    maker.save(source / "config.json", {**config, "quantization_config": {"quant_method": method}})
+    models.save(source / "config.json", {**config, "quantization_config": {"quant_method": method}})
     with pytest.raises(UnsupportedDtype, match=said):
         export_checkpoint(source, tmp_path / "x.gguf")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterator
-from functools import cache
-from pathlib import Path
+from collections.abc import Iterator
 
 import gguf
 import numpy as np
 import pytest
 from gguf.quants import quantize
+from gguf_logits import quantised
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,24 +18,11 @@ NAMES = sorted(quantise.BLOCK_TYPES)
 FINITE = 0x7F800000  # the first bits of a float32 that is not
 
 
-@cache
-def ggml() -> Callable[[np.ndarray, str], np.ndarray]:
-    """Return ggml_quantize_chunk of the library that llama-cpp-python brings."""
-    folder = Path(pytest.importorskip("llama_cpp").__file__).parent / "lib"
-    library = ctypes.CDLL(str(next(folder.glob("*ggml-base.*"))))
-    function = library.ggml_quantize_chunk
-    function.restype = ctypes.c_size_t
-    numbers = (ctypes.c_int64,) * 3
-    function.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *numbers, ctypes.c_void_p)
-
-    def encode(values: np.ndarray, name: str) -> np.ndarray:
-        rows = np.ascontiguousarray(values, np.float32).reshape(-1, 32)
-        kind = gguf.GGMLQuantizationType[name]
-        out = np.zeros((len(rows), gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
-        assert function(kind, rows.ctypes.data, out.ctypes.data, 0, len(rows), 32, None) == out.size
-        return out
-
-    return encode
+def ggml(values: np.ndarray, name: str) -> np.ndarray:
+    """Return ggml_quantize_chunk of the library that llama-cpp-python brings. Shapes: -> (blocks, bytes)."""
+    pytest.importorskip("llama_cpp")
+    rows = np.ascontiguousarray(values, np.float32).reshape(-1, 32)
+    return np.frombuffer(quantised(rows, name), np.uint8).reshape(len(rows), -1)
 
 
 def finite(bits: np.ndarray) -> np.ndarray:
@@ -79,14 +64,14 @@ CASES = {name: values.astype(np.float32) for name, values in rare()}
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("case", CASES)
 def test_blocks_are_those_of_ggml(case: str, name: str) -> None:
-    assert np.array_equal(quantise.blocks(CASES[case], name), ggml()(CASES[case], name))
+    assert np.array_equal(quantise.blocks(CASES[case], name), ggml(CASES[case], name))
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=32, max_size=32), st.sampled_from(NAMES))
 def test_any_finite_block_is_that_of_ggml(bits: list[int], name: str) -> None:
     values = finite(np.array(bits, np.uint64).astype(np.uint32))
-    assert np.array_equal(quantise.blocks(values, name), ggml()(values, name))
+    assert np.array_equal(quantise.blocks(values, name), ggml(values, name))
 
 
 def test_q8_0_is_that_of_the_gguf_package() -> None:
@@ -100,7 +85,7 @@ def test_q8_0_is_that_of_the_gguf_package() -> None:
 def test_blocks_of_the_gguf_package_are_not_those_of_ggml(name: str, case: str) -> None:
     """Once they are, they can take the place of ours."""
     values = CASES[case]
-    assert not np.array_equal(quantize(values, gguf.GGMLQuantizationType[name]), ggml()(values, name))
+    assert not np.array_equal(quantize(values, gguf.GGMLQuantizationType[name]), ggml(values, name))
 
 
 def first_of_two(x: np.ndarray) -> np.ndarray:
@@ -123,7 +108,7 @@ def test_a_planted_defect_is_seen(
 ) -> None:
     monkeypatch.setattr(quantise, part, wrong)
     with np.errstate(all="ignore"):
-        assert not np.array_equal(quantise.blocks(CASES[case], name), ggml()(CASES[case], name))
+        assert not np.array_equal(quantise.blocks(CASES[case], name), ggml(CASES[case], name))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from making import write_config
+from models import write_config
 
 from exporting.remote_models import REMOTE
 from ropetool import families

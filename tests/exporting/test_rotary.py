@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf_files
+import models
 import numpy as np
 import pytest
 
-from exporting import maker
 from ropetool.errors import LossyExport
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
@@ -20,8 +21,8 @@ LISTS = {
 
 def exported(tmp_path: Path, family: str = "llama", **changes: Any) -> tuple[dict[str, Any], Any, Any]:
     """Return the keys, the tensors and the result of exporting a checkpoint with these changes to its config."""
-    result = maker.export(maker.checkpoint(tmp_path / "model", family, **changes), tmp_path / "x.gguf")
-    return maker.keys(result.output), maker.tensors(result.output), result
+    result = models.export(models.checkpoint(tmp_path / "model", family, **changes), tmp_path / "x.gguf")
+    return gguf_files.keys(result.output), gguf_files.tensors(result.output), result
 
 
 def rope_keys(keys: dict[str, Any]) -> dict[str, Any]:
@@ -104,12 +105,12 @@ def test_a_table_that_follows_the_length_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_window_inside_the_context_is_refused_unless_allowed(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", "mistral", sliding_window=256)
+    source = models.checkpoint(tmp_path / "model", "mistral", sliding_window=256)
     with pytest.raises(LossyExport, match="attends to the whole context of 512") as caught:
-        maker.export(source, tmp_path / "x.gguf")
+        models.export(source, tmp_path / "x.gguf")
     assert caught.value.try_.startswith("--allow-full-attention")
     assert not (tmp_path / "x.gguf").exists()
-    result = maker.export(source, tmp_path / "x.gguf", allow_full_attention=True)
+    result = models.export(source, tmp_path / "x.gguf", allow_full_attention=True)
     assert "on texts of more than 256 tokens its results differ" in result.notes[0]
 
 

@@ -7,12 +7,13 @@ import typing
 from pathlib import Path
 from typing import Any
 
-import family_making
+import configs
+import gguf_files
+import models
 import numpy as np
 import pytest
+import tokenizer_making
 
-from exporting import family_models as models
-from exporting import maker
 from ropetool import families
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import ConfigError, CorruptFile, LossyExport, RopetoolError
@@ -42,10 +43,6 @@ from ropetool.runtimes.llama_cpp import decoding
 from ropetool.runtimes.llama_cpp.exported import exported
 
 # Counts whose class default is not a count: None stands for "must be stated".
-STATED: dict[str, Any] = {
-    "num_attention_heads": 64, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 2, "vocab_size": 9,
-}  # fmt: skip
-
 OF_SOME_LAYERS = ("num_global_key_value_heads",)  # which the class takes apart, layer by layer
 FAMILIES = exported_families()
 NEWER = ("granite_swa", "hy_v3", "mellum")  # architectures that the gguf package in use does not know
@@ -53,7 +50,7 @@ NEWER = ("granite_swa", "hy_v3", "mellum")  # architectures that the gguf packag
 
 def text_type(name: str) -> str:
     """Return the type of the text model's own config."""
-    return models.composed_models.INNER.get(name, name)
+    return configs.INNER.get(name, name)
 
 
 def table_of(name: str) -> Export:
@@ -120,7 +117,7 @@ def test_a_key_stands_for_what_the_class_makes_of_it(
 ) -> None:
     transformers = pytest.importorskip("transformers")
     tried = ("q_lora_rank", "num_key_value_heads", "n_routed_experts", "num_nextn_predict_layers")
-    config = {key: value for key, value in models.CONFIGS[family].items() if key not in tried}
+    config = {key: value for key, value in configs.EXPORTED[family].items() if key not in tried}
     config |= changes if attribute != "num_mtp_layers" else {**changes, "n_routed_experts": 4}
     expected = getattr(transformers.AutoConfig.for_model(family, **config), attribute) or 0
     head_dim = config["hidden_size"] // config["num_attention_heads"]
@@ -130,7 +127,7 @@ def test_a_key_stands_for_what_the_class_makes_of_it(
 @pytest.mark.parametrize("on", [True, False])
 def test_a_switch_goes_by_its_other_name(on: bool) -> None:
     transformers = pytest.importorskip("transformers")
-    kept = {key: value for key, value in models.CONFIGS["internlm3"].items() if "bias" not in key}
+    kept = {key: value for key, value in configs.EXPORTED["internlm3"].items() if "bias" not in key}
     config = {**kept, "qkv_bias": on, "bias": on}
     switches = read_model(families.get("internlm3"), config, "llama", 32, 32, "here").switches
     expected = transformers.AutoConfig.for_model("internlm3", **config)
@@ -145,10 +142,10 @@ def test_every_family_that_is_exported_has_a_name_in_gguf(name: str) -> None:
 
 # By the configs of the tests, and for plain families by those that are made from their files.
 DENSE = [
-    *(pytest.param(name, models.CONFIGS[name], id=name) for name in FAMILIES if not table_of(name).counts),
+    *(pytest.param(name, configs.EXPORTED[name], id=name) for name in FAMILIES if not table_of(name).counts),
     *(
-        pytest.param(name, family_making.config(name, models.SMALL), id=f"{name}-made")
-        for name in family_making.others({}, exported=True)
+        pytest.param(name, configs.plain_config(name, configs.EXPORT_SIZES), id=f"{name}-made")
+        for name in configs.others({}, exported=True)
     ),
 ]
 
@@ -184,7 +181,7 @@ def test_names_are_those_of_the_gguf_package(name: str) -> None:
         return
     number = next(number for number, known in gguf.MODEL_ARCH_NAMES.items() if known == arch)
     suffixes = {gguf.TENSOR_NAMES[tensor].format(bid=0) for tensor in gguf.MODEL_TENSORS[number]}
-    config = {**models.CONFIGS[name], "num_hidden_layers": 1, "num_kv_shared_layers": 0}
+    config = {**configs.EXPORTED[name], "num_hidden_layers": 1, "num_kv_shared_layers": 0}
     head_dim = config["hidden_size"] // config["num_attention_heads"]
     model = read_model(families.get(name), config, arch, head_dim, head_dim, "here")
     for one in tensors(model, interleaved=False):
@@ -209,7 +206,7 @@ GEMMA4 = {
 
 
 def gemma4(**changes: Any) -> ModelShape:
-    return read_model(families.get("gemma4_text"), models.CONFIGS["gemma4_text"] | changes, "gemma4", 64, 64, "here")
+    return read_model(families.get("gemma4_text"), configs.EXPORTED["gemma4_text"] | changes, "gemma4", 64, 64, "here")
 
 
 @pytest.mark.parametrize("name", GEMMA4)
@@ -360,11 +357,11 @@ def test_what_llama_cpp_does_not_compute(
 ) -> None:
     source = tmp_path / "model"
     source.mkdir()
-    maker.save(source / "config.json", {"model_type": family, **models.CONFIGS[family], **changes})
-    maker.write_safetensors(source / "model.safetensors", {"other": ("F32", np.zeros(4, np.float32))})
-    maker.save(source / "tokenizer.json", maker.tokenizer())
+    models.save(source / "config.json", {"model_type": family, **configs.EXPORTED[family], **changes})
+    models.write_safetensors(source / "model.safetensors", {"other": ("F32", np.zeros(4, np.float32))})
+    models.save(source / "tokenizer.json", tokenizer_making.by_hand())
     with pytest.raises(error, match=text):
-        maker.export(source, tmp_path / "x.gguf")
+        models.export(source, tmp_path / "x.gguf")
     assert not (tmp_path / "x.gguf").exists()
 
 
@@ -377,7 +374,7 @@ def test_what_llama_cpp_does_not_compute(
     ],
 )
 def test_kinds_of_layer_that_llama_cpp_does_not_have(family: str, changes: dict[str, Any], text: str) -> None:
-    config = {"model_type": family, **models.CONFIGS[family], **changes}
+    config = {"model_type": family, **configs.EXPORTED[family], **changes}
     with pytest.raises(Refuses, match=text):
         exported(HfCheckpoint(config, families.get(family)))
 
@@ -385,7 +382,7 @@ def test_kinds_of_layer_that_llama_cpp_does_not_have(family: str, changes: dict[
 def test_layers_of_an_exaone4_slide_where_it_has_64() -> None:
     kinds = (["sliding_attention"] * 3 + ["full_attention"]) * 16
     changes = {"num_hidden_layers": 64, "sliding_window": 64, "layer_types": kinds}
-    config = {"model_type": "exaone4", **models.CONFIGS["exaone4"], **changes}
+    config = {"model_type": "exaone4", **configs.EXPORTED["exaone4"], **changes}
     _, view = exported(HfCheckpoint(config, families.get("exaone4")))
     rope = decoding.decode(view)
     assert rope.entries["full_attention"].layers == tuple(range(3, 64, 4))
@@ -395,18 +392,18 @@ def test_layers_of_an_exaone4_slide_where_it_has_64() -> None:
 
 def test_drafting_layers_are_left_out(tmp_path: Path) -> None:
     source = models.write(tmp_path / "model", "deepseek_v3", {"num_hidden_layers": 2})
-    config = {"model_type": "deepseek_v3", **models.CONFIGS["deepseek_v3"], "num_hidden_layers": 1}
-    maker.save(source / "config.json", {**config, "num_nextn_predict_layers": 1, "first_k_dense_replace": 1})
-    result = maker.export(source, tmp_path / "x.gguf")
-    assert not any(name.startswith("blk.1.") for name in maker.tensors(result.output))
+    config = {"model_type": "deepseek_v3", **configs.EXPORTED["deepseek_v3"], "num_hidden_layers": 1}
+    models.save(source / "config.json", {**config, "num_nextn_predict_layers": 1, "first_k_dense_replace": 1})
+    result = models.export(source, tmp_path / "x.gguf")
+    assert not any(name.startswith("blk.1.") for name in gguf_files.tensors(result.output))
     assert any("of draft layers are left out" in note for note in result.notes)
-    maker.save(source / "config.json", {**config, "num_nextn_predict_layers": 0})
+    models.save(source / "config.json", {**config, "num_nextn_predict_layers": 0})
     with pytest.raises(LossyExport, match=r"has no place for model\.layers\.1"):
-        maker.export(source, tmp_path / "y.gguf")
+        models.export(source, tmp_path / "y.gguf")
 
 
 def test_an_activation_that_llama_cpp_approximates_is_noted(tmp_path: Path) -> None:
     source = models.write(tmp_path / "model", "gpt_neox", {"hidden_act": "gelu"})
-    assert any("gelu in its tanh form" in note for note in maker.export(source, tmp_path / "x.gguf").notes)
+    assert any("gelu in its tanh form" in note for note in models.export(source, tmp_path / "x.gguf").notes)
     source = models.write(tmp_path / "other", "gpt_neox")
-    assert not any("gelu" in note for note in maker.export(source, tmp_path / "y.gguf").notes)
+    assert not any("gelu" in note for note in models.export(source, tmp_path / "y.gguf").notes)

@@ -9,14 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import configs
+import gguf_files
+import models
 import numpy as np
 import pytest
-from baking.bake_gguf_models import Run
+from configs import FACTOR, TRAINED
+from gguf_logits import shifted_logits
 
 import ropetool
-from exporting import family_models as models
-from exporting import maker
-from exporting.family_models import FACTOR, TRAINED
 from ropetool.errors import ConfigError, LossyExport
 from ropetool.gguf_model import shift_safe as shift_safe_module
 from ropetool.gguf_model.shift_safe import ShiftSafe
@@ -50,20 +51,13 @@ def written(path: Path, family: str) -> Path:
 
 def moved(path: Path, by: int) -> np.ndarray:
     """Return the logits behind 700 tokens that were all moved by so many positions."""
-    run = Run(path)
-    try:
-        run.decode(models.TOKENS[:700], 0)
-        if by:
-            run.shift(by)
-        return run.decode(models.TOKENS[700:701], 700 + by)
-    finally:
-        run.close()
+    return shifted_logits(path, models.TOKENS[:701], by, configs.LENGTH)
 
 
 @pytest.mark.parametrize("family", CHANGES)
 def test_the_factor_in_the_keys_is_the_factor_in_the_file(family: str, tmp_path: Path) -> None:
     source = written(tmp_path / "model", family)
-    made = maker.export(source, tmp_path / "x.gguf", outtype="f32", shift_safe=True)
+    made = models.export(source, tmp_path / "x.gguf", outtype="f32", shift_safe=True)
     wanted = models.torch_logits(source)
     assert models.apart(wanted, models.llama_logits(made.output)) < TOLERANCE
     assert len(made.bakes) == 1
@@ -79,15 +73,15 @@ def test_keys_that_keep_their_size_would_be_seen(family: str, tmp_path: Path, mo
         return replace(whole(view), gains={})
 
     monkeypatch.setattr(shift_safe_module, "shift_safe", without_gains)
-    made = maker.export(source, tmp_path / "x.gguf", outtype="f32", shift_safe=True)
+    made = models.export(source, tmp_path / "x.gguf", outtype="f32", shift_safe=True)
     assert models.apart(models.torch_logits(source), models.llama_logits(made.output)) > 20 * TOLERANCE
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_context_shift_changes_nothing(family: str, tmp_path: Path) -> None:
     source = written(tmp_path / "model", family)
-    plain = maker.export(source, tmp_path / "plain.gguf", outtype="f32").output
-    safe = maker.export(source, tmp_path / "safe.gguf", outtype="f32", shift_safe=True).output
+    plain = models.export(source, tmp_path / "plain.gguf", outtype="f32").output
+    safe = models.export(source, tmp_path / "safe.gguf", outtype="f32", shift_safe=True).output
     still = moved(safe, 0)
     assert models.apart(still, moved(plain, 0)) < TOLERANCE
     assert models.apart(still, moved(safe, 64)) < TOLERANCE
@@ -98,7 +92,7 @@ def test_a_factor_that_some_layers_would_keep_is_refused(tmp_path: Path) -> None
     """llama.cpp multiplies YaRN's own factor in full layers alone, and attn_factor in all: both cannot become 1."""
     source = models.write(tmp_path / "model", "gemma3_text", {"rope_parameters": BOTH_KINDS, **CONTEXT})
     with pytest.raises(LossyExport, match=r"sliding_attention: attention factor 0\.878249 instead of 1"):
-        maker.export(source, tmp_path / "x.gguf", shift_safe=True)
+        models.export(source, tmp_path / "x.gguf", shift_safe=True)
     assert not (tmp_path / "x.gguf").exists()
 
 
@@ -108,11 +102,11 @@ def test_a_factor_of_one_kind_of_layer_goes_into_its_keys_when_it_is_extended(tm
     options = {"attention_factor": 1.0, "factor": FACTOR}
     alone = ropetool.apply(ropetool.plan(source, "yarn", **options), source, tmp_path / "alone").output
     with pytest.raises(LossyExport, match="sliding_attention: attention factor"):
-        maker.export(alone, tmp_path / "x.gguf", allow_unverified=True)
+        models.export(alone, tmp_path / "x.gguf", allow_unverified=True)
     plan = ropetool.plan(source, "yarn", for_runtimes=["transformers", "llama.cpp"], **options)
     both = ropetool.apply(plan, source, tmp_path / "both").output
     assert plan.bakes
-    made = maker.export(both, tmp_path / "x.gguf", outtype="f32", allow_unverified=True)
+    made = models.export(both, tmp_path / "x.gguf", outtype="f32", allow_unverified=True)
     wanted = models.torch_logits(alone)
     assert models.apart(wanted, models.torch_logits(both)) < TOLERANCE
     assert models.apart(wanted, models.llama_logits(made.output)) < TOLERANCE
@@ -120,35 +114,35 @@ def test_a_factor_of_one_kind_of_layer_goes_into_its_keys_when_it_is_extended(tm
 
 def test_nothing_to_bake_is_no_mistake(tmp_path: Path) -> None:
     source = models.write(tmp_path / "model", "llama")
-    made = maker.export(source, tmp_path / "x.gguf", shift_safe=True)
+    made = models.export(source, tmp_path / "x.gguf", shift_safe=True)
     assert made.bakes == ()
-    plain = maker.export(source, tmp_path / "y.gguf")
+    plain = models.export(source, tmp_path / "y.gguf")
     assert made.output.read_bytes() == plain.output.read_bytes()
 
 
 def test_a_bfloat16_key_is_rounded_once(tmp_path: Path) -> None:
     """Against numpy: the float32 product, cut to bfloat16 by the nearest even."""
-    source = maker.checkpoint(
+    source = models.checkpoint(
         tmp_path / "model", dtype="BF16", rope_parameters={**YARN, "factor": 2.0}, max_position_embeddings=1024
     )
-    made = maker.export(source, tmp_path / "x.gguf", shift_safe=True)
-    given = maker.weights(maker.CONFIGS["llama"], "BF16")["model.layers.0.self_attn.k_proj.weight"][1]
+    made = models.export(source, tmp_path / "x.gguf", shift_safe=True)
+    given = models.weights(models.BY_HAND["llama"], "BF16")["model.layers.0.self_attn.k_proj.weight"][1]
     factor = float(made.bakes[0].split()[2])
     wide = (given.astype(np.uint32) << 16).view(np.float32).astype(np.float64) * (0.1 * np.log(2.0) + 1) ** 2
     assert factor == pytest.approx(0.1 * np.log(2.0) + 1, rel=1e-5)
     bits = wide.astype(np.float32).view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
     heads = rounded.reshape(2, 2, 4, 16).swapaxes(1, 2).reshape(16, 16)  # llama.cpp pairs neighbouring rows
-    assert maker.tensors(made.output)["blk.0.attn_k.weight"][2] == heads.tobytes()
+    assert gguf_files.tensors(made.output)["blk.0.attn_k.weight"][2] == heads.tobytes()
 
 
 def test_gains_reach_every_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ropetool.gguf_model import streaming
 
     source = written(tmp_path / "model", "llama")
-    whole = maker.export(source, tmp_path / "x.gguf", outtype="f16", shift_safe=True).output.read_bytes()
+    whole = models.export(source, tmp_path / "x.gguf", outtype="f16", shift_safe=True).output.read_bytes()
     monkeypatch.setattr(streaming, "CHUNK", 1)
-    assert maker.export(source, tmp_path / "y.gguf", outtype="f16", shift_safe=True).output.read_bytes() == whole
+    assert models.export(source, tmp_path / "y.gguf", outtype="f16", shift_safe=True).output.read_bytes() == whole
     assert "gains" in SourceTensor.__slots__
 
 
@@ -167,10 +161,10 @@ def test_a_qwen2_as_llama_holds_any_table(method: str, tmp_path: Path) -> None:
     )  # fmt: skip
     source = models.write(tmp_path / "model", "qwen2", {"rope_parameters": rope, **CONTEXT})
     with pytest.raises(LossyExport) as caught:
-        maker.export(source, tmp_path / "x.gguf")
+        models.export(source, tmp_path / "x.gguf")
     exact = f"ropetool export {source} --rearch llama, whose files can store any table"
     assert caught.value.try_.startswith(f"{exact}; or --allow-inexact, which writes the nearest table for llama.cpp: ")
-    made = maker.export(source, tmp_path / "x.gguf", outtype="f32", rearch="llama")
+    made = models.export(source, tmp_path / "x.gguf", outtype="f32", rearch="llama")
     assert made.arch == "llama"
     assert models.apart(models.torch_logits(source), models.llama_logits(made.output)) < TOLERANCE
 
@@ -178,6 +172,6 @@ def test_a_qwen2_as_llama_holds_any_table(method: str, tmp_path: Path) -> None:
 def test_other_architectures_are_not_rewritten(tmp_path: Path) -> None:
     source = models.write(tmp_path / "model", "qwen3")
     with pytest.raises(ConfigError, match=r"qwen3 models cannot be written as llama.*qwen2 as llama") as caught:
-        maker.export(source, tmp_path / "x.gguf", rearch="llama")
+        models.export(source, tmp_path / "x.gguf", rearch="llama")
     assert caught.value.where == "--rearch"
     assert not (tmp_path / "x.gguf").exists()

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_files
+import models
 import numpy as np
 import pytest
+from gguf_files import write
 
-from exporting import maker
 from ropetool.checkpoint import provenance
 from ropetool.errors import ConfigError, OutputError
 from ropetool.files.gguf import read_shards
@@ -48,16 +50,9 @@ BY_GGUF_SPLIT: list[tuple[SplitLimits, list[int], str]] = [
 
 
 def write_whole(path: Path) -> Path:
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name("parts")
-    writer.add_array("tokenizer.ggml.tokens", ["a", "b"])
-    for number, size in enumerate(SIZES):
-        writer.add_tensor(f"blk.{number}", (np.arange(size) * (number + 3) % 251 - 125).astype(np.int8))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    made = [(np.arange(size) * (number + 3) % 251 - 125).astype(np.int8) for number, size in enumerate(SIZES)]
+    keys = {"general.name": "parts", "tokenizer.ggml.tokens": ["a", "b"]}
+    return write(path, "llama", keys, {f"blk.{number}": tensor for number, tensor in enumerate(made)})
 
 
 @pytest.mark.parametrize(("limits", "counts", "digest"), BY_GGUF_SPLIT)
@@ -82,9 +77,9 @@ def test_a_tensor_beyond_the_limit_has_a_file_of_its_own() -> None:
 
 
 def whole_and_split(tmp_path: Path, **choices: Any) -> tuple[Path, list[Path]]:
-    source = maker.checkpoint(tmp_path / "model", rope_scaling=LLAMA3)
-    maker.export(source, tmp_path / "whole.gguf")
-    result = maker.export(source, tmp_path / "x.gguf", **choices)
+    source = models.checkpoint(tmp_path / "model", rope_scaling=LLAMA3)
+    models.export(source, tmp_path / "whole.gguf")
+    result = models.export(source, tmp_path / "x.gguf", **choices)
     parts = sorted(tmp_path.glob("x-*.gguf"))
     assert result.output == parts[0]
     assert result.nbytes == sum(path.stat().st_size for path in parts)
@@ -98,23 +93,25 @@ def whole_and_split(tmp_path: Path, **choices: Any) -> tuple[Path, list[Path]]:
 )
 def test_the_files_make_the_same_model(choices: dict[str, Any], tmp_path: Path) -> None:
     whole, parts = whole_and_split(tmp_path, **choices)
-    count, expected = len(parts), maker.tensors(whole)
+    count, expected = len(parts), gguf_files.tensors(whole)
     assert [path.name for path in parts] == [f"x-{n:05}-of-{count:05}.gguf" for n in range(1, count + 1)]
     found: dict[str, Any] = {}
     for number, path in enumerate(parts):
-        tensors = maker.tensors(path)
+        tensors = gguf_files.tensors(path)
         assert tensors
         found |= tensors
-        stated = maker.keys(path)
+        stated = gguf_files.keys(path)
         assert tuple(stated.pop(key) for key in SPLIT) == (number, count, len(expected))
-        assert stated == (maker.keys(whole) if number == 0 else {})
+        assert stated == (gguf_files.keys(whole) if number == 0 else {})
         fields = gguf.GGUFReader(path).fields
         types = [fields[key].types for key in SPLIT]
         kinds = gguf.GGUFValueType
         assert types == [[kinds.UINT16], [kinds.UINT16], [kinds.INT32]]
     assert list(found) == list(expected)
     assert found == expected
-    assert [len(header.tensors) for header in read_shards(parts[-1])] == [len(maker.tensors(path)) for path in parts]
+    assert [len(header.tensors) for header in read_shards(parts[-1])] == [
+        len(gguf_files.tensors(path)) for path in parts
+    ]
 
 
 def test_the_record_stands_beside_the_first(tmp_path: Path) -> None:
@@ -138,9 +135,9 @@ def test_llama_cpp_loads_the_parts_as_the_whole(choices: dict[str, Any], tmp_pat
 
 
 def test_one_file_that_holds_all_stays_one(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model")
-    maker.export(source, tmp_path / "x.gguf")
-    maker.export(source, tmp_path / "y.gguf", split_max_size="1G")
+    source = models.checkpoint(tmp_path / "model")
+    models.export(source, tmp_path / "x.gguf")
+    models.export(source, tmp_path / "y.gguf", split_max_size="1G")
     assert (tmp_path / "x.gguf").read_bytes() == (tmp_path / "y.gguf").read_bytes()
 
 
@@ -161,34 +158,34 @@ def test_sizes_are_decimal_as_gguf_split_has_them() -> None:
 @pytest.mark.parametrize("number", [0, -3])
 def test_a_number_of_tensors_that_is_none(number: int, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"{number} is not a number of tensors"):
-        maker.export(maker.checkpoint(tmp_path / "model"), split_max_tensors=number)
+        models.export(models.checkpoint(tmp_path / "model"), split_max_tensors=number)
 
 
 @pytest.mark.parametrize("count", [8, 5], ids=["the same number", "another number"])
 def test_a_part_that_exists_is_kept_and_no_other_appears(count: int, tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model")
-    maker.export(source, tmp_path / "x.gguf", split_max_tensors=8)
+    source = models.checkpoint(tmp_path / "model")
+    models.export(source, tmp_path / "x.gguf", split_max_tensors=8)
     parts = sorted(tmp_path.glob("x-*.gguf"))
     parts[1].write_bytes(b"precious")
     for path in (parts[0], *parts[2:]):
         path.unlink()
     with pytest.raises(OutputError, match="exists already") as caught:
-        maker.export(source, tmp_path / "x.gguf", split_max_tensors=count)
+        models.export(source, tmp_path / "x.gguf", split_max_tensors=count)
     assert caught.value.where == str(parts[1])
     assert [*tmp_path.glob("x-*.gguf"), *tmp_path.glob(".x*")] == [parts[1]]
     assert parts[1].read_bytes() == b"precious"
 
 
 def test_parts_are_asked_for_before_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = maker.checkpoint(tmp_path / "model")
-    maker.export(source, tmp_path / "x.gguf", split_max_tensors=8)
+    source = models.checkpoint(tmp_path / "model")
+    models.export(source, tmp_path / "x.gguf", split_max_tensors=8)
     monkeypatch.delattr("ropetool.gguf_model.contents.tokenizer_values")
     with pytest.raises(OutputError, match="exists already, as a part of a split model with this name"):
         prepare(source, tmp_path / "x.gguf", ExportOptions(split_max_tensors=5))
 
 
 def test_a_file_that_a_split_would_not_touch_is_no_obstacle(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model")
+    source = models.checkpoint(tmp_path / "model")
     (tmp_path / "y.gguf").write_bytes(b"precious")
     (tmp_path / "y-00001-of-3.gguf").write_bytes(b"no part")
     assert prepare(source, tmp_path / "y.gguf", ExportOptions(check=False, split_max_tensors=8)).target.name == "y.gguf"
@@ -198,7 +195,7 @@ def test_a_file_that_a_split_would_not_touch_is_no_obstacle(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("force", [False, True])
 def test_a_split_is_refused_where_it_can_never_be(force: bool, tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model")
+    source = models.checkpoint(tmp_path / "model")
     (tmp_path / "x-00002-of-00007.gguf").mkdir()
     for target, text in (
         ("absent/x.gguf", "does not exist"),
@@ -210,10 +207,10 @@ def test_a_split_is_refused_where_it_can_never_be(force: bool, tmp_path: Path) -
 
 
 def test_a_split_leaves_another_file_and_parts_of_another_number(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model")
+    source = models.checkpoint(tmp_path / "model")
     (tmp_path / "x.gguf").write_bytes(b"precious")
-    first = maker.export(source, tmp_path / "x.gguf", split_max_tensors=8)
-    second = maker.export(source, tmp_path / "x.gguf", split_max_tensors=11, force=True)
+    first = models.export(source, tmp_path / "x.gguf", split_max_tensors=8)
+    second = models.export(source, tmp_path / "x.gguf", split_max_tensors=11, force=True)
     assert (tmp_path / "x.gguf").read_bytes() == b"precious"
     assert sorted(path.name for path in tmp_path.glob("x-*.gguf")) == [
         "x-00001-of-00002.gguf", "x-00001-of-00003.gguf", "x-00002-of-00002.gguf", "x-00002-of-00003.gguf",
@@ -224,19 +221,19 @@ def test_a_split_leaves_another_file_and_parts_of_another_number(tmp_path: Path)
 
 
 def test_an_interruption_leaves_no_part(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model")
+    source = models.checkpoint(tmp_path / "model")
 
     def stop(tensor: str, done: int, total: int) -> None:
         if tensor == "blk.1.ffn_down.weight":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        maker.export(source, tmp_path / "x.gguf", split_max_tensors=8, progress=stop)
+        models.export(source, tmp_path / "x.gguf", split_max_tensors=8, progress=stop)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_what_a_killed_export_left_is_settled_before_anything_is_refused(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model")
+    source = models.checkpoint(tmp_path / "model")
     parts = [tmp_path / f"x-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
     left = tmp_path / ".x.gguf.ropetool-abcdef"
     (left / "new").mkdir(parents=True)
@@ -245,7 +242,7 @@ def test_what_a_killed_export_left_is_settled_before_anything_is_refused(tmp_pat
     (left / "new" / parts[0].name).write_bytes(b"was to be put last")
     order = {parts[1].name: file_key(parts[1]), parts[0].name: file_key(left / "new" / parts[0].name)}
     (left / "order.json").write_text(json.dumps({"put": order, "earlier": []}))
-    result = maker.export(source, tmp_path / "x.gguf", split_max_tensors=8)
+    result = models.export(source, tmp_path / "x.gguf", split_max_tensors=8)
     assert f"removed {left}, which an interrupted command had left" in result.notes
     assert parts[1].read_bytes()[:4] == b"GGUF"
     assert not list(tmp_path.glob(".x*"))

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf_files
+import models
 import pytest
+import tokenizer_making as making
 
-from exporting import maker
 from ropetool.errors import CorruptFile, LossyExport, MissingFile, RopetoolError
 from ropetool.gguf_model.tokenizer import tokenizer_values
 from ropetool.gguf_model.tokenizer.pretokenizer import NFC_NOTE, recognise
@@ -25,30 +27,30 @@ TEXTS = {257: "<|eos|>", 258: "he", 259: "Ġt", 261: "word"}
 
 def exported(tmp_path: Path, change: ChangeJson | None = None, **files: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the keys and notes of an export; `change` edits tokenizer.json, `files` adds others by name."""
-    source = maker.checkpoint(tmp_path / "model")
-    data = maker.tokenizer()
+    source = models.checkpoint(tmp_path / "model")
+    data = making.by_hand()
     if change is not None:
         change(data)
-    maker.save(source / "tokenizer.json", data)
+    models.save(source / "tokenizer.json", data)
     for name, content in files.items():
-        maker.save(source / f"{name}.json", content)
-    result = maker.export(source, tmp_path / "x.gguf")
-    return maker.keys(result.output), result.notes
+        models.save(source / f"{name}.json", content)
+    result = models.export(source, tmp_path / "x.gguf")
+    return gguf_files.keys(result.output), result.notes
 
 
 # --- tokens and merges
 
 
 def test_the_maker_is_a_real_tokenizer() -> None:
-    ids = tokenizers.Tokenizer.from_str(json.dumps(maker.tokenizer())).encode(" the word\n").ids
+    ids = tokenizers.Tokenizer.from_str(json.dumps(making.by_hand())).encode(" the word\n").ids
     assert ids == [256, 260, 220 - 188, 261, 10]
 
 
 def test_every_row_of_the_embedding_has_a_token(tmp_path: Path) -> None:
     keys, notes = exported(tmp_path)
     tokens, types = keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"]
-    assert len(tokens) == len(types) == maker.ROWS
-    assert tokens[:256] == maker.byte_letters()
+    assert len(tokens) == len(types) == models.ROWS
+    assert tokens[:256] == making.byte_letters()
     assert tokens[256:263] == ["<|bos|>", "<|eos|>", "he", "Ġt", "Ġthe", "word", "[PAD262]"]
     assert types[:256] == [NORMAL] * 256
     assert types[256:263] == [CONTROL, CONTROL, NORMAL, NORMAL, NORMAL, USER_DEFINED, UNUSED]
@@ -72,8 +74,8 @@ def test_tokens_that_look_special_are_control_tokens(tmp_path: Path) -> None:
     looks = ["<|im_start|>", "<\uff5cuser\uff5c>", "<unused7>", "<pad>"]
 
     def add(data: dict[str, Any]) -> None:
-        data["added_tokens"] += [maker.added(262 + at, text, special=False) for at, text in enumerate(looks)]
-        data["added_tokens"].append(maker.added(270, "<tool>", special=False))
+        data["added_tokens"] += [making.added(262 + at, text, special=False) for at, text in enumerate(looks)]
+        data["added_tokens"].append(making.added(270, "<tool>", special=False))
 
     types = exported(tmp_path, add)[0]["tokenizer.ggml.token_type"]
     assert types[262:271] == [CONTROL] * 4 + [UNUSED] * 4 + [USER_DEFINED]
@@ -86,7 +88,7 @@ def test_habits_that_llama_cpp_does_not_follow_are_noted(tmp_path: Path) -> None
 
 def test_many_tokens_of_one_habit_are_one_note(tmp_path: Path) -> None:
     def add(data: dict[str, Any]) -> None:
-        data["added_tokens"] += [maker.added(262 + at, f"<t{at}>", rstrip=True) for at in range(3)]
+        data["added_tokens"] += [making.added(262 + at, f"<t{at}>", rstrip=True) for at in range(3)]
 
     _, notes = exported(tmp_path, add)
     assert notes == ("3 tokens, the first '<t0>', have rstrip, which llama.cpp ignores",)
@@ -94,24 +96,24 @@ def test_many_tokens_of_one_habit_are_one_note(tmp_path: Path) -> None:
 
 def test_a_vocabulary_larger_than_the_embedding_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LossyExport, match="'extra' has id 300, but the embedding has 300 rows"):
-        exported(tmp_path, lambda data: data["model"]["vocab"].update(extra=maker.ROWS))
+        exported(tmp_path, lambda data: data["model"]["vocab"].update(extra=models.ROWS))
     assert not (tmp_path / "x.gguf").exists()
 
 
 @pytest.mark.parametrize(("more", "said"), [(1, "token '<extra0>' is"), (2, "2 tokens, the first '<extra0>', are")])
 def test_tokens_added_beyond_the_embedding_are_left_out(more: int, said: str, tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model")
-    data = maker.tokenizer()
-    data["added_tokens"] += [maker.added(maker.ROWS + at, f"<extra{at}>") for at in range(more)]
-    maker.save(source / "tokenizer.json", data)
-    values, notes = tokenizer_values(source, maker.CONFIGS["llama"], maker.ROWS)
+    source = models.checkpoint(tmp_path / "model")
+    data = making.by_hand()
+    data["added_tokens"] += [making.added(models.ROWS + at, f"<extra{at}>") for at in range(more)]
+    models.save(source / "tokenizer.json", data)
+    values, notes = tokenizer_values(source, models.BY_HAND["llama"], models.ROWS)
     tokens = values["tokenizer.ggml.tokens"].decode()
-    assert (len(tokens), tokens[-1]) == (maker.ROWS, "[PAD299]")
+    assert (len(tokens), tokens[-1]) == (models.ROWS, "[PAD299]")
     assert notes == (f"{said} left out: the embedding has only 300 rows",)
 
 
 def test_a_model_without_a_type_is_a_bpe(tmp_path: Path) -> None:
-    data = maker.tokenizer()
+    data = making.by_hand()
     del data["model"]["type"]
     library = tokenizers.Tokenizer.from_str(json.dumps(data))  # as older releases of the library wrote it
     assert json.loads(library.to_str())["model"]["type"] == "BPE"
@@ -121,23 +123,23 @@ def test_a_model_without_a_type_is_a_bpe(tmp_path: Path) -> None:
 
 # --- pre-tokenizers
 
-BYTES = maker.byte_level()
+BYTES = making.BYTES
 DIGITS = {"type": "Digits", "individual_digits": True}
 WHOLE = {**BYTES, "use_regex": True}
 KNOWN: list[tuple[str, Any, bool, str]] = [
-    ("llama 3", [maker.split(LLAMA3), BYTES], True, "llama-bpe"),
-    ("llama 3, other spelling", [maker.split(LLAMA3, "Removed", invert=True), BYTES], True, "llama-bpe"),
-    ("llama 3, all words merged", [maker.split(LLAMA3), BYTES], False, "smaug-bpe"),
-    ("qwen 2", [maker.split(QWEN2), BYTES], False, "qwen2"),
+    ("llama 3", [making.split(LLAMA3), BYTES], True, "llama-bpe"),
+    ("llama 3, other spelling", [making.split(LLAMA3, "Removed", invert=True), BYTES], True, "llama-bpe"),
+    ("llama 3, all words merged", [making.split(LLAMA3), BYTES], False, "smaug-bpe"),
+    ("qwen 2", [making.split(QWEN2), BYTES], False, "qwen2"),
     ("gpt-2", [WHOLE], False, "gpt-2"),
-    ("gpt-2, spelled out", [maker.split(GPT2), BYTES], False, "gpt-2"),
+    ("gpt-2, spelled out", [making.split(GPT2), BYTES], False, "gpt-2"),
     ("digits", [DIGITS, WHOLE], False, "smollm"),
-    ("digits, spelled out", [maker.split(r"\p{N}"), WHOLE], False, "smollm"),
+    ("digits, spelled out", [making.split(r"\p{N}"), WHOLE], False, "smollm"),
 ]
 
 
 def with_steps(steps: Any, ignore_merges: bool) -> dict[str, Any]:
-    data = maker.tokenizer()
+    data = making.by_hand()
     data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
     data["model"]["ignore_merges"] = ignore_merges
     return data
@@ -153,7 +155,7 @@ def test_the_structure_gives_the_name(steps: Any, ignore_merges: bool, name: str
 
 
 def test_words_that_skip_the_merges_matter_only_where_merges_do_not_make_them() -> None:
-    steps = [maker.split(QWEN2), BYTES]
+    steps = [making.split(QWEN2), BYTES]
     assert recognise(with_steps(steps, True), "here")[0] == "qwen2"  # the merges make all of its tokens
     data = with_steps(steps, True)
     data["model"]["vocab"]["Ġtea"] = 262  # no merges lead there, so a word of that text is one token or four
@@ -169,23 +171,23 @@ def test_a_single_step_needs_no_sequence() -> None:
 
 
 def test_the_expressions_are_the_published_ones() -> None:
-    assert (LLAMA3, QWEN2) == (maker.LLAMA3, maker.QWEN2)
+    assert (LLAMA3, QWEN2) == (making.CL100K, making.QWEN2)
 
 
 UNKNOWN: list[tuple[str, Any, str]] = [
-    ("another expression", [maker.split(r"\w+|[^\w]"), BYTES], r"splits text by \\w\+\|\[\^\\w\]; known: llama-bpe"),
-    ("two of them", [maker.split(LLAMA3), maker.split(QWEN2), BYTES], "then"),
+    ("another expression", [making.split(r"\w+|[^\w]"), BYTES], r"splits text by \\w\+\|\[\^\\w\]; known: llama-bpe"),
+    ("two of them", [making.split(LLAMA3), making.split(QWEN2), BYTES], "then"),
     ("joined digits", [{**DIGITS, "individual_digits": False}, WHOLE], "llama.cpp does not support its pre-tokenizer"),
-    ("dropped spaces", [maker.split(r"\s+", "Removed"), BYTES], "drops or joins parts"),
-    ("digits alone kept", [maker.split(r"\p{N}", "Removed", invert=True), WHOLE], "drops or joins parts"),
-    ("plain text", [maker.split(LLAMA3)], "its last pre-tokenizer is not ByteLevel"),
+    ("dropped spaces", [making.split(r"\s+", "Removed"), BYTES], "drops or joins parts"),
+    ("digits alone kept", [making.split(r"\p{N}", "Removed", invert=True), WHOLE], "drops or joins parts"),
+    ("plain text", [making.split(LLAMA3)], "its last pre-tokenizer is not ByteLevel"),
     ("words", [{"type": "Whitespace"}, BYTES], "llama.cpp does not support its pre-tokenizer"),
     ("a leading space", [{**WHOLE, "add_prefix_space": True}], "add_prefix_space"),
     ("nothing", [], "its last pre-tokenizer is not ByteLevel"),
     ("no expression", [BYTES], "splits text by no regular expression"),
     (
         "a plain pattern",
-        [{**maker.split("x"), "pattern": {"String": " "}}, BYTES],
+        [{**making.split("x"), "pattern": {"String": " "}}, BYTES],
         "llama.cpp does not support its pre-tokenizer",
     ),
 ]
@@ -203,14 +205,14 @@ def test_an_unknown_structure_is_refused_with_its_expression(steps: Any, text: s
      ({"type": "Sequence", "normalizers": []}, ())],
 )  # fmt: skip
 def test_composing_text_is_noted(normaliser: Any, expected: tuple[str, ...]) -> None:
-    assert recognise({**maker.tokenizer(), "normalizer": normaliser}, "here") == ("llama-bpe", expected)
+    assert recognise({**making.by_hand(), "normalizer": normaliser}, "here") == ("llama-bpe", expected)
 
 
 @pytest.mark.parametrize("kind", ["NFKC", "Lowercase", "Prepend"])
 def test_other_normalisers_are_refused(kind: str) -> None:
     steps = {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": kind}]}
     with pytest.raises(LossyExport, match=f"normalises text by {kind}"):
-        recognise({**maker.tokenizer(), "normalizer": steps}, "here")
+        recognise({**making.by_hand(), "normalizer": steps}, "here")
 
 
 # --- special tokens
@@ -230,33 +232,33 @@ def test_special_tokens_and_what_is_put_around_a_text(tmp_path: Path) -> None:
     [
         (None, (False, False)),
         (BYTES, (False, False)),
-        (maker.template("<|bos|>", "A", "<|eos|>"), (True, True)),
-        (maker.template("A", "<|eos|>"), (False, True)),
-        ({"type": "Sequence", "processors": [BYTES, maker.template("<|bos|>", "A")]}, (True, False)),
+        (making.template("<|bos|>", "A", "<|eos|>"), (True, True)),
+        (making.template("A", "<|eos|>"), (False, True)),
+        ({"type": "Sequence", "processors": [BYTES, making.template("<|bos|>", "A")]}, (True, False)),
     ],
     ids=["none", "bytes", "both", "end", "sequence"],
 )
 def test_the_post_processor_decides(processor: Any, expected: tuple[bool, bool], tmp_path: Path) -> None:
     keys, _ = exported(tmp_path, lambda data: data.update(post_processor=processor))
     assert (keys["tokenizer.ggml.add_bos_token"], keys["tokenizer.ggml.add_eos_token"]) == expected
-    library = tokenizers.Tokenizer.from_str(json.dumps({**maker.tokenizer(), "post_processor": processor}))
+    library = tokenizers.Tokenizer.from_str(json.dumps({**making.by_hand(), "post_processor": processor}))
     assert (library.encode("he").ids[0] == 256, library.encode("he").ids[-1] == 257) == expected
 
 
 def test_a_wish_that_transformers_does_not_grant_is_noted(tmp_path: Path) -> None:
-    _, notes = exported(tmp_path, tokenizer_config={**maker.TOKENIZER_CONFIG, "add_bos_token": False})
+    _, notes = exported(tmp_path, tokenizer_config={**making.TOKENIZER_CONFIG, "add_bos_token": False})
     assert notes == ("add_bos_token is false, but the post-processor adds one; the file follows the post-processor",)
 
 
 REFUSED_PROCESSORS: list[tuple[str, Any, type[RopetoolError], str]] = [
-    ("no text", maker.template("<|bos|>"), LossyExport, "inserts a text 0 times"),
-    ("twice", maker.template("A", "A"), LossyExport, "inserts a text 2 times"),
-    ("another one", maker.template("<|eos|>", "A"), LossyExport, "adds token 257, but llama.cpp adds only its bos token, 256"),
+    ("no text", making.template("<|bos|>"), LossyExport, "inserts a text 0 times"),
+    ("twice", making.template("A", "A"), LossyExport, "inserts a text 2 times"),
+    ("another one", making.template("<|eos|>", "A"), LossyExport, "adds token 257, but llama.cpp adds only its bos token, 256"),
     ("bert's", {"type": "BertProcessing"}, LossyExport, "unknown post-processor \"BertProcessing\""),
-    ("no token", maker.template("<|x|>", "A", ids={"<|x|>": [280]}), LossyExport, "adds token 280, which the vocabulary"),
-    ("unknown token", maker.template("<|x|>", "A"), CorruptFile, "is absent; it must be an object"),
+    ("no token", making.template("<|x|>", "A", ids={"<|x|>": [280]}), LossyExport, "adds token 280, which the vocabulary"),
+    ("unknown token", making.template("<|x|>", "A"), CorruptFile, "is absent; it must be an object"),
     ("no template", {"type": "TemplateProcessing"}, CorruptFile, "single is absent; it must be a list"),
-    ("an endless id", maker.template("<|x|>", "A", ids={"<|x|>": [float("inf")]}), CorruptFile, "ids is .Infinity.; it must be"),
+    ("an endless id", making.template("<|x|>", "A", ids={"<|x|>": [float("inf")]}), CorruptFile, "ids is .Infinity.; it must be"),
     ("a number", 3, CorruptFile, "post_processor is 3; it must be an object"),
     ("no list", {"type": "Sequence", "processors": {}}, CorruptFile, "processors is {}; it must be a list"),
     ("no steps", {"type": "Sequence", "processors": [3]}, CorruptFile, "processors is .3.; it must be a list .* each an object"),
@@ -289,7 +291,7 @@ def test_where_special_tokens_are_named(tmp_path: Path) -> None:
 
 
 def test_two_tokens_in_front_are_left_to_the_prompt(tmp_path: Path) -> None:
-    processor = maker.template("<|bos|>", "<|eos|>", "A")
+    processor = making.template("<|bos|>", "<|eos|>", "A")
     keys, notes = exported(tmp_path, lambda data: data.update(post_processor=processor))
     assert (keys["tokenizer.ggml.add_bos_token"], keys["tokenizer.ggml.add_eos_token"]) == (False, False)
     assert notes[0].startswith("its post-processor adds tokens [256, 257] before a text and [] after it")
@@ -298,11 +300,11 @@ def test_two_tokens_in_front_are_left_to_the_prompt(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["config.json", "generation_config.json"])
 def test_several_end_tokens(place: str, tmp_path: Path) -> None:
     ends = [261, 257, 258, 259]
-    source = maker.checkpoint(tmp_path / "model", eos_token_id=ends if place == "config.json" else 257)
-    maker.save(source / "tokenizer_config.json", {})
+    source = models.checkpoint(tmp_path / "model", eos_token_id=ends if place == "config.json" else 257)
+    models.save(source / "tokenizer_config.json", {})
     if place != "config.json":
-        maker.save(source / place, {"eos_token_id": ends})
-    keys, notes = tokenizer_values(source, json.loads((source / "config.json").read_text()), maker.ROWS)
+        models.save(source / place, {"eos_token_id": ends})
+    keys, notes = tokenizer_values(source, json.loads((source / "config.json").read_text()), models.ROWS)
     found = {key.split(".")[-1]: keys[key].decode() for key in keys if key.endswith("token_id")}
     rest = [n for n in ends if n != found["eos_token_id"]]
     assert found["eos_token_id"] == (261 if place == "config.json" else 257)
@@ -312,7 +314,7 @@ def test_several_end_tokens(place: str, tmp_path: Path) -> None:
 
 def test_an_end_token_that_llama_cpp_knows_by_its_text_needs_no_key(tmp_path: Path) -> None:
     def add(data: dict[str, Any]) -> None:
-        data["added_tokens"] += [maker.added(262, "<|eot_id|>"), maker.added(263, "<|user|>")]
+        data["added_tokens"] += [making.added(262, "<|eot_id|>"), making.added(263, "<|user|>")]
 
     keys, _ = exported(tmp_path, add, generation_config={"eos_token_id": [257, 262, 263]})
     assert (special(keys)["eos_token_id"], special(keys)["eot_token_id"]) == (257, 263)
@@ -331,7 +333,7 @@ def test_one_template_and_several(tmp_path: Path) -> None:
     keys, _ = exported(tmp_path / "one")
     assert keys["tokenizer.chat_template"] == "{{ messages }}"
     several = [{"name": "tool use", "template": "T"}, {"name": "default", "template": "D"}]
-    keys, _ = exported(tmp_path / "two", tokenizer_config={**maker.TOKENIZER_CONFIG, "chat_template": several})
+    keys, _ = exported(tmp_path / "two", tokenizer_config={**making.TOKENIZER_CONFIG, "chat_template": several})
     assert keys["tokenizer.chat_template"] == "D"
     assert keys["tokenizer.chat_template.tool_use"] == "T"
     assert keys["tokenizer.chat_templates"] == ["tool_use"]
@@ -340,19 +342,19 @@ def test_one_template_and_several(tmp_path: Path) -> None:
 
 
 def test_a_template_in_a_file_wins(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model")
+    source = models.checkpoint(tmp_path / "model")
     (source / "chat_template.jinja").write_text("from the file")
     (source / "additional_chat_templates").mkdir()
     (source / "additional_chat_templates" / "rag.jinja").write_text("R")
-    maker.export(source, tmp_path / "x.gguf")
-    keys = maker.keys(tmp_path / "x.gguf")
+    models.export(source, tmp_path / "x.gguf")
+    keys = gguf_files.keys(tmp_path / "x.gguf")
     assert keys["tokenizer.chat_template"] == "from the file"
     assert keys["tokenizer.chat_template.rag"] == "R"
 
 
 @pytest.mark.parametrize("stated", [True, False])
 def test_a_processors_template_counts_where_the_tokenizer_has_none(stated: bool, tmp_path: Path) -> None:
-    config = {**maker.TOKENIZER_CONFIG, "eos_token": "<|eos|>", "chat_template": "{{ messages }}" if stated else None}
+    config = {**making.TOKENIZER_CONFIG, "eos_token": "<|eos|>", "chat_template": "{{ messages }}" if stated else None}
     more = {"tokenizer_config": config, "chat_template": {"chat_template": "the processor's"}}
     keys, _ = exported(tmp_path, **more)
     assert keys["tokenizer.chat_template"] == ("{{ messages }}" if stated else "the processor's")
@@ -363,7 +365,7 @@ def test_a_processors_template_counts_where_the_tokenizer_has_none(stated: bool,
 
 def test_the_names_of_templates_stand_in_one_order(tmp_path: Path) -> None:
     listed = [{"name": name, "template": name} for name in "hgfedcba"]
-    keys, _ = exported(tmp_path, tokenizer_config={**maker.TOKENIZER_CONFIG, "chat_template": listed})
+    keys, _ = exported(tmp_path, tokenizer_config={**making.TOKENIZER_CONFIG, "chat_template": listed})
     assert keys["tokenizer.chat_templates"] == list("abcdefgh")
 
 
@@ -374,16 +376,16 @@ def test_templates_that_would_overwrite_each_other_are_refused(names: tuple[str,
     """In a key, any sign is an underscore."""
     listed = [{"name": name, "template": f"T{number}"} for number, name in enumerate(names)]
     with pytest.raises(LossyExport, match=r"both would become tokenizer\.chat_template") as refused:
-        exported(tmp_path / "two", tokenizer_config={**maker.TOKENIZER_CONFIG, "chat_template": listed})
+        exported(tmp_path / "two", tokenizer_config={**making.TOKENIZER_CONFIG, "chat_template": listed})
     assert f"{names[0]!r} and {names[1]!r}" in refused.value.message
     assert refused.value.try_.startswith("rename or remove one of them")
     alike = [{"name": name, "template": "T"} for name in names]
-    keys, _ = exported(tmp_path / "alike", tokenizer_config={**maker.TOKENIZER_CONFIG, "chat_template": alike})
+    keys, _ = exported(tmp_path / "alike", tokenizer_config={**making.TOKENIZER_CONFIG, "chat_template": alike})
     assert "T" in keys.values()
 
 
 def test_templates_of_files_that_would_overwrite_each_other_are_refused(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model")
+    source = models.checkpoint(tmp_path / "model")
     (source / "chat_template.jinja").write_text("D")
     (source / "additional_chat_templates").mkdir()
     for name in ("tool-use", "tool.use"):
@@ -392,7 +394,7 @@ def test_templates_of_files_that_would_overwrite_each_other_are_refused(tmp_path
         LossyExport,
         match=r"'tool-use' and 'tool\.use' differ, but both would become tokenizer\.chat_template\.tool_use",
     ):
-        maker.export(source, tmp_path / "x.gguf")
+        models.export(source, tmp_path / "x.gguf")
     assert not (tmp_path / "x.gguf").exists()
 
 
@@ -407,7 +409,7 @@ def test_templates_of_files_that_would_overwrite_each_other_are_refused(tmp_path
 )
 def test_a_template_that_is_none_is_refused(template: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises(CorruptFile, match=words):
-        exported(tmp_path, tokenizer_config={**maker.TOKENIZER_CONFIG, "chat_template": template})
+        exported(tmp_path, tokenizer_config={**making.TOKENIZER_CONFIG, "chat_template": template})
 
 
 # --- broken and foreign tokenizers
@@ -426,7 +428,7 @@ BROKEN: list[tuple[str, ChangeJson, type[RopetoolError], str]] = [
     ("a space", lambda d: d["model"]["merges"].append([" ", "h"]), CorruptFile, "contains a space inside a token"),
     ("negative", lambda d: d["model"]["vocab"].update(h=-1), CorruptFile, "ids must be whole numbers"),
     ("same id", lambda d: d["model"]["vocab"].update(extra=5), CorruptFile, "the same id 5"),
-    ("two ids", lambda d: d["added_tokens"].append(maker.added(280, "he")), CorruptFile, "two ids, 258 and 280"),
+    ("two ids", lambda d: d["added_tokens"].append(making.added(280, "he")), CorruptFile, "two ids, 258 and 280"),
     ("no token", lambda d: d["added_tokens"].append({"id": 270}), CorruptFile, "the added token"),
     ("half a token", lambda d: d["added_tokens"].append({"id": 270, "content": "\ud800"}), CorruptFile, "the added token"),
     ("no list", lambda d: d.update(added_tokens=7), CorruptFile, "added_tokens is 7; it must be a list"),
@@ -456,14 +458,14 @@ def test_an_unknown_token_that_cannot_occur_is_no_matter(tmp_path: Path) -> None
 
 
 def test_a_missing_tokenizer(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model")
+    source = models.checkpoint(tmp_path / "model")
     (source / "tokenizer.json").unlink()
     with pytest.raises(MissingFile, match="a GGUF file needs a tokenizer"):
-        maker.export(source, tmp_path / "x.gguf")
+        models.export(source, tmp_path / "x.gguf")
 
 
 def test_a_tokenizer_that_is_no_json(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model")
+    source = models.checkpoint(tmp_path / "model")
     (source / "tokenizer.json").write_text("{")
     with pytest.raises(CorruptFile, match="not valid JSON"):
-        maker.export(source, tmp_path / "x.gguf")
+        models.export(source, tmp_path / "x.gguf")

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizer_making as making
 from settled import Comparison
 from token_strings import compared, letters, strings
 
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("llama_cpp")
 
-from exporting import tokenizer_making as making  # noqa: E402 (it imports tokenizers)
 from ropetool.errors import LossyExport  # noqa: E402
 from ropetool.files.gguf import Value, ValueType  # noqa: E402
 from ropetool.gguf_export import token_check  # noqa: E402

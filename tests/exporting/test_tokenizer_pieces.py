@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizer_making as making
 from token_strings import strings
+from tokenizer_making import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED
 
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("llama_cpp")
 pytest.importorskip("transformers")
 
-from exporting import tokenizer_making as making  # noqa: E402 (it imports tokenizers)
-from exporting.tokenizer_making import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED  # noqa: E402
 from ropetool.errors import CorruptFile, LossyExport, RopetoolError  # noqa: E402
 from ropetool.files.gguf import Value, ValueType  # noqa: E402
 from ropetool.gguf_export.token_check import check_tokens  # noqa: E402
@@ -121,7 +121,9 @@ def test_the_scores_of_a_model_file_with_the_same_pieces_are_taken(tmp_path: Pat
     pieces = [(text, score - 0.5, kind) for text, score, kind in making.bpe_pieces()]
     tokenizer = making.bpe_tokenizer(pieces, "llama")
     keys, _, values = exported(
-        tmp_path, tokenizer_json=tokenizer, tokenizer_model=making.model_file(pieces, remove_extra_whitespaces=0)
+        tmp_path,
+        tokenizer_json=tokenizer,
+        tokenizer_model=making.model_file(pieces, remove_extra_whitespaces=0),
     )
     assert keys["scores"][259 : len(pieces)] == [score for _, score, _ in pieces][259:]
     assert different(tokenizer, values, tmp_path, ["</s>"], 500) == []

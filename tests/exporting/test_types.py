@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_files
+import models
 import numpy as np
 import pytest
 from gguf.quants import dequantize, quantize
 
-from exporting import maker
 from ropetool.errors import CheckpointError, ConfigError, CorruptFile, LossyExport, UnknownName, UnsupportedDtype
 from ropetool.gguf_model import fp8, outtypes, streaming
 
@@ -26,24 +27,24 @@ UP = "model.layers.1.mlp.up_proj.weight"
 @pytest.mark.parametrize("dtype", ["F32", "BF16", "F16", "F64"])
 @pytest.mark.parametrize("outtype", ["q8_0", "q4_1"])
 def test_matrices_are_blocks_of_the_numbers(outtype: str, dtype: str, tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", dtype=dtype, **WIDE)
-    result = maker.export(source, outtype=outtype)
+    source = models.checkpoint(tmp_path / "model", dtype=dtype, **WIDE)
+    result = models.export(source, outtype=outtype)
     assert result.output == tmp_path / f"model-{outtype.upper()}.gguf"
-    found = maker.tensors(result.output)
+    found = gguf_files.tensors(result.output)
     kind = gguf.GGMLQuantizationType[outtype.upper()]
-    given = maker.weights({**maker.CONFIGS["llama"], **WIDE}, dtype)[UP][1]
+    given = models.weights({**models.BY_HAND["llama"], **WIDE}, dtype)[UP][1]
     numbers = (given.astype("<u4") << 16).view("<f4") if dtype == "BF16" else given.astype("<f4")
     assert found["blk.1.ffn_up.weight"] == (outtype.upper(), (64, 96), quantize(numbers, kind).tobytes())
     assert {name for name, (type_, _, _) in found.items() if type_ == "F32"} == {n for n in found if "norm" in n}
-    stated = maker.keys(result.output)
+    stated = gguf_files.keys(result.output)
     assert stated["general.file_type"] == {"q8_0": 7, "q4_1": 3}[outtype]
     assert stated["general.quantization_version"] == 2
 
 
 def test_rows_that_are_no_whole_blocks_are_stored_in_f16(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", **{**WIDE, "intermediate_size": 40})
-    result = maker.export(source, tmp_path / "x.gguf", outtype="q8_0")
-    types = {name: kind for name, (kind, _, _) in maker.tensors(tmp_path / "x.gguf").items()}
+    source = models.checkpoint(tmp_path / "model", **{**WIDE, "intermediate_size": 40})
+    result = models.export(source, tmp_path / "x.gguf", outtype="q8_0")
+    types = {name: kind for name, (kind, _, _) in gguf_files.tensors(tmp_path / "x.gguf").items()}
     assert (types["blk.0.ffn_down.weight"], types["blk.0.ffn_up.weight"]) == ("F16", "Q8_0")
     assert any(
         note.startswith("2 tensors are stored in F16 instead of q8_0, the first blk.0.ffn_down.weight: ")
@@ -68,11 +69,11 @@ def test_file_types_are_llama_cpps() -> None:
 
 
 def test_threads_and_pieces_of_any_size_make_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = maker.checkpoint(tmp_path / "model", dtype="BF16", **WIDE)
-    maker.export(source, tmp_path / "whole.gguf", outtype="q5_1")
+    source = models.checkpoint(tmp_path / "model", dtype="BF16", **WIDE)
+    models.export(source, tmp_path / "whole.gguf", outtype="q5_1")
     monkeypatch.setattr(streaming, "CHUNK", 300)
     monkeypatch.setattr(streaming, "processors", lambda: 5)
-    maker.export(source, tmp_path / "pieces.gguf", outtype="q5_1")
+    models.export(source, tmp_path / "pieces.gguf", outtype="q5_1")
     assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "pieces.gguf").read_bytes()
 
 
@@ -87,18 +88,18 @@ def test_pieces_that_are_large_are_converted_by_few_threads(
         threads.append(count)
         return ThreadPoolExecutor(count)
 
-    source = maker.checkpoint(tmp_path / "model", **{**WIDE, "hidden_size": 32, "head_dim": 8})
+    source = models.checkpoint(tmp_path / "model", **{**WIDE, "hidden_size": 32, "head_dim": 8})
     monkeypatch.setattr(streaming, "ThreadPoolExecutor", pool)
     monkeypatch.setattr(streaming, "CHUNK", 300)
     monkeypatch.setattr(streaming, "AT_WORK", at_work)
     monkeypatch.setattr(streaming, "processors", lambda: 16)
-    maker.export(source, tmp_path / "x.gguf")
+    models.export(source, tmp_path / "x.gguf")
     assert threads == [most]
 
 
 def test_an_unknown_type_is_answered_with_the_list(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match=r"unknown type 'q9_0'.*known: auto, f32, f16, bf16, q8_0.*q4_k_m.*iq1_s"):
-        maker.export(maker.checkpoint(tmp_path / "model"), tmp_path / "x.gguf", outtype="q9_0")
+        models.export(models.checkpoint(tmp_path / "model"), tmp_path / "x.gguf", outtype="q9_0")
 
 
 # --- numbers that are none
@@ -109,7 +110,7 @@ def test_an_unknown_type_is_answered_with_the_list(tmp_path: Path) -> None:
 def test_a_number_that_is_none_is_named(bad: float, said: str, dtype: str, tmp_path: Path) -> None:
     source = planted(tmp_path / "model", bad, dtype)
     with pytest.raises(CheckpointError, match=f"{UP} contains {said} in row 3, column 5") as caught:
-        maker.export(source, tmp_path / "x.gguf")
+        models.export(source, tmp_path / "x.gguf")
     assert caught.value.exit_code == 1
     assert caught.value.where.endswith("model.safetensors")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -119,8 +120,8 @@ def test_a_number_that_is_none_is_named(bad: float, said: str, dtype: str, tmp_p
 def test_allow_nan_exports_it(outtype: str, tmp_path: Path) -> None:
     for number, bad in enumerate((np.nan, np.inf)):
         source = planted(tmp_path / f"model{number}", bad, "F32")
-        maker.export(source, tmp_path / f"{number}.gguf", outtype=outtype, allow_nan=True)
-        kind, shape, raw = maker.tensors(tmp_path / f"{number}.gguf")["blk.1.ffn_up.weight"]
+        models.export(source, tmp_path / f"{number}.gguf", outtype=outtype, allow_nan=True)
+        kind, shape, raw = gguf_files.tensors(tmp_path / f"{number}.gguf")["blk.1.ffn_up.weight"]
         numbers = dequantize(np.frombuffer(raw, np.uint8), gguf.GGMLQuantizationType[kind]).reshape(shape[::-1])
         np.testing.assert_array_equal(numbers[3, 5], np.float32(bad))
         assert np.isfinite(numbers).sum() == numbers.size - 1
@@ -129,7 +130,7 @@ def test_allow_nan_exports_it(outtype: str, tmp_path: Path) -> None:
 def test_blocks_hold_no_nan_whatever_is_allowed(tmp_path: Path) -> None:
     source = planted(tmp_path / "model", np.nan, "F32")
     with pytest.raises(CheckpointError, match="contains NaN in row 3, column 5, which Q8_0 blocks cannot store"):
-        maker.export(source, tmp_path / "x.gguf", outtype="q8_0", allow_nan=True)
+        models.export(source, tmp_path / "x.gguf", outtype="q8_0", allow_nan=True)
 
 
 def test_a_scale_beyond_float16_is_refused(tmp_path: Path) -> None:
@@ -137,25 +138,25 @@ def test_a_scale_beyond_float16_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         LossyExport, match=r"blk.1.ffn_up.weight contains 9e\+06, too large for the float16 scales of Q8_0"
     ):
-        maker.export(source, tmp_path / "x.gguf", outtype="q8_0")
+        models.export(source, tmp_path / "x.gguf", outtype="q8_0")
 
 
 def test_a_large_number_is_seen_beside_a_nan(tmp_path: Path) -> None:
     source = planted(tmp_path / "model", np.nan, "F32", also=1e6)
     with pytest.raises(LossyExport, match=r"contains 1e\+06, which becomes infinite in F16"):
-        maker.export(source, tmp_path / "x.gguf", outtype="f16", allow_nan=True)
+        models.export(source, tmp_path / "x.gguf", outtype="f16", allow_nan=True)
 
 
 def planted(path: Path, bad: float, dtype: str, also: float = 0.0) -> Path:
     """Write a checkpoint with one bad number, and return it."""
-    source = maker.checkpoint(path, dtype=dtype, **WIDE)
-    given = maker.weights({**maker.CONFIGS["llama"], **WIDE}, dtype)
+    source = models.checkpoint(path, dtype=dtype, **WIDE)
+    given = models.weights({**models.BY_HAND["llama"], **WIDE}, dtype)
     values = given[UP][1].copy()
     with np.errstate(over="ignore"):
-        values[3, 5] = maker.stored(np.array([bad]), dtype)[0]
+        values[3, 5] = models.stored(np.array([bad]), dtype)[0]
     if also:
         values[0, 0] = also
-    maker.write_safetensors(source / "model.safetensors", {**given, UP: (dtype, values)})
+    models.write_safetensors(source / "model.safetensors", {**given, UP: (dtype, values)})
     return source
 
 
@@ -176,9 +177,9 @@ def in_fp8(path: Path, scale_dtype: str = "F32", **changes: Any) -> tuple[Path, 
     """Write a checkpoint whose matrices are FP8, and return it with the numbers that they stand for, by torch."""
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(5)
-    config = {**maker.CONFIGS["llama"], **WIDE}
-    source = maker.checkpoint(path, dtype="BF16", **WIDE, quantization_config={**QUANTIZATION, **changes})
-    tensors, expected = maker.weights(config, "BF16"), {}
+    config = {**models.BY_HAND["llama"], **WIDE}
+    source = models.checkpoint(path, dtype="BF16", **WIDE, quantization_config={**QUANTIZATION, **changes})
+    tensors, expected = models.weights(config, "BF16"), {}
     for name, (_, values) in list(tensors.items()):
         if values.ndim == 1 or "layers" not in name:
             continue
@@ -189,11 +190,11 @@ def in_fp8(path: Path, scale_dtype: str = "F32", **changes: Any) -> tuple[Path, 
         tensors[name] = ("F8_E4M3", codes)
         tensors[f"{name}_scale_inv"] = ("F32", scales)
         if scale_dtype == "BF16":
-            tensors[f"{name}_scale_inv"] = ("BF16", maker.stored(scales, "BF16"))
+            tensors[f"{name}_scale_inv"] = ("BF16", models.stored(scales, "BF16"))
             scales = (tensors[f"{name}_scale_inv"][1].astype("<u4") << 16).view("<f4")
         each = torch.from_numpy(scales).repeat_interleave(32, 0).repeat_interleave(48, 1)[:height, :width]
         expected[name] = (torch.from_numpy(codes).view(torch.float8_e4m3fn).float() * each).numpy()
-    maker.write_safetensors(source / "model.safetensors", tensors)
+    models.write_safetensors(source / "model.safetensors", tensors)
     return source, expected
 
 
@@ -203,8 +204,8 @@ def test_fp8_blocks_are_multiplied_in_float32(
 ) -> None:
     source, expected = in_fp8(tmp_path / "model", scale_dtype)
     monkeypatch.setattr(streaming, "CHUNK", 700)  # pieces that end inside a block
-    maker.export(source, tmp_path / "x.gguf", outtype="f32")
-    found = maker.tensors(tmp_path / "x.gguf")
+    models.export(source, tmp_path / "x.gguf", outtype="f32")
+    found = gguf_files.tensors(tmp_path / "x.gguf")
     assert found["blk.1.ffn_up.weight"][2] == expected[UP].tobytes()
     assert found["blk.0.ffn_down.weight"][2] == expected["model.layers.0.mlp.down_proj.weight"].tobytes()
     queries = expected["model.layers.0.self_attn.q_proj.weight"].reshape(8, 2, 4, 64).swapaxes(1, 2)
@@ -213,10 +214,10 @@ def test_fp8_blocks_are_multiplied_in_float32(
 
 def test_fp8_becomes_bf16_unless_another_type_is_asked_for(tmp_path: Path) -> None:
     source, expected = in_fp8(tmp_path / "model")
-    result = maker.export(source)
+    result = models.export(source)
     assert result.output.name == "model-BF16.gguf"
     assert "matrices in F8_E4M3 are rounded to bf16" in result.notes
-    kind, _, raw = maker.tensors(result.output)["blk.1.ffn_up.weight"]
+    kind, _, raw = gguf_files.tensors(result.output)["blk.1.ffn_up.weight"]
     torch = pytest.importorskip("torch")
     assert (kind, raw) == ("BF16", torch.from_numpy(expected[UP]).bfloat16().view(torch.uint8).numpy().tobytes())
 
@@ -224,10 +225,10 @@ def test_fp8_becomes_bf16_unless_another_type_is_asked_for(tmp_path: Path) -> No
 def test_fp8_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     source, _ = in_fp8(tmp_path / "model", weight_block_size=[16, 48])
     with pytest.raises(CorruptFile, match=r"blocks of \[16, 48\] over .* require"):
-        maker.export(source, tmp_path / "x.gguf")
+        models.export(source, tmp_path / "x.gguf")
     source, _ = in_fp8(tmp_path / "other", weight_block_size=None)
     with pytest.raises(CorruptFile, match="weight_block_size is null"):
-        maker.export(source, tmp_path / "x.gguf")
+        models.export(source, tmp_path / "x.gguf")
 
 
 def test_a_nan_in_fp8_is_named(tmp_path: Path) -> None:
@@ -237,16 +238,16 @@ def test_a_nan_in_fp8_is_named(tmp_path: Path) -> None:
     at = 8 + int.from_bytes(raw[:8], "little") + header[UP]["data_offsets"][0] + 2 * 64 + 7
     (source / "model.safetensors").write_bytes(raw[:at] + b"\xff" + raw[at + 1 :])
     with pytest.raises(CheckpointError, match=f"{UP} contains NaN in row 2, column 7"):
-        maker.export(source, tmp_path / "x.gguf")
+        models.export(source, tmp_path / "x.gguf")
 
 
 def test_fp8_without_scales_is_refused(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", quantization_config=QUANTIZATION)
-    given = maker.weights(maker.CONFIGS["llama"])
+    source = models.checkpoint(tmp_path / "model", quantization_config=QUANTIZATION)
+    given = models.weights(models.BY_HAND["llama"])
     given[UP] = ("F8_E4M3", np.zeros((24, 16), np.uint8))
-    maker.write_safetensors(source / "model.safetensors", given)
+    models.write_safetensors(source / "model.safetensors", given)
     with pytest.raises(UnsupportedDtype, match=f"{UP} has type F8_E4M3.*scales in {UP}_scale_inv"):
-        maker.export(source, tmp_path / "x.gguf")
+        models.export(source, tmp_path / "x.gguf")
 
 
 # --- the disk
@@ -261,7 +262,7 @@ main(sys.argv[2:])
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", dtype="BF16", **WIDE)
+    source = models.checkpoint(tmp_path / "model", dtype="BF16", **WIDE)
     command = [
         sys.executable,
         "-c",
@@ -281,7 +282,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_the_limit_of_that_test_is_what_stops_it(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", dtype="BF16", **WIDE)
+    source = models.checkpoint(tmp_path / "model", dtype="BF16", **WIDE)
     most = str(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
     command = [sys.executable, "-c", FULL, most, "export", str(source), "-o", str(tmp_path / "x.gguf")]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
@@ -289,4 +290,4 @@ def test_the_limit_of_that_test_is_what_stops_it(tmp_path: Path) -> None:
 
 def test_an_importance_matrix_is_for_other_types(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="q8_0 does not use an importance matrix"):
-        maker.export(maker.checkpoint(tmp_path / "model"), outtype="q8_0", imatrix=tmp_path / "absent")
+        models.export(models.checkpoint(tmp_path / "model"), outtype="q8_0", imatrix=tmp_path / "absent")

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf_files
+import models
 import pytest
+import tokenizer_making
 
-from exporting import family_models as models
-from exporting import maker
 from ropetool.errors import CorruptFile, LossyExport, RopetoolError
 from ropetool.gguf_export import export_checkpoint
 
@@ -24,19 +25,10 @@ AROUND = (
 )  # fmt: skip
 
 
-def rewrite(path: Path, change: Any) -> Path:
-    """Change the stored tensors of a checkpoint, by their names."""
-    from safetensors.torch import load_file, save_file
-
-    stored = load_file(path / "model.safetensors")
-    save_file(change(stored), path / "model.safetensors", metadata={"format": "pt"})
-    return path
-
-
 @pytest.mark.parametrize(("family", "wrapper"), AROUND)
 def test_llama_cpp_computes_what_the_wrapper_does_with_text(family: str, wrapper: str, tmp_path: Path) -> None:
     source = models.write(tmp_path / "model", family, wrapper=wrapper)
-    made = maker.export(source, tmp_path / "x.gguf")
+    made = models.export(source, tmp_path / "x.gguf")
     wanted = models.torch_logits(source, models.SHORT)
     tolerance = 1e-3 if family in models.TABLED else TOLERANCE
     assert models.apart(wanted, models.llama_logits(made.output, models.SHORT)) < tolerance
@@ -46,8 +38,8 @@ def test_llama_cpp_computes_what_the_wrapper_does_with_text(family: str, wrapper
 @pytest.mark.parametrize(("family", "wrapper"), [("llama", "llava"), ("mistral", "mistral3"), ("gemma3", "gemma3")])
 def test_one_matrix_for_embedding_and_head(family: str, wrapper: str, tmp_path: Path) -> None:
     source = models.write(tmp_path / "model", family, {"tie_word_embeddings": True}, wrapper=wrapper)
-    made = maker.export(source, tmp_path / "x.gguf").output
-    assert "output.weight" not in maker.tensors(made)
+    made = models.export(source, tmp_path / "x.gguf").output
+    assert "output.weight" not in gguf_files.tensors(made)
     wanted = models.torch_logits(source, models.SHORT)
     assert models.apart(wanted, models.llama_logits(made, models.SHORT)) < (
         1e-3 if family in models.TABLED else TOLERANCE
@@ -58,7 +50,7 @@ def test_one_matrix_for_embedding_and_head(family: str, wrapper: str, tmp_path: 
 def test_the_comparison_runs_the_wrapper(family: str, wrapper: str, tmp_path: Path) -> None:
     """The whole export, with its gate: the runner of torch loads the wrapper and gives its logits."""
     source = models.write(tmp_path / "model", family, wrapper=wrapper)
-    plain = {**maker.TOKENIZER_CONFIG, "eos_token": "<|eos|>"}
+    plain = {**tokenizer_making.TOKENIZER_CONFIG, "eos_token": "<|eos|>"}
     (source / "tokenizer_config.json").write_text(json.dumps(plain))
     checks = {check.name: check for check in export_checkpoint(source, tmp_path / "x.gguf").checks}
     assert checks["KL"].figure is not None
@@ -81,17 +73,17 @@ def _without(name: str) -> Any:
     ],
 )  # fmt: skip
 def test_what_a_wrapper_must_hold(change: Any, error: type[RopetoolError], text: str, tmp_path: Path) -> None:
-    source = rewrite(models.write(tmp_path / "model", "llama", wrapper="llava"), change)
+    source = models.set_tensors(models.write(tmp_path / "model", "llama", wrapper="llava"), change)
     with pytest.raises(error, match=text):
-        maker.export(source, tmp_path / "x.gguf")
+        models.export(source, tmp_path / "x.gguf")
     assert not (tmp_path / "x.gguf").exists()
 
 
 def test_sizes_that_transformers_leaves_out_are_those_of_the_class(tmp_path: Path) -> None:
     """llava-hf/llava-1.5-7b-hf states of its llama neither intermediate_size nor hidden_size."""
     source = models.write(tmp_path / "model", "llama", wrapper="llava")
-    config = json.loads((source / "config.json").read_text())
-    del config["text_config"]["intermediate_size"]
-    (source / "config.json").write_text(json.dumps(config))
+    text = models.config_of(source)["text_config"]
+    del text["intermediate_size"]
+    models.set_config(source, text_config=text)
     with pytest.raises(CorruptFile, match=r"has shape \[64, 128\]; config.json requires \[11008, 128\]"):
-        maker.export(source, tmp_path / "x.gguf")
+        models.export(source, tmp_path / "x.gguf")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf_making
+import gguf_files
 import pytest
 from hub_server import TOKEN, Hub, local_hub
 
@@ -65,8 +65,8 @@ def ggufs(hub: Hub, tmp_path: Path) -> Path:
     """Return the folder of acme/files, of GGUF models: one with a frequency vector, one in shards, in a folder."""
     folder = tmp_path / "files"
     (folder / "sub").mkdir(parents=True)
-    gguf_making.model(folder / "one.gguf", divisors=gguf_making.llama3_divisors())
-    gguf_making.model(folder / "sub" / "m.gguf", shards=2)
+    gguf_files.model(folder / "one.gguf", divisors=gguf_files.llama3_divisors())
+    gguf_files.model(folder / "sub" / "m.gguf", shards=2)
     hub.repositories["acme/files"] = folder
     return folder
 
@@ -226,7 +226,7 @@ def test_vectors_far_into_the_file_are_read(hub: Hub, ggufs: Path, monkeypatch: 
     header = read_header(ggufs / "one.gguf")
     assert header.header_end <= hub.served["one.gguf"] <= 2 * header.header_end + 1024
     # the table does depend on the vector, so that one read wrong would be seen
-    plain = gguf_making.model(ggufs / "plain.gguf")
+    plain = gguf_files.model(ggufs / "plain.gguf")
     assert (
         told(plain)["rope"]["full_attention"]["inv_freq"]
         != told("acme/files:one.gguf")["rope"]["full_attention"]["inv_freq"]
@@ -256,7 +256,7 @@ def test_a_record_beside_a_gguf_file_is_read(hub: Hub, ggufs: Path) -> None:
 
 
 def test_every_cut_of_a_header_asks_for_more(tmp_path: Path) -> None:
-    path = gguf_making.model(tmp_path / "m.gguf", divisors=gguf_making.llama3_divisors())
+    path = gguf_files.model(tmp_path / "m.gguf", divisors=gguf_files.llama3_divisors())
     whole, size = path.read_bytes(), path.stat().st_size
     end = read_header(path).header_end
     for cut in range(end):

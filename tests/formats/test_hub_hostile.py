@@ -14,11 +14,10 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
-import gguf_making
+import gguf_files
 import pytest
-from bounds import bounded
 from hub_server import TOKEN, Handler, Hub, local_hub
-from making import run
+from running import bounded, run
 
 import ropetool
 from ropetool.errors import HubError, RopetoolError
@@ -28,7 +27,6 @@ from ropetool.runtimes import inspection
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 COMMIT = "0" * 40
 ONE = [{"rfilename": "config.json", "size": 600}]
-Api = Callable[[Handler, str, list[str]], None]
 
 
 @pytest.fixture
@@ -37,7 +35,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with local_hub(tmp_path / "cache", monkeypatch) as served:
         served.repositories["acme/demo"] = shutil.copytree(DEMO, tmp_path / "served")
         (tmp_path / "ggufs").mkdir()
-        served.repositories["acme/files"] = gguf_making.model(tmp_path / "ggufs" / "one.gguf").parent
+        served.repositories["acme/files"] = gguf_files.model(tmp_path / "ggufs" / "one.gguf").parent
         yield served
 
 

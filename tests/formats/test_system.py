@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gguf_making
+import gguf_files
 import pytest
 
 import ropetool
@@ -61,12 +61,12 @@ def test_files_are_linked_and_figures_are_kept_in_memory(tmp_path: Path, monkeyp
 
 
 def test_the_main_commands_run_without_the_calls_of_linux(tmp_path: Path) -> None:
-    out, file = tmp_path / "out", gguf_making.model(tmp_path / "m.gguf")
+    out, file = tmp_path / "out", gguf_files.model(tmp_path / "m.gguf")
     assert "256 -> 512 tokens" in without("extend", str(DEMO), "--factor", "2", "-o", str(out))
     assert "context length    512 tokens" in without("inspect", str(out))
-    before, tensors = gguf_making.values(file), gguf_making.tensors(file)
+    before, tensors = gguf_files.values(file), gguf_files.tensors(file)
     edited = without("extend", str(file), "--factor", "2", "--in-place")
     assert "could not check whether another program has the file open: this system has no leases" in edited
     without("restore", str(file))
-    restored = {key: value for key, value in gguf_making.values(file).items() if key != "ropetool.filler"}
-    assert (restored, gguf_making.tensors(file)) == (before, tensors)
+    restored = {key: value for key, value in gguf_files.values(file).items() if key != "ropetool.filler"}
+    assert (restored, gguf_files.tensors(file)) == (before, tensors)

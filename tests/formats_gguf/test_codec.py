@@ -8,13 +8,12 @@ import struct
 import numpy as np
 import pytest
 from gguf import GGUFValueType, GGUFWriter
+from gguf_files import SCALARS
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ropetool.errors import ConfigError
 from ropetool.files.gguf import Value, ValueType
-
-from .maker import SCALARS
 
 INTEGERS = {kind: (8 * size, signed) for kind, size, signed in [
     (ValueType.U8, 1, False), (ValueType.I8, 1, True), (ValueType.U16, 2, False), (ValueType.I16, 2, True),

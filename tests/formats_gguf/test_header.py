@@ -7,12 +7,11 @@ import os
 import numpy as np
 import pytest
 from gguf import GGUFReader
+from gguf_files import contents, mixed, mixed_tensors, packed, tensor, u32, vocabulary
 
 from ropetool.errors import CorruptFile, NotACheckpoint, UnsupportedDtype
 from ropetool.files.gguf import GgufHeader, ValueType, read_header, read_vector
 from ropetool.files.gguf.header import MAX_HEADER_BYTES
-
-from .maker import contents, model, packed, tensor, u32, vectors, vocabulary
 
 
 def assert_same(header: GgufHeader, path) -> None:
@@ -34,12 +33,12 @@ def assert_same(header: GgufHeader, path) -> None:
 
 @pytest.mark.parametrize("alignment", [None, 1, 8, 32, 256, 4096])
 def test_every_type_at_every_alignment_reads_as_the_package_reads_it(tmp_path, alignment):
-    path = model(tmp_path / "m.gguf", alignment=alignment)
+    path = mixed(tmp_path / "m.gguf", alignment=alignment)
     assert_same(read_header(path), path)
 
 
 def test_version_2_has_the_same_layout(tmp_path):
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     raw = path.read_bytes()
     path.write_bytes(raw[:4] + b"\x02" + raw[5:])
     assert read_header(path).version == 2
@@ -70,7 +69,7 @@ def test_keys_and_names_that_are_not_utf8_are_kept_apart(tmp_path):
 
 
 def test_bytes_after_the_last_tensor_and_a_missing_last_padding_are_allowed(tmp_path):
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     raw = path.read_bytes()
     header = read_header(path)
     end = header.data_start + header.tensors[-1].end
@@ -88,7 +87,7 @@ def test_a_tensor_may_have_no_dimension_or_no_element(tmp_path):
 
 
 def test_get_wants_the_type_that_llama_cpp_wants(tmp_path):
-    path = model(tmp_path / "m.gguf", tensors=False)
+    path = mixed(tmp_path / "m.gguf", tensors=False)
     header = read_header(path)
     assert header.get("llama.context_length", ValueType.U32) == 2048
     assert header.get("llama.rope.freq_base", ValueType.F32) == 10000.0
@@ -100,9 +99,9 @@ def test_get_wants_the_type_that_llama_cpp_wants(tmp_path):
 
 
 def test_a_vector_is_read_back(tmp_path):
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     header = read_header(path)
-    wanted = vectors()["rope_freqs.weight"][0]
+    wanted = mixed_tensors()["rope_freqs.weight"][0]
     assert np.array_equal(read_vector(header, header.tensor("rope_freqs.weight")), wanted)
     assert header.tensor("rope") is None
     for name, what in (("token_embd.weight", r"F32 of shape \[7, 3\]"), ("integers", "I32"), ("scalar_like", "F16")):
@@ -111,7 +110,7 @@ def test_a_vector_is_read_back(tmp_path):
 
 
 def test_a_vector_of_a_file_that_was_cut_since_is_an_error(tmp_path):
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     header = read_header(path)
     info = header.tensor("rope_freqs.weight")
     other = tmp_path / "cut.gguf"  # a file cut in place would take its mapping away
@@ -131,7 +130,7 @@ def test_what_is_no_file_is_no_checkpoint(tmp_path):
 
 
 def test_the_data_is_never_mapped_beyond_the_bound_of_headers(tmp_path):
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     with path.open("r+b") as file:
         file.truncate(MAX_HEADER_BYTES + 10)
     header = read_header(path)

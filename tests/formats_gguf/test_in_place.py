@@ -12,10 +12,11 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import gguf_making
+import gguf_files
 import numpy as np
 import pytest
-from gguf_models import llama_logits
+from gguf_files import contents, mixed, packed, tensor, u32, vocabulary
+from gguf_logits import llama_logits
 
 from ropetool.errors import ConfigError, NotACheckpoint, OutputError, PlanMismatch, RopetoolError
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
@@ -25,7 +26,6 @@ from ropetool.files.gguf.in_place.disk import Disk, NotHere
 from ropetool.files.gguf.journal import journal_of
 from ropetool.files.gguf.shards import read_shards
 
-from .maker import contents, model, packed, tensor, u32, vocabulary
 from .test_writer import plain
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Linux is proved, and macOS has the same calls")
@@ -93,7 +93,7 @@ def insertion(tmp_path: Path) -> None:
 
 
 def test_a_key_of_the_same_size_is_overwritten_where_it_lies(tmp_path: Path) -> None:
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     size, before = path.stat(), held(path)
     patch = Patch({BASE: Value.of(F32, 5e5)})
     found = edited(path, patch)
@@ -104,7 +104,7 @@ def test_a_key_of_the_same_size_is_overwritten_where_it_lies(tmp_path: Path) -> 
 
 
 def test_the_same_edit_again_writes_nothing(tmp_path: Path) -> None:
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     patch = Patch({"a.key": text(100)}, tensors={"rope_freqs.weight": np.ones(5, np.float32)})
     edited(path, patch)
     raw, status = path.read_bytes(), path.stat()
@@ -116,7 +116,7 @@ def test_the_same_edit_again_writes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("insertion")
 def test_a_longer_header_gets_a_range_and_the_next_edits_use_its_room(tmp_path: Path) -> None:
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     before = held(path)
     one = Patch({"a.one": text(3000)})
     first = edited(path, one)
@@ -135,7 +135,7 @@ def test_a_longer_header_gets_a_range_and_the_next_edits_use_its_room(tmp_path: 
 
 @pytest.mark.usefixtures("no_insertion")
 def test_without_insertion_the_first_tensors_go_to_the_end(tmp_path: Path) -> None:
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     before = held(path)
     patch = Patch({"a.key": text(40)})
     found = edited(path, patch)
@@ -149,7 +149,7 @@ def test_without_insertion_the_first_tensors_go_to_the_end(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("no_insertion")
 def test_a_whole_copy_is_made_only_where_it_was_asked_for(tmp_path: Path) -> None:
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     before, raw = held(path), path.read_bytes()
     path.chmod(0o640)
     patch = Patch({"a.key": text(90_000)})
@@ -186,30 +186,30 @@ def test_llama_cpp_computes_the_same_after_an_edit(
     tmp_path: Path, arch: str, way: str, request: pytest.FixtureRequest
 ) -> None:
     request.getfixturevalue("insertion" if way == "insert" else "no_insertion")
-    path = gguf_making.model(tmp_path / "m.gguf", arch)
-    logits, tensors = llama_logits(path), gguf_making.tensors(path)
+    path = gguf_files.model(tmp_path / "m.gguf", arch)
+    logits, tensors = llama_logits(path), gguf_files.tensors(path)
     assert edited(path, Patch({"a.key": text(500)})).way == way
-    assert gguf_making.tensors(path) == tensors
+    assert gguf_files.tensors(path) == tensors
     assert (llama_logits(path) == logits).all()
     edited(path, Patch({f"{arch}.rope.freq_base": Value.of(F32, 5e5)}))
     assert not np.allclose(llama_logits(path), logits, rtol=1e-3)
 
 
 def test_a_new_vector_goes_to_the_end_and_llama_cpp_rotates_by_it(tmp_path: Path) -> None:
-    path = gguf_making.model(tmp_path / "m.gguf")
-    divisors = gguf_making.llama3_divisors()
+    path = gguf_files.model(tmp_path / "m.gguf")
+    divisors = gguf_files.llama3_divisors()
     copied = tmp_path / "other" / "copied.gguf"
     copied.parent.mkdir()
-    write_patched(read_header(path), Patch(tensors={gguf_making.FREQS: divisors}), copied)
-    edited(path, Patch(tensors={gguf_making.FREQS: divisors}))
-    assert list(gguf_making.tensors(path))[-1] == gguf_making.FREQS
+    write_patched(read_header(path), Patch(tensors={gguf_files.FREQS: divisors}), copied)
+    edited(path, Patch(tensors={gguf_files.FREQS: divisors}))
+    assert list(gguf_files.tensors(path))[-1] == gguf_files.FREQS
     assert (llama_logits(path) == llama_logits(copied)).all()
 
 
 def test_a_vector_that_was_added_is_taken_out_again(tmp_path: Path) -> None:
-    path = gguf_making.model(tmp_path / "m.gguf")
+    path = gguf_files.model(tmp_path / "m.gguf")
     before, logits, size = held(path), llama_logits(path), path.stat().st_size
-    edited(path, Patch({"a.b": text(9)}, tensors={gguf_making.FREQS: gguf_making.llama3_divisors()}))
+    edited(path, Patch({"a.b": text(9)}, tensors={gguf_files.FREQS: gguf_files.llama3_divisors()}))
     grown = path.stat().st_size
     with pytest.raises(PlanMismatch, match=r"does not have a tensor none\.weight to remove"):
         edited(path, Patch(drop=frozenset({"none.weight"})))
@@ -217,7 +217,7 @@ def test_a_vector_that_was_added_is_taken_out_again(tmp_path: Path) -> None:
         OutputError, match=r"only the last tensors of a file can be removed, and its last tensor is rope_freqs"
     ):
         edited(path, Patch(drop=frozenset({"token_embd.weight"})))
-    edited(path, Patch({}, frozenset({"a.b"}), drop=frozenset({gguf_making.FREQS})))
+    edited(path, Patch({}, frozenset({"a.b"}), drop=frozenset({gguf_files.FREQS})))
     assert held(path) == before
     assert size <= path.stat().st_size < grown
     assert (llama_logits(path) == logits).all()
@@ -228,7 +228,7 @@ def test_a_vector_that_was_added_is_taken_out_again(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("insertion")
 def test_the_filler_is_no_key_of_the_model(tmp_path: Path) -> None:
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     keys = set(read_header(path).values)
     edited(path, Patch({"a.key": text(3000)}))
     assert set(read_header(path).values) == keys | {"a.key"}
@@ -254,7 +254,7 @@ def test_a_filler_behind_which_another_program_wrote_is_used_up(tmp_path: Path) 
 
 
 def test_bytes_behind_the_last_tensor_are_kept_or_refused(tmp_path: Path) -> None:
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     with path.open("ab") as file:
         file.write(b"of others" * 10)
     patch = Patch({BASE: Value.of(F32, 3e4)})
@@ -281,7 +281,7 @@ def test_a_missing_last_padding_is_made_up_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize("can_insert", [True, False])
 def test_any_alignment(tmp_path: Path, alignment: int | None, can_insert: bool, request: pytest.FixtureRequest) -> None:
     request.getfixturevalue("insertion" if can_insert else "no_insertion")
-    path = model(tmp_path / "m.gguf", alignment=alignment)
+    path = mixed(tmp_path / "m.gguf", alignment=alignment)
     before = held(path)
     done: dict[str, Value] = {}
     for number, length in enumerate((1, 27, 60, 5000)):
@@ -298,8 +298,8 @@ def test_any_edits_come_out_as_a_copy_would(tmp_path: Path, monkeypatch: pytest.
     for number in range(int(os.environ.get("ROPETOOL_EDITED_FILES", "12"))):
         folder = tmp_path / str(number)
         folder.mkdir()
-        make = rng.choice([model, model, model, vocabulary])
-        more = {"alignment": rng.choice([None, 16, 256])} if make is model else {}
+        make = rng.choice([mixed, mixed, mixed, vocabulary])
+        more = {"alignment": rng.choice([None, 16, 256])} if make is mixed else {}
         path = make(folder / "m.gguf", **more)
         copied = Path(shutil.copy(path, tmp_path / f"{number}.gguf"))
         monkeypatch.setattr(Disk, "insert", insert if rng.random() < 0.5 else _refusing)
@@ -350,7 +350,7 @@ def refusal(path: Path, patch: Patch | None = None) -> RopetoolError:
 
 
 def test_other_hard_links_are_refused(tmp_path: Path) -> None:
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     os.link(path, tmp_path / "other.gguf")
     assert "has a second name (a hard link): an edit would change it there too" in refusal(path).message
     os.link(path, tmp_path / "third.gguf")
@@ -358,14 +358,14 @@ def test_other_hard_links_are_refused(tmp_path: Path) -> None:
 
 
 def test_read_only_files_are_refused(tmp_path: Path) -> None:
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     path.chmod(0o444)
     found = refusal(path)
     assert (found.message, found.try_) == ("is read-only", f"chmod u+w {path}")
 
 
 def test_a_link_is_followed_and_said(tmp_path: Path) -> None:
-    path, link = model(tmp_path / "m.gguf"), tmp_path / "links" / "named.gguf"
+    path, link = mixed(tmp_path / "m.gguf"), tmp_path / "links" / "named.gguf"
     link.parent.mkdir()
     link.symlink_to(path)
     before = held(path)
@@ -380,7 +380,7 @@ def test_a_link_is_followed_and_said(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="leases")
 @pytest.mark.parametrize("how", ["open", "mapped"])
 def test_a_file_that_another_process_reads_is_refused(tmp_path: Path, how: str) -> None:
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     code = (
         "import mmap, sys; file = open(sys.argv[1], 'rb')\n"
         "if sys.argv[2] == 'mapped': view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ); file.close()\n"
@@ -401,7 +401,7 @@ def test_a_file_that_another_process_reads_is_refused(tmp_path: Path, how: str) 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="leases")
 def test_a_mapping_of_our_own_is_a_reader_too(tmp_path: Path) -> None:
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     mapped = read_header(path)
     assert "by this process itself" in refusal(path).message
     del mapped
@@ -416,7 +416,7 @@ def test_what_cannot_be_checked_is_said(tmp_path: Path, monkeypatch: pytest.Monk
             raise OSError(errno.EINVAL, "")
         return plain_fcntl(descriptor, command, *more)
 
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     monkeypatch.setattr(fcntl, "fcntl", without_leases)
     found = edited(path, Patch({BASE: Value.of(F32, 5e5)}))
     assert found.notes == (
@@ -425,14 +425,14 @@ def test_what_cannot_be_checked_is_said(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_second_editor_is_refused(tmp_path: Path) -> None:
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     with path.open("r+b") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         assert "another process has it locked, or is editing it" in refusal(path).message
 
 
 def test_a_file_that_changed_since_it_was_read_is_refused(tmp_path: Path) -> None:
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     header = read_unmapped(path)
     os.utime(path, ns=(1, 1))
     with pytest.raises(PlanMismatch, match="has changed since its header was read"):
@@ -440,20 +440,20 @@ def test_a_file_that_changed_since_it_was_read_is_refused(tmp_path: Path) -> Non
 
 
 def test_of_a_split_model_the_first_file_changes(tmp_path: Path) -> None:
-    first = gguf_making.model(tmp_path / "m.gguf", shards=2)
+    first = gguf_files.model(tmp_path / "m.gguf", shards=2)
     others = {path: path.read_bytes() for path in tmp_path.iterdir() if path != first}
     headers = read_shards(first, read_unmapped)
     assert len(headers) > 1
     freqs = np.ones(16, np.float32)
-    edit_in_place(headers, Patch({BASE: Value.of(F32, 5e5)}, tensors={gguf_making.FREQS: freqs}))
+    edit_in_place(headers, Patch({BASE: Value.of(F32, 5e5)}, tensors={gguf_files.FREQS: freqs}))
     assert {path: path.read_bytes() for path in others} == others
-    assert gguf_making.values(first)["split.tensors.count"][1] == sum(len(header.tensors) for header in headers) + 1
-    assert gguf_making.values(first)[BASE][1] == 5e5
-    assert (gguf_making.vector(first) == freqs).all()
+    assert gguf_files.values(first)["split.tensors.count"][1] == sum(len(header.tensors) for header in headers) + 1
+    assert gguf_files.values(first)[BASE][1] == 5e5
+    assert (gguf_files.vector(first) == freqs).all()
 
 
 def test_of_a_split_model_no_two_files_change(tmp_path: Path) -> None:
-    first = gguf_making.model(tmp_path / "m.gguf", shards=2)
+    first = gguf_files.model(tmp_path / "m.gguf", shards=2)
     headers = read_shards(first, read_unmapped)
     vector = next(info for info in headers[1].tensors if len(info.shape) == 1)
     patch = Patch({BASE: Value.of(F32, 5e5)}, tensors={vector.name: np.ones(vector.shape[0], np.float32)})
@@ -466,7 +466,7 @@ def test_of_a_split_model_no_two_files_change(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("insertion")
 def test_the_way_is_told_without_a_step(tmp_path: Path) -> None:
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     raw = path.read_bytes()
     for patch in (Patch({"a.b": text(3)}), Patch({BASE: Value.of(F32, 5e5)}), Patch()):
         told = way_in_place([read_unmapped(path)], patch)
@@ -477,14 +477,14 @@ def test_the_way_is_told_without_a_step(tmp_path: Path) -> None:
 
 
 def test_without_a_journal_there_is_nothing_to_recover(tmp_path: Path) -> None:
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     raw = path.read_bytes()
     assert recover(path).direction == "nothing"
     assert path.read_bytes() == raw
 
 
 def test_a_pending_edit_is_named_by_whatever_opens_the_file(tmp_path: Path) -> None:
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     journal_of(path).write_bytes(b"ropetool-jou")
     with pytest.raises(PlanMismatch, match="was interrupted") as caught:
         read_header(path)
@@ -527,7 +527,7 @@ def test_a_copy_that_is_cut_leaves_the_file_and_what_stands_beside_it_together(t
     path, beside = tmp_path / "m.gguf", [tmp_path / "m.gguf.a", tmp_path / "m.gguf.b"]
     patch, at, seen = Patch({"a.key": text(90_000)}), 0, set()
     while True:
-        model(path)
+        mixed(path)
         raw = path.read_bytes()
         for each in beside:
             each.write_bytes(b"old")
@@ -551,7 +551,7 @@ def test_a_copy_that_is_cut_leaves_the_file_and_what_stands_beside_it_together(t
 
 @pytest.mark.usefixtures("no_insertion")
 def test_nobody_else_edits_a_file_while_its_copy_is_written(tmp_path: Path) -> None:
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     tried = []
 
     def beside(way: str, size: int) -> Mapping[str, bytes]:
@@ -567,7 +567,7 @@ def test_nobody_else_edits_a_file_while_its_copy_is_written(tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("no_insertion")
 def test_a_copy_that_cannot_take_the_name_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     raw = path.read_bytes()
 
     def refuse(*_: object) -> None:
@@ -582,7 +582,7 @@ def test_a_copy_that_cannot_take_the_name_is_taken_back(tmp_path: Path, monkeypa
 
 @pytest.mark.skipif(sys.platform != "linux", reason="leases are Linux's")
 def test_who_opens_a_file_that_is_edited_is_told_so(tmp_path: Path) -> None:
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     with guard.held(path) as holding:
         if holding.notes:
             pytest.skip("this file system has no leases")

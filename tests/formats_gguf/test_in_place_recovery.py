@@ -18,13 +18,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from failing_disk import FailingDisk, File, Stopped
+from gguf_files import packed, tensor, u32
 
 from ropetool.errors import PlanMismatch
 from ropetool.files.gguf import Patch, Value, ValueType, parse_header
 from ropetool.files.gguf.in_place import editing, recovery
 from ropetool.files.gguf.journal import MAGIC, journal_of
-
-from .maker import packed, tensor, u32
 
 TRIALS = int(os.environ.get("ROPETOOL_POWER_LOSSES", "40"))
 RECORD = "m.gguf.ropetool.json"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf_files import I32, U16, contents, kv, mixed, mixed_tensors, packed, tensor, u32
 
 from ropetool.errors import ConfigError, CorruptFile, MissingFile, RopetoolError
 from ropetool.files.gguf import (
@@ -22,15 +23,13 @@ from ropetool.files.gguf import (
 )
 from ropetool.files.shard_names import shard_paths
 
-from .maker import I32, U16, contents, kv, model, packed, tensor, u32, vectors
-
 SECOND = "m-00002-of-00002.gguf"
 NEW = np.arange(1, 7, dtype=np.float32)
 
 
 @pytest.fixture(params=[False, True], ids=["tensors first", "metadata first"])
 def split(tmp_path, request) -> list[Path]:
-    model(tmp_path / "m.gguf", split_max_tensors=5, small_first_shard=request.param)
+    mixed(tmp_path / "m.gguf", split_max_tensors=5, small_first_shard=request.param)
     return sorted(tmp_path.glob("m-*.gguf"))
 
 
@@ -73,11 +72,11 @@ def test_all_shards_are_found_from_any(split):
         assert shards(path) == split
     headers = read_shards(str(split[-1]))
     assert "general.architecture" in headers[0].values
-    assert {tensor.name for header in headers for tensor in header.tensors} == vectors().keys()
+    assert {tensor.name for header in headers for tensor in header.tensors} == mixed_tensors().keys()
 
 
 def test_a_file_that_is_not_split_is_alone_whatever_its_name(tmp_path):
-    path = model(tmp_path / "m-00001-of-00002.gguf")
+    path = mixed(tmp_path / "m-00001-of-00002.gguf")
     assert shards(path) == [path]
     single = shard(tmp_path, 0, 1, name="single.gguf", tensors=1)
     assert shards(single) == [single]
@@ -187,9 +186,9 @@ def test_a_new_tensor_goes_to_the_first_shard_and_is_counted(split, tmp_path):
     assert shards(outputs[0]) == outputs
     found = contents(outputs[0])
     assert found["tensors"] == contents(split[0])["tensors"] | {"rope_factors_long.weight": ("F32", [6], NEW.tobytes())}
-    assert found["values"]["split.tensors.count"] == ([int(ValueType.I32)], len(vectors()) + 1)
+    assert found["values"]["split.tensors.count"] == ([int(ValueType.I32)], len(mixed_tensors()) + 1)
     again = changed(outputs, Patch(tensors={"rope_factors_short.weight": NEW}), tmp_path / "again.gguf")
-    assert contents(again[0])["values"]["split.tensors.count"][1] == len(vectors()) + 2
+    assert contents(again[0])["values"]["split.tensors.count"][1] == len(mixed_tensors()) + 2
 
 
 def test_a_tensor_is_overwritten_in_the_shard_that_has_it(split, tmp_path):
@@ -205,7 +204,7 @@ def test_a_tensor_is_overwritten_in_the_shard_that_has_it(split, tmp_path):
 
 
 def test_an_unsplit_model_has_one_part_and_no_count(tmp_path):
-    headers = read_shards(model(tmp_path / "m.gguf"))
+    headers = read_shards(mixed(tmp_path / "m.gguf"))
     patch = Patch(tensors={"new": NEW})
     (part,) = split_patch(headers, patch)
     assert (dict(part.set), part.tensors) == ({}, patch.tensors)

@@ -8,6 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from gguf_files import write
 
 from ropetool.errors import ConfigError
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
@@ -39,13 +40,7 @@ def test_a_text_becomes_what_the_gguf_package_reads(
 
 
 def _plain(path: Path) -> Path:
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tensor("a", np.ones(32, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return write(path, "llama", None, {"a": np.ones(32, np.float32)})
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
+from gguf_files import vocabulary
 
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
 
-from .maker import vocabulary
 from .test_writer import assert_patched, patched
 
 ROOT = os.environ.get("ROPETOOL_REAL_FILES")

@@ -10,13 +10,13 @@ import sys
 
 import numpy as np
 import pytest
+from gguf_files import contents, mixed, mixed_tensors, packed, tensor, u32, vocabulary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropetool.errors import ConfigError, OutputError, PlanMismatch, UnsupportedDtype
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched, writer
 
-from .maker import contents, model, packed, tensor, u32, vectors, vocabulary
 from .test_codec import LISTS, PAIRS
 
 STR, U32, F32, I32 = ValueType.STR, ValueType.U32, ValueType.F32, ValueType.I32
@@ -61,14 +61,14 @@ def assert_patched(source, output, patch: Patch) -> None:
 
 @pytest.mark.parametrize("alignment", ALIGNMENTS)
 def test_a_rewrite_without_changes_is_the_same_file(tmp_path, alignment):
-    path = model(tmp_path / "m.gguf", alignment=alignment)
+    path = mixed(tmp_path / "m.gguf", alignment=alignment)
     assert Patch().is_empty
     assert patched(path, Patch()).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("case", ["left over", "no last padding", "padding of ones", "version 2", "padded vocabulary"])
 def test_a_rewrite_keeps_what_only_bytes_tell(tmp_path, case):
-    path = model(tmp_path / "m.gguf", alignment=64) if case != "padded vocabulary" else vocabulary(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf", alignment=64) if case != "padded vocabulary" else vocabulary(tmp_path / "m.gguf")
     header = read_header(path)
     raw = bytearray(path.read_bytes())
     if case == "left over":
@@ -96,7 +96,7 @@ def test_a_rewrite_keeps_what_only_bytes_tell(tmp_path, case):
 
 @pytest.mark.parametrize("alignment", ALIGNMENTS)
 def test_keys_are_replaced_in_place_added_at_the_end_and_removed(tmp_path, alignment):
-    path = model(tmp_path / "m.gguf", alignment=alignment)
+    path = mixed(tmp_path / "m.gguf", alignment=alignment)
     patch = Patch(
         set={
             "llama.context_length": Value.of(U32, 16384),
@@ -126,7 +126,7 @@ def random_values():
 @given(added=random_values(), whole=st.booleans())
 def test_any_keys_can_be_added_and_taken_away_again(tmp_path_factory, added, whole):
     folder = tmp_path_factory.mktemp("random")
-    path = model(folder / "m.gguf", values=False) if whole else vocabulary(folder / "m.gguf", tokens=5)
+    path = mixed(folder / "m.gguf", values=False) if whole else vocabulary(folder / "m.gguf", tokens=5)
     patch = Patch(set=added)
     there = patched(path, patch)
     assert_patched(path, there, patch)
@@ -136,7 +136,7 @@ def test_any_keys_can_be_added_and_taken_away_again(tmp_path_factory, added, who
 
 
 def test_a_value_set_to_what_it_is_changes_nothing(tmp_path):
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     patch = Patch(set={"llama.context_length": Value.of(U32, 2048), "general.alignment": Value.of(U32, 32)})
     output = patched(path, Patch(set={"llama.context_length": Value.of(U32, 2048)}))
     assert output.read_bytes() == path.read_bytes()
@@ -173,17 +173,17 @@ def test_keys_that_are_not_utf8_survive(tmp_path):
     ],
 )  # fmt: skip
 def test_patches_that_do_not_fit_are_refused_before_anything_is_written(tmp_path, patch, error, message):
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     with pytest.raises(error, match=message):
         write_patched(read_header(path), patch, tmp_path / "out.gguf")
     assert not (tmp_path / "out.gguf").exists()
 
 
 def test_an_alignment_of_the_files_own_cannot_be_removed(tmp_path):
-    path = model(tmp_path / "m.gguf", alignment=64)
+    path = mixed(tmp_path / "m.gguf", alignment=64)
     with pytest.raises(ConfigError, match="must stay 64"):
         write_patched(read_header(path), Patch(remove=frozenset({"general.alignment"})), tmp_path / "out.gguf")
-    same = model(tmp_path / "same.gguf", alignment=32)
+    same = mixed(tmp_path / "same.gguf", alignment=32)
     patch = Patch(remove=frozenset({"general.alignment"}))
     assert_patched(same, patched(same, patch), patch)
 
@@ -193,7 +193,7 @@ def test_an_alignment_of_the_files_own_cannot_be_removed(tmp_path):
 
 @pytest.mark.parametrize("alignment", ALIGNMENTS)
 def test_a_vector_is_overwritten_where_it_lies(tmp_path, alignment):
-    path = model(tmp_path / "m.gguf", alignment=alignment)
+    path = mixed(tmp_path / "m.gguf", alignment=alignment)
     patch = Patch(tensors={"rope_freqs.weight": np.ones(5, np.float32)})
     output = patched(path, patch)
     assert_patched(path, output, patch)
@@ -207,7 +207,7 @@ def test_a_vector_is_overwritten_where_it_lies(tmp_path, alignment):
 
 @pytest.mark.parametrize("alignment", ALIGNMENTS)
 def test_vectors_are_appended_behind_all_others(tmp_path, alignment):
-    path = model(tmp_path / "m.gguf", alignment=alignment)
+    path = mixed(tmp_path / "m.gguf", alignment=alignment)
     patch = Patch(
         set={"llama.rope.scaling.type": Value.of(STR, "longrope")},
         tensors={
@@ -221,7 +221,7 @@ def test_vectors_are_appended_behind_all_others(tmp_path, alignment):
 
 @pytest.mark.parametrize("cut", [False, True])
 def test_what_lies_behind_the_data_moves_behind_the_new_tensor(tmp_path, cut):
-    path = model(tmp_path / "m.gguf", alignment=64)
+    path = mixed(tmp_path / "m.gguf", alignment=64)
     header = read_header(path)
     raw = path.read_bytes()
     end = header.data_start + header.tensors[-1].end
@@ -255,7 +255,7 @@ def test_a_tensor_can_be_the_first_of_a_file(tmp_path, pad):
 
 @pytest.mark.parametrize("defect", ["order", "end of data", "count", "offset", "padding", "data start", "overwrite"])
 def test_the_comparison_sees_a_planted_defect(tmp_path, monkeypatch, defect):
-    path = model(tmp_path / "m.gguf", alignment=64)
+    path = mixed(tmp_path / "m.gguf", alignment=64)
     patch = Patch(
         set={"llama.context_length": Value.of(U32, 1), "a.b": Value.of(U32, 1)},
         tensors={"new": np.ones(3, np.float32), "rope_freqs.weight": np.ones(5, np.float32)},
@@ -290,7 +290,7 @@ def _moved(info):
 
 
 def test_a_path_that_exists_is_never_opened(tmp_path):
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     before = path.read_bytes()
     link, hard = tmp_path / "link.gguf", tmp_path / "hard.gguf"
     link.symlink_to(path)
@@ -303,7 +303,7 @@ def test_a_path_that_exists_is_never_opened(tmp_path):
 
 @pytest.mark.parametrize("when", ["before", "during"])
 def test_a_source_that_changed_is_refused(tmp_path, monkeypatch, when):
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     header = read_header(path)
     if when == "before":
         os.utime(path, ns=(0, header.mtime_ns + 1))
@@ -317,7 +317,7 @@ def test_a_full_disk_is_an_error_of_the_output(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    path = model(tmp_path / "m.gguf")
+    path = mixed(tmp_path / "m.gguf")
     monkeypatch.setattr(writer, "copy_range", full)
     with pytest.raises(OutputError, match="no space left") as caught:
         write_patched(read_header(path), Patch(), tmp_path / "out.gguf")
@@ -352,4 +352,4 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
 
 
 def test_the_maker_gives_tensors_that_need_padding():
-    assert {data.nbytes % 32 for data, _ in vectors().values()} - {0}
+    assert {data.nbytes % 32 for data, _ in mixed_tensors().values()} - {0}

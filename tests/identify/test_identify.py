@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import gguf_making
+import gguf_files
 import numpy as np
 import pytest
 import torch
-from making import run, write_config
 from model_server import Served, serving
+from models import SILENT, config_of, copied, write_config
+from running import run
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 import ropetool
@@ -42,25 +42,15 @@ YARN = {
 
 def changed(folder: Path, target: Path, **keys: Any) -> Path:
     """Return a copy with other rope keys; those of None are taken out."""
-    shutil.copytree(folder, target)
-    config = json.loads((target / "config.json").read_text(encoding="utf-8"))
-    merged = {**config["rope_parameters"], **keys}
-    config["rope_parameters"] = {key: value for key, value in merged.items() if value is not None}
-    (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return target
+    merged = {**config_of(folder)["rope_parameters"], **keys}
+    return copied(folder, target, rope_parameters={key: value for key, value in merged.items() if value is not None})
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo with keys that are all unlike their defaults."""
-    folder = tmp_path_factory.mktemp("served") / "model"
-    shutil.copytree(DEMO, folder)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config.pop("rope_scaling", None)
-    config.pop("rope_theta", None)
-    config |= {"rope_parameters": YARN, "max_position_embeddings": 2048}
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
+    keys = {"rope_scaling": SILENT, "rope_theta": SILENT, "rope_parameters": YARN, "max_position_embeddings": 2048}
+    return copied(DEMO, tmp_path_factory.mktemp("served") / "model", **keys)
 
 
 def served(
@@ -260,13 +250,8 @@ def test_a_token_beyond_the_vocabulary_is_another_model() -> None:
 
 
 def test_of_a_plain_model_the_pairs_can_be_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = tmp_path / "plain"
-    shutil.copytree(DEMO, plain)
-    config = json.loads((plain / "config.json").read_text(encoding="utf-8"))
-    for key in ("rope_scaling", "rope_theta"):
-        config.pop(key, None)
-    config["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0}
-    (plain / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    plain = copied(DEMO, tmp_path / "plain", rope_scaling=SILENT, rope_theta=SILENT, rope_parameters=rope)
     listed = [one.name for one in hypotheses(HfCheckpoint.open(plain))]
     assert listed == [AS_MEANT, "base 500000", "base 1e+06", "layout swapped"]
     monkeypatch.setattr(Reference, "computes", lambda self, one: one.name == AS_MEANT)
@@ -344,7 +329,7 @@ def test_a_gguf_file_is_identified_by_what_it_is_imported_as(
 
 
 def test_a_file_that_cannot_be_imported_is_refused_in_the_importers_words(tmp_path: Path) -> None:
-    file = gguf_making.model(tmp_path / "m.gguf")
+    file = gguf_files.model(tmp_path / "m.gguf")
     wanted = run("import", file, "-o", tmp_path / "out")
     assert wanted.code != 0
     done = run("identify", "--gguf", file, "--server", "http://localhost:1")

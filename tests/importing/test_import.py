@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_files
+import models
 import numpy as np
 import pytest
-from exporting import family_models as models
-from exporting import maker
-from exporting.family_models import CONFIGS, SHORT
-from making import run
+from configs import EXPORTED
+from models import SHORT
+from running import run
 
 import ropetool
 from ropetool import families
@@ -58,7 +59,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
             options: dict[str, Any] = {"allow_full_attention": True, "allow_unverified": True, "sidecars": False}
             made[family, method, outtype] = (
                 source,
-                maker.export(source, folder / "m.gguf", outtype=outtype, **options).output,
+                models.export(source, folder / "m.gguf", outtype=outtype, **options).output,
             )
         return made[family, method, outtype]
 
@@ -74,7 +75,7 @@ def stored(path: Path) -> dict[str, np.ndarray]:
     return {name: t.to(torch.float32).numpy() if t.dtype == torch.bfloat16 else t.numpy() for name, t in found.items()}
 
 
-@pytest.mark.parametrize("family", sorted(name for name in CONFIGS if not families.get(name).alone))
+@pytest.mark.parametrize("family", sorted(name for name in EXPORTED if not families.get(name).alone))
 def test_a_text_model_without_a_class_of_its_own_stays_a_file(family: str, files: Files, tmp_path: Path) -> None:
     _, file = files(family)
     arch = families.get(family).gguf_architecture
@@ -84,7 +85,7 @@ def test_a_text_model_without_a_class_of_its_own_stays_a_file(family: str, files
         import_gguf(file, tmp_path / "back")
 
 
-@pytest.mark.parametrize("family", sorted(name for name in CONFIGS if families.get(name).alone))
+@pytest.mark.parametrize("family", sorted(name for name in EXPORTED if families.get(name).alone))
 def test_tensors_come_back_byte_for_byte(family: str, files: Files, tmp_path: Path) -> None:
     source, file = files(family)
     written = import_gguf(file, tmp_path / "back", as_type=AS_TOLD.get(family, ""))
@@ -116,7 +117,7 @@ def test_heads_and_layers_of_several_kinds_come_back(name: str, tmp_path: Path) 
     source = models.write(tmp_path / "source", "gemma4_text", GEMMA4.get(name))
     if not name:  # all of whose pairs turn four times slower, but for those that stand still
         source = ropetool.apply(ropetool.plan(source, "linear", factor=4), source, tmp_path / "linear").output
-    file = maker.export(source, tmp_path / "m.gguf", allow_unverified=True, sidecars=False).output
+    file = models.export(source, tmp_path / "m.gguf", allow_unverified=True, sidecars=False).output
     back = import_gguf(file, tmp_path / "back").output
     said, found = (json.loads((path / "config.json").read_text()) for path in (source, back))
     assert {key: found[key] for key in GEMMA4.get(name, {})} == GEMMA4.get(name, {})
@@ -160,8 +161,8 @@ def test_a_table_is_said_by_the_keys_of_its_method(family: str, method: str, fil
 
 
 def test_a_table_without_a_name_is_said_by_lists(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "source")
-    file = maker.export(source, tmp_path / "m.gguf", sidecars=False).output
+    source = models.checkpoint(tmp_path / "source")
+    file = models.export(source, tmp_path / "m.gguf", sidecars=False).output
     divisors = np.geomspace(1, 7, 4).astype(np.float32)
     write_patched(read_header(file), Patch(tensors={"rope_freqs.weight": divisors}), tmp_path / "odd.gguf")
     written = import_gguf(tmp_path / "odd.gguf", tmp_path / "back")
@@ -178,8 +179,8 @@ def test_a_table_without_a_name_is_said_by_lists(tmp_path: Path) -> None:
 def test_numbers_in_blocks_are_those_of_the_gguf_package(outtype: str, dtype: str, tmp_path: Path) -> None:
     if outtype == "q4_k":
         pytest.importorskip("llama_cpp")
-    source = maker.checkpoint(tmp_path / "source", "qwen3", hidden_size=256, intermediate_size=512)
-    file = maker.export(source, tmp_path / "m.gguf", outtype=outtype, sidecars=False).output
+    source = models.checkpoint(tmp_path / "source", "qwen3", hidden_size=256, intermediate_size=512)
+    file = models.export(source, tmp_path / "m.gguf", outtype=outtype, sidecars=False).output
     written = import_gguf(file, tmp_path / "back", dtype=dtype)
     after = stored(written.output)
     names = {
@@ -238,7 +239,7 @@ def test_an_order_is_taken_back(name: str) -> None:
 
 def test_a_split_file_comes_back_whole(files: Files, tmp_path: Path) -> None:
     source, _ = files("qwen2")
-    first = maker.export(source, tmp_path / "m.gguf", split_max_tensors=8, sidecars=False).output
+    first = models.export(source, tmp_path / "m.gguf", split_max_tensors=8, sidecars=False).output
     before, after = stored(source), stored(import_gguf(first, tmp_path / "back").output)
     assert before.keys() == after.keys()
     assert all((after[name] == tensor).all() for name, tensor in before.items())
@@ -264,29 +265,13 @@ def patched(file: Path, target: Path, **keys: tuple[ValueType, Any]) -> Path:
     return target
 
 
-def rewritten(file: Path, target: Path, drop: str = "", add: str = "", rename: tuple[str, str] = ("", "")) -> Path:
-    """Write the file anew with the gguf package, with other tensors."""
-    reader = gguf.GGUFReader(file)
-    arch = str(reader.fields["general.architecture"].contents())
-    writer = gguf.GGUFWriter(target, arch)
-    for key, field in reader.fields.items():
-        if not key.startswith("GGUF.") and key != "general.architecture":
-            kinds = field.types
-            if kinds[0] == gguf.GGUFValueType.ARRAY:
-                writer.add_array(key, field.contents())
-            else:
-                writer.add_key_value(key, field.contents(), kinds[0])
-    for tensor in reader.tensors:
-        if tensor.name != drop:
-            name = rename[1] if tensor.name == rename[0] else tensor.name
-            writer.add_tensor(name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
-    if add:
-        writer.add_tensor(add, np.zeros(4, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
+def rewritten(file: Path, target: Path, drop: str = "", **add: np.ndarray) -> Path:
+    """Write the file again with the gguf package, with other tensors."""
+
+    def kept(name: str, tensor: Any) -> Any:
+        return None if name == drop else (tensor.tensor_type, tensor.data)
+
+    return gguf_files.copy(file, target, tensor=kept, more=add)
 
 
 def test_a_key_that_no_config_says_is_refused(files: Files, tmp_path: Path) -> None:
@@ -309,17 +294,15 @@ def test_missing_and_unknown_tensors_are_named(files: Files, tmp_path: Path) -> 
     with pytest.raises(CorruptFile, match=r"has no tensor blk\.1\.ffn_up\.weight, which its class requires"):
         import_gguf(rewritten(file, tmp_path / "a.gguf", drop="blk.1.ffn_up.weight"), tmp_path / "back")
     with pytest.raises(LossyExport, match=r"has the tensor 'blk\.0\.attn_gate\.weight', which its class does not have"):
-        import_gguf(rewritten(file, tmp_path / "b.gguf", add="blk.0.attn_gate.weight"), tmp_path / "back")
+        import_gguf(
+            rewritten(file, tmp_path / "b.gguf", **{"blk.0.attn_gate.weight": np.zeros(4, np.float32)}),
+            tmp_path / "back",
+        )
     assert not (tmp_path / "back").exists()
 
 
 def test_an_architecture_without_a_class_is_refused(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "rwkv7")
-    writer.add_uint32("rwkv7.context_length", 64)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    gguf_files.write(tmp_path / "m.gguf", "rwkv7", {"context_length": 64}, {})
     with pytest.raises(LossyExport, match="import does not support a file of the architecture 'rwkv7'") as refused:
         import_gguf(tmp_path / "m.gguf", tmp_path / "back")
     assert refused.value.try_
@@ -357,13 +340,13 @@ def test_a_split_that_does_not_belong_together_is_refused(
     defect: str, sentence: str, files: Files, tmp_path: Path
 ) -> None:
     source, whole = files("qwen2")
-    first = maker.export(source, tmp_path / "m.gguf", split_max_tensors=8, sidecars=False).output
+    first = models.export(source, tmp_path / "m.gguf", split_max_tensors=8, sidecars=False).output
     second, third = (tmp_path / f"m-0000{number}-of-00004.gguf" for number in (2, 3))
     assert first.name == "m-00001-of-00004.gguf"
     second.unlink()
     if defect == "of another model":
         other, _ = files("llama")
-        foreign = maker.export(other, tmp_path / "o.gguf", split_max_tensors=6, sidecars=False).output
+        foreign = models.export(other, tmp_path / "o.gguf", split_max_tensors=6, sidecars=False).output
         count = Patch(set={"split.count": Value.of(ValueType.U16, 4)})
         write_patched(read_header(foreign.with_name(foreign.name.replace("00001-of", "00002-of"))), count, second)
     elif defect != "absent":
@@ -402,19 +385,19 @@ def test_a_tokenizer_that_cannot_be_said_is_named(
 
 
 def test_numbers_beyond_the_type_are_refused(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "source")
+    source = models.checkpoint(tmp_path / "source")
     name = "model.layers.0.mlp.up_proj.weight"
-    held = maker.weights(json.loads((source / "config.json").read_text()))
+    held = models.weights(json.loads((source / "config.json").read_text()))
     held[name][1][0, 0] = 1e6
-    maker.write_safetensors(source / "model.safetensors", held)
-    file = maker.export(source, tmp_path / "m.gguf", sidecars=False).output
+    models.write_safetensors(source / "model.safetensors", held)
+    file = models.export(source, tmp_path / "m.gguf", sidecars=False).output
     with pytest.raises(LossyExport, match="contains numbers too large for F16") as refused:
         import_gguf(file, tmp_path / "back", dtype="f16")
     assert refused.value.try_ == "--dtype bf16, or f32"
 
 
 def test_a_checkpoint_is_sent_to_export(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "source")
+    source = models.checkpoint(tmp_path / "source")
     done = run("import", str(source))
     assert done.code == 1
     assert "is already a Hugging Face checkpoint" in done.err
@@ -430,7 +413,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = shutil.copytree(
         Path(ropetool.__file__).parent / "demo" / "model", tmp_path_factory.mktemp("demo") / "demo"
     )
-    return maker.export(source, source.with_name("demo.gguf"), outtype="q4_k_m", sidecars=False).output
+    return models.export(source, source.with_name("demo.gguf"), outtype="q4_k_m", sidecars=False).output
 
 
 def test_a_sound_import_of_small_blocks_passes_with_room(demo: Path, tmp_path: Path) -> None:
@@ -488,8 +471,8 @@ def test_an_import_exports_to_the_same_file(files: Files, tmp_path: Path) -> Non
     back = import_gguf(file, tmp_path / "back").output
     if not (back / "tokenizer.json").exists():
         pytest.fail("an import has a tokenizer")
-    again = maker.export(back, tmp_path / "again.gguf", sidecars=False).output
-    assert maker.tensors(again) == maker.tensors(file)
-    before, after = maker.keys(file), maker.keys(again)
+    again = models.export(back, tmp_path / "again.gguf", sidecars=False).output
+    assert gguf_files.tensors(again) == gguf_files.tensors(file)
+    before, after = gguf_files.keys(file), gguf_files.keys(again)
     apart = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
     assert not {key for key in apart if not key.startswith(("general.", "ropetool."))}

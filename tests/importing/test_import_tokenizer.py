@@ -6,19 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from tokenizer_making import BYTE_PIECES, CONTROLS, NORMAL, PREFIX, UNUSED, USER_DEFINED, bpe, keyed, scored, value_of
 
-from importing.tokenizer_values import (
-    BYTES,
-    NORMAL,
-    PREFIX,
-    SPECIAL,
-    UNUSED,
-    USER_DEFINED,
-    bpe,
-    keyed,
-    scored,
-    value_of,
-)
 from ropetool.errors import CorruptFile, LossyExport, RopetoolError
 from ropetool.files.gguf import Value, ValueType
 from ropetool.gguf_import.tokenizer import tokenizer_files
@@ -235,7 +224,7 @@ def without(values: dict[str, Value], name: str) -> dict[str, Value]:
 NAN = Value.array(ValueType.F32, [float("nan")] * 262)
 REFUSED: list[tuple[str, dict[str, Value], type[RopetoolError], str]] = [
     ("no model", without(bpe(), "model"), CorruptFile, "does not set tokenizer.ggml.model"),
-    ("words", keyed("bert", SPECIAL), LossyExport, 'tokenizer.ggml.model is "bert"; ropetool writes a tokenizer.json only for gpt2'),
+    ("words", keyed("bert", CONTROLS), LossyExport, 'tokenizer.ggml.model is "bert"; ropetool writes a tokenizer.json only for gpt2'),
     ("a number for a model", bpe(model=3), CorruptFile, "tokenizer.ggml.model is 3; it must be text"),
     ("not UTF-8", bpe(model="\udcff"), CorruptFile, "tokenizer.ggml.model is text that is not UTF-8; it must be text"),
     ("no tokens", without(bpe(), "tokens"), CorruptFile, "does not set tokenizer.ggml.tokens"),
@@ -265,9 +254,9 @@ REFUSED: list[tuple[str, dict[str, Value], type[RopetoolError], str]] = [
     ("no scores", without(scored(), "scores"), CorruptFile, "does not set tokenizer.ggml.scores"),
     ("scores too few", scored(scores=zeros(3)), CorruptFile, "scores is a list of 3 f32; it must be 262 of f32 or i32"),
     ("no number", scored(scores=NAN), CorruptFile, r"scores\[0\] is nan; scores must be finite"),
-    ("a byte less", keyed("llama", [*SPECIAL, *BYTES[:-1]]), LossyExport, "has no token <0xFF>; .* one for each byte"),
+    ("a byte less", keyed("llama", [*CONTROLS, *BYTE_PIECES[:-1]]), LossyExport, "has no token <0xFF>; .* one for each byte"),
     ("no unknown", keyed("t5", [("a", 0.0, NORMAL)], add_eos_token=False), LossyExport, "does not set tokenizer.ggml.unknown_token_id"),
-    ("a charsmap of text", keyed("t5", SPECIAL, unknown_token_id=0, add_eos_token=False, precompiled_charsmap=["a"]),
+    ("a charsmap of text", keyed("t5", CONTROLS, unknown_token_id=0, add_eos_token=False, precompiled_charsmap=["a"]),
      CorruptFile, 'precompiled_charsmap is "arr of str" of 1; it must be 5 to'),
     ("a template", bpe() | {"tokenizer.chat_template": value_of(3)}, CorruptFile, "tokenizer.chat_template is 3; it must be text"),
     ("a long template", bpe() | {"tokenizer.chat_template": value_of("x" * (1 << 20) + "x")}, CorruptFile, "more than 1,048,576 bytes"),

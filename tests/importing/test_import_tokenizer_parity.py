@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizer_making as making
 from settled import Comparison
 from token_strings import strings
+from tokenizer_making import CONTROL, NORMAL, PREFIX, USER_DEFINED, keyed, scored, value_of
 
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("llama_cpp")
 
-from exporting import tokenizer_making as making  # noqa: E402 (it imports tokenizers)
 from exporting.test_tokenizer_parity import cased, marked, spaced  # noqa: E402
 
-from importing.tokenizer_values import CONTROL, NORMAL, PREFIX, USER_DEFINED, keyed, scored, value_of, written  # noqa: E402
 from ropetool.files.gguf import Value, read_header  # noqa: E402
 from ropetool.gguf_import.tokenizer import tokenizer_files  # noqa: E402
 from ropetool.gguf_model.tokenizer import tokenizer_values  # noqa: E402
@@ -61,6 +61,14 @@ EXPECTED: Mapping[str, Callable[[str], bool]] = {
 def encoder(files: Mapping[str, str]) -> tuple[Any, Encode]:
     tokenizer = tokenizers.Tokenizer.from_str(files["tokenizer.json"])
     return tokenizer, lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def written(files: Mapping[str, str], folder: Path) -> Path:
+    """Write the files into the folder, and return it."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
 
 
 def added(tokenizer: Any) -> list[str]:
@@ -314,7 +322,11 @@ def test_pairs_are_joined_in_the_order_of_llama_cpp(kind: str, tmp_path: Path) -
 @pytest.mark.parametrize("merged", [True, False])
 @pytest.mark.parametrize("prefixed", [True, False])
 def test_a_unigram(prefixed: bool, merged: bool, tmp_path: Path) -> None:
-    pieces = [*making.unigram_pieces(), ("<|user|>", 0.0, CONTROL), ("[PAD2001]", -1e4, making.UNUSED)]
+    pieces = [
+        *making.unigram_pieces(),
+        ("<|user|>", 0.0, CONTROL),
+        ("[PAD2001]", -1e4, making.UNUSED),
+    ]
     ids = {"unknown_token_id": 2, "eos_token_id": 1}
     values = keyed("t5", pieces, add_space_prefix=prefixed, remove_extra_whitespaces=merged, **ids)
     assert different(values, tmp_path, strings(2000, ["</s>", "<|user|>", "<unk>"])) == []

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import models
 import numpy as np
 import pytest
-from exporting import family_models as models
-from exporting import maker
-from exporting.family_models import CONFIGS
-from making import run
+from configs import EXPORTED
+from running import run
 
 from ropetool import families
 from ropetool.checkpoint.gguf import GgufCheckpoint
@@ -25,7 +24,7 @@ from ropetool.gguf_import import import_gguf
 from ropetool.gguf_import.config import Described, described
 from ropetool.runtimes.llama_cpp import key_types
 
-FAMILIES = sorted(name for name in CONFIGS if families.get(name).alone)
+FAMILIES = sorted(name for name in EXPORTED if families.get(name).alone)
 AS = {"helium": "helium"}
 # Keys without effect at these values; at any other value import refuses them, unless the family reads them.
 HARMLESS: dict[str, Any] = {
@@ -63,7 +62,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
             folder = tmp_path_factory.mktemp(family)
             options: dict[str, Any] = {"allow_full_attention": True, "allow_unverified": True, "sidecars": False}
             source = models.write(folder / "source", family)
-            made[family] = GgufCheckpoint.open(maker.export(source, folder / "m.gguf", **options).output)
+            made[family] = GgufCheckpoint.open(models.export(source, folder / "m.gguf", **options).output)
         return made[family]
 
     return make

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import gguf
+import gguf_files
 import numpy as np
 import rotation_probe
 from rotation_probe import I32, SET_DATA, VOCABULARY, InitParams, Model, Watch
@@ -95,15 +95,7 @@ def write(made: Model, path: Path) -> Path:
     params.n_gpu_layers = 0
     read = base.gguf_init_from_file(str(keys).encode(), InitParams(True, None))
     lib.llama_model_free(rotation_probe._LOADED[2](read, fill, None, params))
-    writer = gguf.GGUFWriter(path, made.arch)
-    made.add_keys(writer)
-    for name, tensor in seen.tensors.items():
-        writer.add_tensor(name, tensor)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return gguf_files.write(path, made.arch, made.whole, seen.tensors)
 
 
 def outputs(path: Path, arch: str) -> np.ndarray:

@@ -25,7 +25,6 @@ TOWERS = ("Vision", "Audio", "Projector", "Vit", "ViT", "Resampler", "Embedder",
 PAIRS = 8  # those that turn fastest, whose size is told
 STILL = 3e-5  # of a channel's own size: what has moved less has not turned
 seen: list[dict[str, Any]] = []
-plain_attention = mx.fast.scaled_dot_product_attention
 
 
 def recorded(q: Any, k: Any, v: Any, *, scale: float, mask: Any = None, **_: Any) -> Any:

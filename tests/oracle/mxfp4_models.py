@@ -5,32 +5,21 @@ The numbers are by transformers, or by the gguf package.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import gguf
+import models
 import numpy as np
-from exporting import family_models, maker
+from models import Tensors
 
 QUANTIZATION = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 EXPERTS = "model.layers.{}.mlp.experts.{}"
-Tensors = dict[str, tuple[str, np.ndarray]]
 
 
 def read(path: Path) -> Tensors:
     """Return the tensors of a checkpoint with their types, BF16 as its bits."""
-    raw = (path / "model.safetensors").read_bytes()
-    start = 8 + int.from_bytes(raw[:8], "little")
-    kinds = {**maker.DTYPES, "U8": "u1"}
-    found = {}
-    for name, entry in json.loads(raw[8:start]).items():
-        if name == "__metadata__":
-            continue
-        begin, end = entry["data_offsets"]
-        values = np.frombuffer(raw[start + begin : start + end], kinds[entry["dtype"]]).reshape(entry["shape"])
-        found[name] = (entry["dtype"], values)
-    return found
+    return models.read_safetensors(path / "model.safetensors")
 
 
 def packed(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -42,7 +31,7 @@ def packed(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[np.ndarray
 
 def write(path: Path, dtype: str = "F32", changes: dict[str, Any] | None = None) -> Path:
     """Write a checkpoint with MXFP4 experts; dtype: that of everything else."""
-    family_models.write(path, "gpt_oss", changes)
+    models.write(path, "gpt_oss", changes)
     rng = np.random.default_rng(12)
     tensors: Tensors = {}
     for name, (kind, values) in read(path).items():
@@ -51,11 +40,9 @@ def write(path: Path, dtype: str = "F32", changes: dict[str, Any] | None = None)
             tensors |= {f"{name}_blocks": ("U8", codes), f"{name}_scales": ("U8", scales)}
         else:
             assert kind == "F32"
-            tensors[name] = (dtype, maker.stored(values, dtype))
-    maker.write_safetensors(path / "model.safetensors", tensors)
-    config = json.loads((path / "config.json").read_text())
-    maker.save(path / "config.json", {**config, "quantization_config": QUANTIZATION})
-    return path
+            tensors[name] = (dtype, models.stored(values, dtype))
+    models.write_safetensors(path / "model.safetensors", tensors)
+    return models.set_config(path, quantization_config=QUANTIZATION)
 
 
 def change(path: Path, **tensors: tuple[str, np.ndarray] | None) -> Path:
@@ -66,7 +53,7 @@ def change(path: Path, **tensors: tuple[str, np.ndarray] | None) -> Path:
         found.pop(place, None)
         if tensor is not None:
             found[place] = tensor
-    maker.write_safetensors(path / "model.safetensors", found)
+    models.write_safetensors(path / "model.safetensors", found)
     return path
 
 
@@ -93,7 +80,7 @@ def dequantised(path: Path) -> dict[str, np.ndarray]:
 
 
 def numbers(kind: str, shape: tuple[int, ...], raw: bytes) -> np.ndarray:
-    """Return the numbers of a tensor of a GGUF file, which `maker.tensors` has read, by the gguf package."""
+    """Return the numbers of a tensor of a GGUF file, which `gguf_files.tensors` has read, by the gguf package."""
     quantised = gguf.GGMLQuantizationType[kind]
     block, nbytes = gguf.GGML_QUANT_SIZES[quantised]
     rows = np.frombuffer(raw, np.uint8).reshape(-1, shape[0] // block * nbytes)

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 
 FIRST, COUNT, VOCABULARY = 700, 4, 128  # the position of the first token of a text, and how many follow each other
@@ -92,25 +91,18 @@ class Model:
 
     def write(self, path: Path, vectors: Mapping[str, int] | None = None) -> Path:
         """Write the keys, and the frequency vectors that llama.cpp made, by their lengths."""
-        writer = gguf.GGUFWriter(path, self.arch)
-        self.add_keys(writer)
-        for name, pairs in (vectors or {}).items():
-            writer.add_tensor(name, divisors(name, pairs))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return path
+        from gguf_files import write  # not on the path of the program
 
-    def add_keys(self, writer: gguf.GGUFWriter) -> None:
-        """Give the keys to a writer."""
-        writer.add_tokenizer_model("no_vocab")
-        for key, value in self.stated.items():
-            _add(writer, f"{self.arch}.{key}", value)
-        if self.arch == "apertus":  # the only keys without an architecture in front
-            for key in ("alpha_n", "alpha_p", "beta", "eps"):
-                writer.add_array(f"xielu.{key}", [1.0] * 2)
-        writer.add_uint32("tokenizer.ggml.token_type_count", 2)
+        return write(
+            path, self.arch, self.whole, {name: divisors(name, pairs) for name, pairs in (vectors or {}).items()}
+        )
+
+    @property
+    def whole(self) -> dict[str, Any]:
+        """All keys of a file, with those that have no architecture in front."""
+        own = {f"xielu.{key}": [1.0] * 2 for key in ("alpha_n", "alpha_p", "beta", "eps")}
+        more = own if self.arch == "apertus" else {}
+        return {"tokenizer.ggml.model": "no_vocab", **self.stated, **more, "tokenizer.ggml.token_type_count": 2}
 
     def _plain(self) -> dict[str, Any]:
         """Return the keys of test-llama-archs.cpp, for 256 channels in 2 heads unless the architecture wants others."""
@@ -223,19 +215,6 @@ OWN: dict[str, dict[str, Any]] = {
         "attention.indexer.key_length": 128,
     },
 }  # fmt: skip
-
-
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, list):
-        writer.add_array(key, value)
-    elif isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    else:
-        writer.add_float32(key, value)
 
 
 # --- the program

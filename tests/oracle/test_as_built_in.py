@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from making import config_of, run
+from models import config_of, copied, set_config
+from running import run
 
 import ropetool
 from ropetool.checkpoint.likeness import alike, misfit
@@ -42,15 +41,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def acme(llama: Path, tmp_path: Path) -> Path:
     """Return the same weights under a model_type of remote code, which stops whoever runs it."""
-    made = tmp_path / "acme"
-    shutil.copytree(llama, made)
-    _state(made, REMOTE)
+    made = copied(llama, tmp_path / "acme", **REMOTE)
     (made / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nraise SystemExit('remote code was run')\n")
     return made
-
-
-def _state(model: Path, values: dict[str, Any]) -> None:
-    (model / "config.json").write_text(json.dumps({**config_of(model), **values}))
 
 
 def test_the_refusal_names_the_class_and_the_option(acme: Path) -> None:
@@ -58,7 +51,7 @@ def test_the_refusal_names_the_class_and_the_option(acme: Path) -> None:
         ropetool.plan(acme, "yarn", factor=4)
     assert refused.value.try_.startswith("--as llama")
     assert any("--as llama" in note for note in inspection.inspect(acme).notes)
-    _state(acme, {"architectures": ["Qwen2ForCausalLM"]})
+    set_config(acme, architectures=["Qwen2ForCausalLM"])
     with pytest.raises(UnknownFamily, match="its class Qwen2ForCausalLM belongs to qwen2") as refused:
         ropetool.plan(acme, "yarn", factor=4)
     assert refused.value.try_.startswith("--as qwen2")
@@ -121,13 +114,13 @@ def test_a_class_that_does_not_fit_is_refused(acme: Path, as_type: str, error: t
 
 @pytest.mark.parametrize("own", ["llama", "llava", "bert"])
 def test_a_type_that_is_known_stays_what_it_is(acme: Path, own: str) -> None:
-    _state(acme, {"model_type": own})
+    set_config(acme, model_type=own)
     with pytest.raises(InvalidRope, match="is a known type"):
         ropetool.plan(acme, "yarn", factor=4, as_type="mistral")
 
 
 def test_another_name_of_a_family_becomes_that_family(tmp_path: Path) -> None:
-    from making import write_config
+    from models import write_config
 
     source = write_config(tmp_path / "m", {"model_type": "kimi_k2", "auto_map": {}, **LLAMA})
     plan = ropetool.plan(source, "yarn", factor=4, as_type="deepseek_v3")
@@ -145,13 +138,13 @@ def test_another_name_of_a_family_becomes_that_family(tmp_path: Path) -> None:
 def test_keys_that_are_not_where_the_class_looks_are_not_filled_in(
     acme: Path, change: dict[str, Any], says: str
 ) -> None:
-    _state(acme, change)
+    set_config(acme, **change)
     with pytest.raises(InvalidRope, match=says):
         ropetool.plan(acme, "yarn", factor=4, as_type="llama")
 
 
 def test_a_class_of_several_types_is_first_that_of_the_one_written_by_hand(acme: Path) -> None:
-    _state(acme, {"architectures": ["LlamaForCausalLM"]})
+    set_config(acme, architectures=["LlamaForCausalLM"])
     with pytest.raises(UnknownFamily) as refused:
         ropetool.plan(acme, "yarn", factor=4)
     assert refused.value.try_.startswith("--as llama")

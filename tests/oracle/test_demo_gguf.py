@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import models
 import pytest
-from exporting import maker
-from making import run
+from running import run
 from verifying import cut_texts, remember
 
 import ropetool
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     made = tmp_path_factory.mktemp("demo")
     shutil.copytree(DEMO, made / "model")
     ropetool.apply(ropetool.plan(made / "model", "yarn", factor=8), made / "model", made / "extended")
-    maker.export(made / "extended", made / "extended.gguf", outtype="f32", allow_unverified=True)
+    models.export(made / "extended", made / "extended.gguf", outtype="f32", allow_unverified=True)
     header = read_header(made / "extended.gguf")
     scaling = frozenset(key for key in header.values if ".rope.scaling." in key)
     assert scaling

@@ -6,18 +6,17 @@ no export, a forward pass in float64 that rotates by llama.cpp's formulas on the
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
+import configs
 import gguf_headers as headers
+import models
 import numpy as np
 import pytest
-from exporting import family_models as models
-from exporting import maker
 from gguf import GGUFValueType
-from gguf_models import HIDDEN, INNER, TRAINED, VOCABULARY, Tiny, llama_kept_bytes, llama_row_logits, numpy_logits
+from gguf_files import HIDDEN, INNER, TRAINED, VOCABULARY, Tiny
+from gguf_logits import llama_kept_bytes, llama_row_logits, numpy_logits
 
 import ropetool
 from ropetool.errors import InvalidRope, LossyExport
@@ -33,7 +32,7 @@ EXPORTED = {
     "ministral3": "mistral3", "qwen2_moe": "qwen2moe", "cohere": "command-r",
 }  # fmt: skip
 LONG = ("gemma3_text", "deepseek_v3")  # run up to four times the trained length
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": models.TRAINED}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": configs.TRAINED}
 KEYS = {"linear": {"rope_type": "linear", "factor": 4.0}, "yarn": YARN}
 
 
@@ -43,7 +42,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {}
     for number, family in enumerate(EXPORTED):
         made[family] = models.write(tmp_path_factory.mktemp("models") / f"model-{number}", family)
-        maker.export(made[family], made[family].with_suffix(".gguf"), outtype="f32")
+        models.export(made[family], made[family].with_suffix(".gguf"), outtype="f32")
     return made
 
 
@@ -51,18 +50,14 @@ def by_hand(source: Path, family: str, method: str, target: Path) -> Path:
     """Copy a checkpoint and write the scaled rope keys into its config."""
     from transformers import AutoConfig
 
-    shutil.copytree(source, target)
     loaded = AutoConfig.from_pretrained(source).rope_parameters
     keys = dict(KEYS[method])
     if family == "deepseek_v3":
         keys |= {"mscale": 1.0, "mscale_all_dim": 1.0} if method == "yarn" else {}
-    config: dict[str, Any] = json.loads((source / "config.json").read_text())
     nested = "full_attention" in loaded
     scaled = {**(loaded["full_attention"] if nested else loaded), **keys}
-    config["rope_parameters"] = {**loaded, "full_attention": scaled} if nested else scaled
-    config["max_position_embeddings"] = 4 * models.TRAINED
-    (target / "config.json").write_text(json.dumps(config))
-    return target
+    rope = {**loaded, "full_attention": scaled} if nested else scaled
+    return models.copied(source, target, rope_parameters=rope, max_position_embeddings=4 * configs.TRAINED)
 
 
 @pytest.mark.parametrize("method", KEYS)
@@ -74,7 +69,7 @@ def test_an_extended_file_computes_what_transformers_does(
     file = source.with_suffix(".gguf")
     assert inspection.inspect(file).model_type == EXPORTED[family]
     output = ropetool.apply(ropetool.plan(file, method, factor=4), file, tmp_path / "out.gguf").output
-    length = models.LENGTH if family in LONG else models.SHORT
+    length = configs.LENGTH if family in LONG else models.SHORT
     wanted = models.torch_logits(by_hand(source, family, method, tmp_path / "hf"), length)
     assert models.apart(wanted, models.llama_logits(output, length)) < TOLERANCE
     # What an extension that is ignored gives:
@@ -87,7 +82,7 @@ def test_the_cache_is_as_large_as_llama_cpp_keeps_it(family: str, sources: dict[
     file = sources[family].with_suffix(".gguf")
     if family == "deepseek_v3":  # in that of the fixture the latent is as wide as the decoupled key
         source = models.write(tmp_path / "model", family, {"kv_lora_rank": 48})
-        maker.export(source, file := tmp_path / "wide.gguf", outtype="f32")
+        models.export(source, file := tmp_path / "wide.gguf", outtype="f32")
     found = inspection.inspect(file)
     per_token = (llama_kept_bytes(file, range(1, 33)) - llama_kept_bytes(file, range(1, 17))) / 16
     assert per_token == 2 * found.cache_bytes(1) + 12 * len(found.kv_bytes)

@@ -6,15 +6,14 @@ and extend the GGUF file (llama.cpp).
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import configs
+import models
 import numpy as np
 import pytest
-from exporting import maker
 
 import ropetool
 from ropetool.errors import LossyExport
@@ -53,28 +52,20 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return a random float32 checkpoint of each family, with the demo's tokenizer, and its export beside it."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+
+    def draw(name: str, weight: torch.Tensor) -> None:
+        if "norm" not in name:
+            weight.normal_(0.0, 2.0 if "embed" in name else 0.12)
 
     demo = Path(ropetool.__file__).parent / "demo" / "model"
     made = {}
     for family in FAMILIES:
-        root = tmp_path_factory.mktemp(family)
-        source = root / "model"
-        source.mkdir()
+        source = tmp_path_factory.mktemp(family) / "model"
         data = {**configs.config(family, "v4"), "vocab_size": 2048, "bos_token_id": 0, "eos_token_id": 1}
-        (source / "config.json").write_text(json.dumps(data, indent=2) + "\n")
-        torch.manual_seed(11)
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source), dtype=torch.float32)
-        with torch.no_grad():
-            for name, weight in model.named_parameters():
-                if "norm" not in name:
-                    weight.normal_(0.0, 2.0 if "embed" in name else 0.12)
-        model.save_pretrained(root / "saved")
-        for file in (root / "saved").glob("*.safetensors"):
-            file.rename(source / file.name)
+        models.random_model(source, data, 11, draw)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(demo / name, source / name)
-        maker.export(source, root / "model.gguf", outtype="f32")
+        models.export(source, source.with_name("model.gguf"), outtype="f32")
         made[family] = source
     return made
 
@@ -112,10 +103,6 @@ def llama_logits(path: Path, length: int) -> np.ndarray:
         runner.close()
 
 
-def apart(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.abs(a - b).max() / np.abs(a).max())
-
-
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_both_formats_compute_the_same(family: str, cell: str, sources: dict[str, Path], tmp_path: Path) -> None:
@@ -129,14 +116,14 @@ def test_both_formats_compute_the_same(family: str, cell: str, sources: dict[str
     extended, direct, exported = tmp_path / "hf", tmp_path / "direct.gguf", tmp_path / "exported.gguf"
     ropetool.apply(ropetool.plan(source, method, factor=4, **options), source, extended)
     ropetool.apply(ropetool.plan(gguf, method, factor=4, **options), gguf, direct)
-    maker.export(extended, exported, outtype="f32", allow_unverified=True)
+    models.export(extended, exported, outtype="f32", allow_unverified=True)
     tables = [inspection.inspect(path).rope for path in (direct, exported)]
     assert tables[0].disagreement(tables[1]) == ""
     assert tables[0].max_position_embeddings == tables[1].max_position_embeddings
     wanted = torch_logits(extended, length_of(family))
-    assert apart(wanted, llama_logits(direct, length_of(family))) < TOLERANCE
+    assert models.apart(wanted, llama_logits(direct, length_of(family))) < TOLERANCE
     if family == "llama":
-        assert apart(wanted, llama_logits(exported, length_of(family))) < TOLERANCE
+        assert models.apart(wanted, llama_logits(exported, length_of(family))) < TOLERANCE
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -147,8 +134,8 @@ def test_an_extension_that_is_ignored_would_be_seen(family: str, sources: dict[s
     ropetool.apply(ropetool.plan(source, "yarn", factor=4, attention_factor=1.7), source, tmp_path / "hf")
     ropetool.apply(ropetool.plan(gguf, "yarn", factor=4), gguf, tmp_path / "dropped.gguf")
     wanted = torch_logits(tmp_path / "hf", length_of(family))
-    assert apart(wanted, llama_logits(gguf, length_of(family))) > 20 * TOLERANCE
-    assert apart(wanted, llama_logits(tmp_path / "dropped.gguf", length_of(family))) > 20 * TOLERANCE
+    assert models.apart(wanted, llama_logits(gguf, length_of(family))) > 20 * TOLERANCE
+    assert models.apart(wanted, llama_logits(tmp_path / "dropped.gguf", length_of(family))) > 20 * TOLERANCE
 
 
 def test_the_current_reading_of_a_llama3_file(sources: dict[str, Path], tmp_path: Path) -> None:
@@ -159,4 +146,4 @@ def test_the_current_reading_of_a_llama3_file(sources: dict[str, Path], tmp_path
         ropetool.apply(ropetool.plan(path, "llama3", factor=2), path, first)
     for path, second in ((tmp_path / "hf1", tmp_path / "hf2"), (tmp_path / "g1.gguf", tmp_path / "g2.gguf")):
         ropetool.apply(ropetool.plan(path, "yarn", factor=2, reading="current"), path, second)
-    assert apart(torch_logits(tmp_path / "hf2", SHORT), llama_logits(tmp_path / "g2.gguf", SHORT)) < TOLERANCE
+    assert models.apart(torch_logits(tmp_path / "hf2", SHORT), llama_logits(tmp_path / "g2.gguf", SHORT)) < TOLERANCE

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
+import gguf_files
 import gguf_headers
-import gguf_making
 import pytest
 from loading import script
 
@@ -95,7 +95,7 @@ def edited(base: Path, patches: list[Patch], folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2"])
 def test_what_is_refused_fails_and_what_is_taken_loads(arch: str, tmp_path: Path) -> None:
-    base = gguf_making.model(tmp_path / "base.gguf", arch)
+    base = gguf_files.model(tmp_path / "base.gguf", arch)
     cases = [(each, True) for each in (*REFUSED, *LOST)] + [(each, False) for each in TAKEN]
     patches = [patch(arch, *case) for case, _ in cases]
     before = GgufCheckpoint.open(base)
@@ -114,7 +114,7 @@ def test_the_types_are_those_that_decoding_goes_by(key: str) -> None:
 
 
 def test_every_key_that_all_models_load_is_refused_in_any_other_type(tmp_path: Path) -> None:
-    base = gguf_making.model(tmp_path / "base.gguf")
+    base = gguf_files.model(tmp_path / "base.gguf")
     before = GgufCheckpoint.open(base)
     keys = [archs.CAUSAL, archs.SCALING_TYPE, archs.FREQ_BASE, archs.FACTOR, archs.ATTN_FACTOR, archs.FINETUNED, archs.ALPHA,
             archs.DIMENSION_COUNT, archs.ORIGINAL_CONTEXT_LENGTH, archs.EXPERT_COUNT]  # fmt: skip
@@ -133,7 +133,7 @@ def test_every_key_that_all_models_load_is_refused_in_any_other_type(tmp_path: P
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma3", "hunyuan-dense", "nemotron", "phi3"])
 def test_a_file_that_loads_breaks_no_rule(arch: str, tmp_path: Path) -> None:
-    path = gguf_making.model(tmp_path / "a.gguf", arch)
+    path = gguf_files.model(tmp_path / "a.gguf", arch)
     assert outcomes("model", [path]) == [LOADS]
     assert key_rules.refusals(GgufCheckpoint.open(path)) == {}
 
@@ -186,7 +186,7 @@ def test_vocabularies_as_llama_cpp_takes_them(tmp_path: Path) -> None:
         "tokenizer.ggml.scores": Value.array(ValueType.F32, [0.0] * 7),
         "tokenizer.ggml.token_type": Value.array(ValueType.I32, [2, 3, 3, 1, 1, 1, 1]),
     }  # fmt: skip
-    made = gguf_making.model(tmp_path / "made.gguf")
+    made = gguf_files.model(tmp_path / "made.gguf")
     header = read_header(made)
     base = tmp_path / "base.gguf"
     write_patched(header, Patch(values), base)
@@ -206,7 +206,7 @@ def test_names_that_llama_cpp_does_not_know_are_refused_only_where_it_reads_them
         "tokenizer.ggml.merges": Value.array(ValueType.STR, ["a b"]),
     }  # fmt: skip
     base = tmp_path / "base.gguf"
-    write_patched(read_header(gguf_making.model(tmp_path / "made.gguf")), Patch(values), base)
+    write_patched(read_header(gguf_files.model(tmp_path / "made.gguf")), Patch(values), base)
     before = GgufCheckpoint.open(base)
     names = [*key_types.facts()["pretokenizers"], "qwen3", "llama-4"]
     patches = [patch("llama", "tokenizer.ggml.pre", "str", name) for name in names]

@@ -82,7 +82,6 @@ SIZES = {
     "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4,
     "max_position_embeddings": 512, "intermediate_size": 64,
 }  # fmt: skip
-FOUR = [FULL] * 4
 # Of each: the type, the keys, and a word of our sentence; all stop the class, but for those in SAYS_NOTHING.
 WRONG = [
     ("nemotron_h", {"hybrid_override_pattern": "MXZ"}, "one of"),

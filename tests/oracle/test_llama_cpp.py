@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGUFValueType
-from gguf_models import ARCHITECTURES, HEAD_DIM, KEY_TYPES, TARGET, TRAINED, Tiny, llama_logits, numpy_logits
+from gguf_files import ARCHITECTURES, HEAD_DIM, KEY_TYPES, TARGET, TRAINED, Tiny
+from gguf_logits import llama_logits, numpy_logits
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
@@ -318,10 +319,10 @@ STOPPED: dict[str, tuple[int, Tiny]] = {
     "type as a number": (FAILS, Tiny("qwen2", {archs.SCALING_TYPE: (GGUFValueType.UINT32, 2)})),
 }
 PROBE = """
-import pathlib, resource, sys, gguf_models
+import pathlib, resource, sys, gguf_logits
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 try:
-    gguf_models.llama_logits(pathlib.Path(sys.argv[1]))
+    gguf_logits.llama_logits(pathlib.Path(sys.argv[1]))
 except ValueError as error:
     print(error, file=sys.stderr)
     sys.exit(3)
@@ -335,7 +336,7 @@ def test_what_we_refuse_stops_llama_cpp(name: str, folder: Path) -> None:
     with pytest.raises(Refuses):
         decoded(path)
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, str(path)], cwd=Path(__file__).parent, capture_output=True, timeout=60, text=True,
+        [sys.executable, "-c", PROBE, str(path)], cwd=Path(__file__).parents[1], capture_output=True, timeout=60, text=True,
         env={**os.environ, "GGML_NO_BACKTRACE": "1"},
     )  # fmt: skip
     assert done.returncode == code, done.stderr

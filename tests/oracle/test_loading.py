@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gguf
+import gguf_files
 import loading_probe
 import pytest
 from rotation_probe import Model
@@ -52,9 +52,9 @@ def made(arch: str, folder: Path) -> Path:
     keys = Model(arch).write(folder / "keys.gguf")
     run("tensors", [keys])
     tensors: dict[str, Any] = json.loads(keys.with_suffix(".json").read_text())
-    writer = gguf.GGUFWriter(None, arch)
-    Model(arch).add_keys(writer)
-    return loading_probe.with_tensors(writer, tensors, folder / "model.gguf")
+    return loading_probe.with_tensors(
+        gguf_files.writer_of(None, arch, Model(arch).whole), tensors, folder / "model.gguf"
+    )
 
 
 def cases(source: GgufCheckpoint) -> dict[str, Patch]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,29 +9,23 @@ import configs
 import numpy as np
 import pytest
 import torch
+from models import random_model
 from transformers import AutoModelForCausalLM
 
 import ropetool
 from ropetool.verification.patching import patch
 
 
+def draw(name: str, weight: torch.Tensor) -> None:
+    if weight.ndim == 2:
+        weight.normal_(0.0, 0.15)
+    elif "norm" not in name:
+        weight.normal_(0.0, 0.05)
+
+
 def checkpoint(directory: Path, data: dict[str, Any]) -> Path:
     """Write a random checkpoint whose logits depend on every position: weights drawn with deviation 0.15."""
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(data, indent=2) + "\n")
-    torch.manual_seed(7)
-    from transformers import AutoConfig
-
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory))
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.ndim == 2:
-                weight.normal_(0.0, 0.15)
-            elif "norm" not in name:
-                weight.normal_(0.0, 0.05)
-    model.save_pretrained(directory / "saved")
-    for file in (directory / "saved").glob("*.safetensors"):
-        file.rename(directory / file.name)
+    random_model(directory, data, 7, draw)
     return directory
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import configs
 import pytest
+from models import write_config
 from probes import probe, v4_python
-from test_transformers import LENGTHS, assert_agrees, write
+from test_transformers import LENGTHS, assert_agrees
 
 import ropetool
 from ropetool.errors import ConfigError
@@ -72,7 +73,7 @@ AS_THE_PROGRAM: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("odd")
-    return {name: write(root / str(i), data) for i, (name, data) in enumerate(AS_THE_PROGRAM.items())}
+    return {name: write_config(root / str(i), data) for i, (name, data) in enumerate(AS_THE_PROGRAM.items())}
 
 
 @pytest.mark.parametrize("runtime", ["transformers", "transformers-v4"])
@@ -103,7 +104,7 @@ AS_TRANSFORMERS_5: dict[str, tuple[dict[str, Any], bool]] = {
 
 
 def test_windows_and_patterns_are_read_as_transformers_5_reads_them(tmp_path: Path) -> None:
-    sources = [write(tmp_path / str(i), data) for i, (data, _) in enumerate(AS_TRANSFORMERS_5.values())]
+    sources = [write_config(tmp_path / str(i), data) for i, (data, _) in enumerate(AS_TRANSFORMERS_5.values())]
     answers = probe([{"path": str(path), "lengths": LENGTHS} for path in sources])
     for (name, (_, loads)), path, answer in zip(AS_TRANSFORMERS_5.items(), sources, answers, strict=True):
         assert ("error" not in answer) == loads, name
@@ -125,7 +126,7 @@ IGNORED = {
 
 
 def test_what_the_program_ignores_in_silence_is_refused(tmp_path: Path) -> None:
-    sources = {name: write(tmp_path / str(i), data) for i, (name, (data, _)) in enumerate(IGNORED.items())}
+    sources = {name: write_config(tmp_path / str(i), data) for i, (name, (data, _)) in enumerate(IGNORED.items())}
     answers = probe([{"path": str(path), "lengths": [512]} for path in sources.values()])
     for (name, path), answer in zip(sources.items(), answers, strict=True):
         assert "error" not in answer, name
@@ -136,7 +137,10 @@ def test_what_the_program_ignores_in_silence_is_refused(tmp_path: Path) -> None:
 def test_a_partial_rotation_narrows_the_table_of_whole_heads(tmp_path: Path) -> None:
     """Unscaled it is ignored by transformers 5; otherwise the table no longer fits the head, and we say so."""
     partial = {**LLAMA, "partial_rotary_factor": 0.5}
-    unscaled, yarn = write(tmp_path / "a", partial), write(tmp_path / "b", {**partial, **LONGER, "rope_scaling": YARN})
+    unscaled, yarn = (
+        write_config(tmp_path / "a", partial),
+        write_config(tmp_path / "b", {**partial, **LONGER, "rope_scaling": YARN}),
+    )
     jobs = [{"path": str(path), "lengths": LENGTHS} for path in (unscaled, yarn)]
     new, old = probe(jobs), probe(jobs, v4_python())
     assert_agrees(new[0], unscaled, "transformers")
@@ -179,11 +183,11 @@ def test_sections_of_other_pairs_than_there_are_stop_the_class_and_are_refused(n
     text = {"model_type": "qwen2_vl_text", **sizes, "rope_scaling": {"type": "mrope", "mrope_section": sections}}
     with pytest.raises(ConfigError, match=says):
         ropetool.plan(
-            write(tmp_path / "wrong", {"model_type": "qwen2_vl", "text_config": text}), method="yarn", factor=4
+            write_config(tmp_path / "wrong", {"model_type": "qwen2_vl", "text_config": text}), method="yarn", factor=4
         )
     well = {**text, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
     assert ropetool.plan(
-        write(tmp_path / "well", {"model_type": "qwen2_vl", "text_config": well}), method="yarn", factor=4
+        write_config(tmp_path / "well", {"model_type": "qwen2_vl", "text_config": well}), method="yarn", factor=4
     ).edits
 
 
@@ -195,7 +199,7 @@ def test_a_share_of_the_head_as_text_is_refused_as_text(where: str, tmp_path: Pa
     config = (
         {**plain, **share} if where == "beside" else {**plain, "rope_parameters": {**plain["rope_parameters"], **share}}
     )
-    path = write(tmp_path / "share", config)
+    path = write_config(tmp_path / "share", config)
     assert "error" in probe([{"path": str(path), "lengths": [512]}])[0]
     with pytest.raises(ConfigError, match=r'"0\.25" is not a number') as error:
         inspection.inspect(path)
@@ -209,5 +213,5 @@ def test_a_number_of_layers_of_null_is_refused_by_the_key_that_states_it(tmp_pat
         "max_position_embeddings": 512, "rope_theta": 1e4,
     }  # fmt: skip
     with pytest.raises(ConfigError, match="null is not a whole number from 1 to") as error:
-        inspection.inspect(write(tmp_path / "exaone", config))
+        inspection.inspect(write_config(tmp_path / "exaone", config))
     assert (error.value.where or "").endswith(": num_layers")

@@ -15,7 +15,7 @@ from transformers.models.llama import modeling_llama
 from ropetool import families
 from ropetool.probing import facts, records
 
-probe_records = script("families/probe_records")
+probe_records = script("families/probe_records.py")
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(families.__file__).parent / "generated"
 # Of each mechanism one: plain, two bases, MLA, linear attention, no rotation on full layers, norm behind the rotation and

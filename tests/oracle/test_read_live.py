@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import transformers
+from models import write_config
 
 import ropetool
 from ropetool import families
@@ -43,9 +44,7 @@ def registered() -> Iterator[None]:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
-    return tmp_path / "model"
+    return write_config(tmp_path / "model", CONFIG)
 
 
 @pytest.mark.usefixtures("registered")
@@ -97,9 +96,7 @@ def test_an_unknown_wrapper_and_an_unknown_text_model_are_read_one_after_the_oth
     from transformers.models.auto import modeling_auto as auto
 
     monkeypatch.setitem(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "tomorrow", "TomorrowForCausalLM")
-    source = tmp_path / "model"
-    source.mkdir()
-    (source / "config.json").write_text(json.dumps({"model_type": wrapper, "text_config": CONFIG}))
+    source = write_config(tmp_path / "model", {"model_type": wrapper, "text_config": CONFIG})
     plan = ropetool.plan(source, "yarn", factor=4)
     assert {edit.path[0] for edit in plan.edits} == {"text_config"}
     noted = [note for note in inspection.inspect(source).notes if "ropetool has no data on" in note]

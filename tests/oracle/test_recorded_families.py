@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from models import write_config
 from probes import probe
 
 import ropetool
@@ -78,9 +79,7 @@ def write(directory: Path, data: dict[str, Any]) -> Path:
         around = families.wrapper_of(wrapper)
         assert around is not None
         data = {"model_type": wrapper, around.text: {**dict.fromkeys(around.needs, 512), **data}}
-    directory.mkdir(parents=True)
-    (directory / "config.json").write_text(json.dumps(data, indent=2))
-    return directory
+    return write_config(directory, data)
 
 
 @pytest.fixture(scope="module")

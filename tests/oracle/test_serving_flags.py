@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import gguf_models
+import gguf_logits
 import numpy as np
 import peers
 import pytest
-from gguf_models import TARGET, TRAINED, Tiny
+from gguf_files import TARGET, TRAINED, Tiny
 
 import ropetool
 from ropetool import families
@@ -117,9 +117,9 @@ def defaults(lib: Any, options: Mapping[str, str]) -> Iterator[None]:
 def reached(lib: Any, path: Path, options: Mapping[str, str]) -> tuple[np.ndarray, int]:
     """Return the logits of a file with these options, and the context that llama.cpp then gives the model."""
     with defaults(lib, options):
-        with gguf_models.context(path, int(options["-c"])) as opened:
+        with gguf_logits.context(path, int(options["-c"])) as opened:
             context = lib.llama_model_n_ctx_train(lib.llama_get_model(opened))
-        return gguf_models.llama_logits(path, int(options["-c"])), context
+        return gguf_logits.llama_logits(path, int(options["-c"])), context
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> float:
@@ -150,7 +150,7 @@ PLANS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", PLANS)
 def test_llama_cpp_computes_the_same_with_options_as_from_the_written_file(case: str, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
-    lib = gguf_models.library()
+    lib = gguf_logits.library()
     arch, keys, method, more = PLANS[case]
     source = Tiny(arch, {"context_length": TRAINED, **keys}).write(tmp_path / "source.gguf")
     made = ropetool.plan(source, method, target_length=TARGET, **more)
@@ -158,7 +158,7 @@ def test_llama_cpp_computes_the_same_with_options_as_from_the_written_file(case:
     options = options_of(line)
     output = tmp_path / "output.gguf"
     ropetool.apply(made, source, output)
-    wanted = gguf_models.llama_logits(output, TARGET)
+    wanted = gguf_logits.llama_logits(output, TARGET)
     found, context = reached(lib, source, options)
     assert context >= TARGET  # llama-server gives a request no more than this
     assert difference(found, wanted) < 1e-5
@@ -174,11 +174,11 @@ def test_llama_cpp_computes_the_same_with_options_as_from_the_written_file(case:
 def test_a_yarn_scale_that_is_not_the_files_sets_the_context(tmp_path: Path) -> None:
     """In float32, and cut to a whole number: 512 / (1 / 1.625f) is 831, so such a plan is said by --override-kv."""
     pytest.importorskip("llama_cpp")
-    lib = gguf_models.library()
+    lib = gguf_logits.library()
     source = Tiny("qwen2", {"context_length": TRAINED}).write(tmp_path / "source.gguf")
     options = {"-c": "832", "--rope-scaling": "yarn", "--rope-scale": "1.625", "--yarn-orig-ctx": "512"}
-    with defaults(lib, options), gguf_models.context(source, 832) as opened:
+    with defaults(lib, options), gguf_logits.context(source, 832) as opened:
         assert lib.llama_model_n_ctx_train(lib.llama_get_model(opened)) == 831
     line = flags.flag_lines(ropetool.plan(source, "yarn", target_length=832), source)[0]
-    with defaults(lib, options_of(line)), gguf_models.context(source, 832) as opened:
+    with defaults(lib, options_of(line)), gguf_logits.context(source, 832) as opened:
         assert lib.llama_model_n_ctx_train(lib.llama_get_model(opened)) == 832

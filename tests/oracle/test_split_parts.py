@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import converter
+import gguf_files
+import models
 import pytest
-from exporting import maker
-from gguf_reading import GGUFReader
+from gguf_files import GGUFReader
 
 CHANGES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -28,14 +29,12 @@ pytestmark = converter.needs_tokenizer_too
 
 def write_source(path: Path) -> Path:
     """Write a checkpoint with each tensor in a file of its own: the stock converter sorts those of one file."""
-    source = maker.checkpoint(path, dtype="BF16", **CHANGES)
+    source = models.checkpoint(path, dtype="BF16", **CHANGES)
     (source / "model.safetensors").unlink()
-    tensors = maker.weights({**maker.CONFIGS["llama"], **CHANGES}, "BF16")
+    tensors = models.weights({**models.BY_HAND["llama"], **CHANGES}, "BF16")
     tensors["model.norm.weight"] = tensors.pop("model.norm.weight")  # last, as in the output
     places = {name: f"model-{at:05}-of-{len(tensors):05}.safetensors" for at, name in enumerate(tensors, 1)}
-    for name, file in places.items():
-        maker.write_safetensors(source / file, {name: tensors[name]})
-    maker.save(source / "model.safetensors.index.json", {"metadata": {}, "weight_map": places})
+    models.write_shards(source, tensors, places)
     converter.copy_tokenizer(source)
     return source
 
@@ -59,7 +58,7 @@ def stock(source: Path, limit: str) -> list[Path]:
 
 def our(source: Path, output: Path, option: str, value: str) -> list[Path]:
     limit = {"split_max_size": value} if option == "--split-max-size" else {"split_max_tensors": int(value)}
-    result = maker.export(source, output, **limit)
+    result = models.export(source, output, **limit)
     found = sorted(output.parent.glob("our-0*.gguf"))
     assert result.output == found[0]
     return found
@@ -80,9 +79,9 @@ def test_the_parts_are_the_stock_converters(option: str, value: str, count: int,
     assert [path.name for path in found] == [re.sub("^stock", "our", path.name) for path in expected]
     read = [[GGUFReader(path) for path in paths] for paths in (found, expected)]  # seconds for a vocabulary
     for ours, theirs in zip(*read, strict=True):
-        assert list(maker.tensors(ours).items()) == list(maker.tensors(theirs).items())
+        assert list(gguf_files.tensors(ours).items()) == list(gguf_files.tensors(theirs).items())
         assert types(ours) == types(theirs)
-    stated = [[maker.keys(reader) for reader in readers] for readers in read]
+    stated = [[gguf_files.keys(reader) for reader in readers] for readers in read]
     for key in OWN_KEYS:
         stated[0][0].pop(key)
     assert stated[0] == stated[1]

@@ -6,7 +6,6 @@ tokenizers of published models, the only ones that the converter takes.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,13 +15,14 @@ from typing import Any
 
 import configs
 import converter
+import models
 import numpy as np
 import pytest
 import torch
-from exporting import maker
 from settled import Comparison
 from token_strings import compared, letters, strings
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizer_making import SPECIAL, trained_on_strings
+from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.gguf_model.shapes import Permutation
@@ -41,24 +41,17 @@ FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
 
 def write_model(path: Path, config: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
     """Write a random checkpoint through transformers, whose logits depend on every position; return the model."""
-    from transformers import AutoConfig, AutoModelForCausalLM
 
-    path.mkdir(parents=True)
-    (path / "config.json").write_text(json.dumps(config))
-    torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path)).to(dtype)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "norm" in name:
-                weight.uniform_(0.8, 1.2)
-            elif "embed" in name:  # attention alone would make much of the last bits of float32 angles
-                weight.normal_(0.0, 2.0)
-            else:
-                weight.normal_(0.0, 0.12 if weight.ndim > 1 else 0.05)
-    model.save_pretrained(path / "saved")
-    for file in (path / "saved").glob("*.safetensors"):
-        file.rename(path / file.name)
-    shutil.rmtree(path / "saved")
+    def draw(name: str, weight: torch.Tensor) -> None:
+        if "norm" in name:
+            weight.uniform_(0.8, 1.2)
+        elif "embed" in name:  # attention alone would make much of the last bits of float32 angles
+            weight.normal_(0.0, 2.0)
+        else:
+            weight.normal_(0.0, 0.12 if weight.ndim > 1 else 0.05)
+
+    model = models.random_model(path, config, 7, draw, dtype)
+    models.save(path / "config.json", config)
     return model
 
 
@@ -164,7 +157,7 @@ def test_the_file_is_the_stock_converters(
     name: str, sources: Path, stock: Callable[[str], Path], tmp_path: Path
 ) -> None:
     source, ours = sources / name / "tiny-model", tmp_path / "ours.gguf"
-    result = maker.export(source, ours, outtype=CASES[name].outtype, allow_full_attention=True)
+    result = models.export(source, ours, outtype=CASES[name].outtype, allow_full_attention=True)
     made = converter.compared(name, source, ours)
     if made.settled:
         return
@@ -182,7 +175,7 @@ def test_rows_left_in_place_differ_from_the_stock_file(
 ) -> None:
     monkeypatch.setattr(Permutation, "apply", lambda turn, elements: elements)
     source, ours = sources / "llama f32" / "tiny-model", tmp_path / "ours.gguf"
-    maker.export(source, ours)
+    models.export(source, ours)
     made = converter.compared("rows left in place", source, ours)
     if made.settled:
         return
@@ -201,7 +194,6 @@ STRUCTURES = {
     "gpt-2": (None, False),
     "smollm": (DIGITS, False),
 }
-SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|im_start|>", "<tool_call>"]
 
 
 # Where digits are not merged, as in qwen2's vocabularies, splitting by one or by three makes no difference.
@@ -212,42 +204,28 @@ MISTAKEN = {
 
 
 def trained(name: str) -> Tokenizer:
-    """Return a tokenizer with merges of its own, trained on other strings of the kind that it is tested with."""
     split, ignore_merges = STRUCTURES[name]
-    tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
     spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=name in ("gpt-2", "smollm"))
-    tokenizer.pre_tokenizer = spelled if split is None else pre_tokenizers.Sequence([split, spelled])
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=3000, special_tokens=SPECIAL[:2], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(strings(4000, [" ", "the"], seed=1), trainer)
-    tokenizer.add_special_tokens(SPECIAL[2:3])
-    tokenizer.add_tokens(SPECIAL[3:])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{SPECIAL[0]} $A", special_tokens=[(SPECIAL[0], 0)]
-    )
-    return tokenizer
+    return trained_on_strings(spelled if split is None else pre_tokenizers.Sequence([split, spelled]), ignore_merges)
 
 
 @pytest.fixture(scope="module", params=[*STRUCTURES, *(f"published {name}" for name in REAL_NAMES)])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Tokenizer, Path]]:
     """A tokenizer, and the GGUF file that its export makes."""
     name = request.param
-    source = maker.checkpoint(tmp_path_factory.mktemp("tokens") / "model", hidden_size=8, num_hidden_layers=1)
+    source = models.checkpoint(tmp_path_factory.mktemp("tokens") / "model", hidden_size=8, num_hidden_layers=1)
     if name.startswith("published "):
         for file in (REAL / name.removeprefix("published ")).iterdir():
             shutil.copyfile(file, source / file.name)
     else:
         trained(name).save(str(source / "tokenizer.json"))
-        maker.save(source / "tokenizer_config.json", {"bos_token": SPECIAL[0], "eos_token": SPECIAL[1]})
+        models.save(source / "tokenizer_config.json", {"bos_token": SPECIAL[0], "eos_token": SPECIAL[1]})
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
-    config = {**maker.CONFIGS["llama"], "hidden_size": 8, "num_hidden_layers": 1}
+    config = {**models.BY_HAND["llama"], "hidden_size": 8, "num_hidden_layers": 1}
     config["vocab_size"] = tokenizer.get_vocab_size() + 5
-    maker.save(source / "config.json", config)
-    maker.write_safetensors(source / "model.safetensors", maker.weights(config, "BF16"))
-    path = maker.export(source).output
+    models.save(source / "config.json", config)
+    models.write_safetensors(source / "model.safetensors", models.weights(config, "BF16"))
+    path = models.export(source).output
     assert pre_of(path) == name.removeprefix("published ")
     yield tokenizer, path
     shutil.rmtree(source.parent)
@@ -367,7 +345,7 @@ def test_logits_are_those_of_transformers(
         found = np.concatenate([piece.copy() for _, piece in runner(path).logits(tokens[0].tolist())])
         return float(np.abs(found - wanted).max() / np.abs(wanted).max())
 
-    path = maker.export(source, tmp_path / "x.gguf").output
+    path = models.export(source, tmp_path / "x.gguf").output
     assert error(path) < TOLERANCE
     for number, defect in enumerate(defects(path)):
         write_patched(read_header(path), defect, tmp_path / f"{number}.gguf")

@@ -11,10 +11,10 @@ import os
 import sys
 from pathlib import Path
 
+import configs
 import converter
+import models
 import pytest
-from exporting import family_models as models
-from exporting import maker
 
 from ropetool.files.gguf import Value, read_header
 
@@ -108,7 +108,7 @@ THEIRS = {
 # The converter does not know these classes; of some it knows one that computes the same, or their wrapper's.
 UNKNOWN = ("helium",)
 ALIKE = {"ministral": "MistralForCausalLM", "mistral4": "Mistral3ForConditionalGeneration"}
-CONVERTED = [family for family in models.CONFIGS if family not in UNKNOWN]
+CONVERTED = [family for family in configs.EXPORTED if family not in UNKNOWN]
 # The converter cuts rows off the embedding that its tokenizer has no token for; here they stay, as padding.
 CUT = {"gemma3_text": "token_embd.weight", "gemma3": "token_embd.weight", "gemma4_text": "token_embd.weight"}
 
@@ -146,7 +146,7 @@ def test_the_file_is_the_stock_converters(family: str, converted: Path, tmp_path
     stock = converted / family / "stock.gguf"
     if not stock.is_file():
         pytest.skip("ROPETOOL_V4_PYTHON names no interpreter with transformers 4.57")
-    result = maker.export(converted / family / "tiny-model", tmp_path / "ours.gguf", outtype="f32")
+    result = models.export(converted / family / "tiny-model", tmp_path / "ours.gguf", outtype="f32")
     found, wanted = keys_of(result.output, result.arch), keys_of(stock, result.arch)
     assert found.keys() - wanted.keys() <= STATED.keys() | OURS.get(family, set())
     assert wanted.keys() - found.keys() == THEIRS.get(family, set())

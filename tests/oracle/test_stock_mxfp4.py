@@ -9,10 +9,11 @@ import json
 from pathlib import Path
 
 import converter
+import gguf_files
+import models
 import mxfp4_models
 import numpy as np
 import pytest
-from exporting import maker
 
 from ropetool.gguf_export import export_checkpoint
 from ropetool.gguf_model import mxfp4
@@ -38,7 +39,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stock")
     source = mxfp4_models.write(folder / "model", "BF16")
     config = json.loads((source / "config.json").read_text())
-    maker.save(source / "config.json", {**config, "architectures": ["GptOssForCausalLM"], "torch_dtype": "bfloat16"})
+    models.save(source / "config.json", {**config, "architectures": ["GptOssForCausalLM"], "torch_dtype": "bfloat16"})
     converter.run(folder, RUN, converter.CONVERTER, source, folder, *OUTTYPES)
     return source
 
@@ -47,11 +48,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_tensors_are_the_stock_converters(outtype: str, source: Path, tmp_path: Path) -> None:
     stock = source.with_name(f"{outtype}.gguf")
     result = export_checkpoint(source, tmp_path / "x.gguf", outtype=outtype)
-    found, expected = maker.tensors(result.output), maker.tensors(stock)
+    found, expected = gguf_files.tensors(result.output), gguf_files.tensors(stock)
     assert found.keys() == expected.keys()
     assert [name for name in found if found[name] != expected[name]] == []
     assert sum(kind == "MXFP4" for kind, _, _ in found.values()) == 6
-    assert maker.keys(result.output)["general.file_type"] == maker.keys(stock)["general.file_type"]
+    assert gguf_files.keys(result.output)["general.file_type"] == gguf_files.keys(stock)["general.file_type"]
 
 
 def test_a_scale_that_is_one_off_would_be_seen(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,8 +62,8 @@ def test_a_scale_that_is_one_off_would_be_seen(source: Path, tmp_path: Path, mon
         return right(codes, bytes([scales[0] + 1, *scales[1:]]), *rest)
 
     monkeypatch.setattr(mxfp4, "blocks", off)
-    found = maker.tensors(export_checkpoint(source, tmp_path / "x.gguf").output)
-    expected = maker.tensors(source.with_name("auto.gguf"))
+    found = gguf_files.tensors(export_checkpoint(source, tmp_path / "x.gguf").output)
+    expected = gguf_files.tensors(source.with_name("auto.gguf"))
     assert [name for name in found if found[name] != expected[name]] == [
         f"blk.{layer}.ffn_{name}_exps.weight" for layer in (0, 1) for name in ("gate", "down")
     ]  # the first row belongs to the gate

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import converter
+import models
 import numpy as np
 import pytest
-from exporting import maker
 
 from ropetool.gguf_model import chunks
 
@@ -25,8 +25,8 @@ pytestmark = converter.needs_tokenizer_too
 
 def write_source(path: Path, dtype: str, *, fp8: bool = False) -> Path:
     rng = np.random.default_rng(9)
-    source = maker.checkpoint(path, dtype=dtype, **CHANGES, **({"quantization_config": FP8} if fp8 else {}))
-    tensors = maker.weights({**maker.CONFIGS["llama"], **CHANGES}, dtype)
+    source = models.checkpoint(path, dtype=dtype, **CHANGES, **({"quantization_config": FP8} if fp8 else {}))
+    tensors = models.weights({**models.BY_HAND["llama"], **CHANGES}, dtype)
     for name, (_, values) in list(tensors.items()):
         if fp8 and "layers" in name and values.ndim == 2:
             height, width = values.shape
@@ -35,7 +35,7 @@ def write_source(path: Path, dtype: str, *, fp8: bool = False) -> Path:
             tensors[name] = ("F8_E4M3", codes)
             scales = rng.uniform(1e-3, 2e-3, (-(-height // 48), -(-width // 80))).astype(np.float32)
             tensors[f"{name}_scale_inv"] = ("F32", scales)
-    maker.write_safetensors(source / "model.safetensors", tensors)
+    models.write_safetensors(source / "model.safetensors", tensors)
     converter.copy_tokenizer(source)
     return source
 
@@ -63,7 +63,7 @@ def stock(folder: Path, kind: str, outtype: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("kind", "outtype"), CASES)
 def test_the_tensors_are_the_stock_converters(kind: str, outtype: str, folder: Path, tmp_path: Path) -> None:
-    ours = maker.export(folder / kind, tmp_path / "x.gguf", outtype=outtype).output
+    ours = models.export(folder / kind, tmp_path / "x.gguf", outtype=outtype).output
     found = converter.tensors(ours)
     made = converter.compared(f"{kind} as {outtype}", folder / kind, ours)
     if not made.settled:
@@ -79,7 +79,7 @@ def test_scales_of_the_wrong_rows_would_be_seen(folder: Path, tmp_path: Path, mo
     right = chunks.fp8.weights
     monkeypatch.setattr(chunks.fp8, "weights", lambda rows, first, *rest: right(rows, max(0, first - 1), *rest))
     monkeypatch.setattr("ropetool.gguf_model.streaming.CHUNK", 5000)
-    ours = maker.export(folder / "FP8", tmp_path / "x.gguf", outtype="f16").output
+    ours = models.export(folder / "FP8", tmp_path / "x.gguf", outtype="f16").output
     made = converter.compared("scales of the wrong rows", folder / "FP8", ours)
     if made.settled:
         return

@@ -16,6 +16,7 @@ from typing import Any
 import configs
 import numpy as np
 import pytest
+from models import write_config
 from probes import PROBE, probe, v4_python
 from settled import Comparison
 
@@ -74,12 +75,6 @@ def refusal(family: str, style: str, cell: str) -> str:
     return next((REFUSED[key] for key in tried if key in REFUSED), "")
 
 
-def write(directory: Path, data: Mapping[str, Any]) -> Path:
-    directory.mkdir(parents=True)
-    (directory / "config.json").write_text(json.dumps(data, indent=2) + "\n")
-    return directory
-
-
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, str], Path]:
     """Return the extended config directories by family, style and cell."""
@@ -87,7 +82,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, st
     written = {}
     for family in ALL_FAMILIES:
         for style in STYLES:
-            source = write(root / f"{family}-{style}", configs.config(family, "v4" if style == "v4" else "v5"))
+            source = write_config(root / f"{family}-{style}", configs.config(family, "v4" if style == "v4" else "v5"))
             if family == "olmo3" and style != "v5":
                 data = json.loads((source / "config.json").read_text())
                 if "rope_parameters" in data:
@@ -251,8 +246,11 @@ def test_a_context_written_by_hand_changes_the_real_module(outputs: Any, answers
     data = json.loads((outputs["phi3", "v4", "longrope"] / "config.json").read_text())
     for key in ("factor", "attention_factor"):
         data["rope_scaling"].pop(key, None)
-    plain = {"path": str(write(tmp_path / "plain", data)), "lengths": LENGTHS}
-    longer = {"path": str(write(tmp_path / "longer", {**data, "max_position_embeddings": 16384})), "lengths": LENGTHS}
+    plain = {"path": str(write_config(tmp_path / "plain", data)), "lengths": LENGTHS}
+    longer = {
+        "path": str(write_config(tmp_path / "longer", {**data, "max_position_embeddings": 16384})),
+        "lengths": LENGTHS,
+    }
     before, after = probe([plain, longer])
     assert before["layers"] != after["layers"]
     plan = ropetool.plan(tmp_path / "plain", "length", target_length=16384)
@@ -265,7 +263,7 @@ def test_every_family_is_asked() -> None:
 
 
 def test_mistral4_is_extended_from_its_original_length(tmp_path: Path) -> None:
-    source = write(tmp_path / "mistral4", MISTRAL_4)
+    source = write_config(tmp_path / "mistral4", MISTRAL_4)
     jobs, targets = [], []
     for name, style in (("yarn", "v5"), ("yarn", "both"), ("ntk-by-parts", "v5"), ("longrope", "v5")):
         params = {"params": {"long_factor": LISTS["long_factor"]}} if name == "longrope" else {}
@@ -294,7 +292,7 @@ def test_a_planted_defect_is_seen_by_the_real_module(defect: str, outputs: Any, 
     intact = outputs["llama", style, cell]
     data = json.loads((intact / "config.json").read_text())
     change(data["rope_scaling" if style == "v4" else "rope_parameters"])
-    broken = write(tmp_path / "broken", data)
+    broken = write_config(tmp_path / "broken", data)
     answer = probe([{"path": str(broken), "lengths": LENGTHS}])[0]
     with pytest.raises(AssertionError):
         assert_agrees(answer, intact, "transformers")
@@ -309,7 +307,7 @@ def test_type_and_rope_type_that_differ_are_read_differently_and_refused(tmp_pat
         "factor": 4.0,
         "original_max_position_embeddings": 512,
     }
-    source = write(tmp_path / "model", data)
+    source = write_config(tmp_path / "model", data)
     job = [{"path": str(source), "lengths": [512]}]
     new, old = probe(job)[0], probe(job, v4_python())[0]
     assert new["layers"]["full_attention"][0]["attention_factor"] == pytest.approx(1.1386, abs=1e-4)
@@ -374,7 +372,7 @@ def test_real_configs_in_every_method(tmp_path: Path) -> None:
     """Each real config of a known family, as it is and extended by every method, is read by transformers 5 as we say."""
     targets = []
     for name in sorted(REAL_FAMILIES):
-        source = write(tmp_path / name, json.loads((REAL / f"{name}.json").read_text()))
+        source = write_config(tmp_path / name, json.loads((REAL / f"{name}.json").read_text()))
         targets.append(source)
         for method, options in real_cells(source):
             targets.append(extend_any(source, method, options, tmp_path / f"{name}-{method}"))
@@ -399,7 +397,7 @@ def extend_any(source: Path, method: str, options: dict[str, Any], target: Path)
 
 
 def test_nested_style_of_the_published_olmo_3(tmp_path: Path) -> None:
-    source = write(tmp_path / "olmo3", OLMO_3)
+    source = write_config(tmp_path / "olmo3", OLMO_3)
     jobs, targets = [], []
     for style in ("v4", "v5", "both"):
         plan = ropetool.plan(source, "yarn", factor=16, reading="original", config_style=style)
@@ -419,7 +417,7 @@ def test_all_real_configs_survive_inspect(tmp_path: Path) -> None:
     names = sorted(path.stem for path in REAL.glob("*.json"))
     assert len(names) >= 30
     for name in names:
-        source = write(tmp_path / name, json.loads((REAL / f"{name}.json").read_text()))
+        source = write_config(tmp_path / name, json.loads((REAL / f"{name}.json").read_text()))
         found = inspection.inspect(source)
         data = inspection_json(found, 262144)
         json.dumps(data, allow_nan=False)
@@ -432,7 +430,7 @@ def test_all_real_configs_survive_inspect(tmp_path: Path) -> None:
 def test_all_real_configs_are_planned_or_told_why_not(tmp_path: Path) -> None:
     refused = {}
     for path in sorted(REAL.glob("*.json")):
-        source = write(tmp_path / path.stem, json.loads(path.read_text()))
+        source = write_config(tmp_path / path.stem, json.loads(path.read_text()))
         try:
             found = inspection.inspect(source).rope
             scaled = found is not None and found.entries["full_attention"].rope_type != "default"
@@ -465,7 +463,7 @@ def test_current_reading_of_scaled_sources(tmp_path: Path) -> None:
             "max_position_embeddings": 2048,
             "rope_scaling": {"rope_type": rope_type, **keys},
         }
-        source = write(tmp_path / rope_type, data)
+        source = write_config(tmp_path / rope_type, data)
         for method in ("yarn", "ntk", "linear", "llama3"):
             plan = ropetool.plan(
                 source, method, factor=2, reading="current", for_runtimes=["transformers", "transformers-v4"]
@@ -481,6 +479,6 @@ def test_current_reading_of_scaled_sources(tmp_path: Path) -> None:
 
 def test_what_cannot_be_held_is_refused(tmp_path: Path) -> None:
     """transformers 4.57 has one base for both kinds of olmo3 layers, so different ones cannot be written for it."""
-    source = write(tmp_path / "olmo3", configs.config("olmo3", "v5"))
+    source = write_config(tmp_path / "olmo3", configs.config("olmo3", "v5"))
     with pytest.raises(LossyExport, match="sliding_attention"):
         ropetool.plan(source, "yarn", factor=4, config_style="both", for_runtimes=["transformers", "transformers-v4"])

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from making import write_config
+from models import write_config
 
 import ropetool
 from ropetool import families

@@ -9,8 +9,8 @@ from typing import Any
 
 import peers
 import pytest
-from gguf_models import TRAINED, Tiny
-from making import write_config
+from gguf_files import TRAINED, Tiny
+from models import write_config
 
 import ropetool
 from ropetool import families, runtimes

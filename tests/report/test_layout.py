@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from making import run
+from running import run
 
 import ropetool
 from ropetool.files.counting import byte_size

@@ -65,8 +65,8 @@ class Bench:
 
 def _watched(stage: Stage, decide: tracing.Decide) -> tuple[Ended, list[Step]]:
     output = Output()
-    work = body(stage.scene.arguments, stage.place, output)
-    done = tracing.traced(work, stage.place, _without_exchange(decide) if stage.scene.no_exchange else decide)
+    work = body(stage.scene.arguments, stage.place, output, stage.prepare)
+    done = tracing.traced(work, stage.place, _without_exchange(decide) if stage.without_exchange else decide)
     return Ended(os.waitstatus_to_exitcode(done.status), output.text()), done.steps
 
 
@@ -87,22 +87,22 @@ def steps(stage: Stage) -> list[Step]:
 # --- kills
 
 
-def kill_at(stage: Stage, at: int) -> str:
+def kill_at(stage: Stage, at: int, judge: Callable[[Stage], str] | None = None) -> str:
     """Kill the command before its step of that number, and judge; the end of one step is the start of the next."""
     ended, met = _watched(stage, lambda number, step: Kill() if number == at else None)
     if len(met) < at:
         return "" if ended.code == 0 else f"exit code {ended.code} undisturbed"
-    return _named(f"killed before {met[-1]}", _after_kill(stage))
+    return _named(f"killed before {met[-1]}", (judge or _after_kill)(stage))
 
 
-def kill_later(stage: Stage, rng: random.Random) -> str:
+def kill_later(stage: Stage, rng: random.Random, judge: Callable[[Stage], str] | None = None) -> str:
     """Kill the command after a random time, and judge."""
     pause = rng.random() * _duration(stage)
-    running = start(stage.scene.arguments, stage.place)
+    running = start(stage.scene.arguments, stage.place, stage.prepare)
     time.sleep(pause)
     os.kill(running.process, signal.SIGKILL)
     running.finish()
-    return _after_kill(stage)
+    return (judge or _after_kill)(stage)
 
 
 def _after_kill(stage: Stage) -> str:
@@ -130,7 +130,7 @@ def _duration(stage: Stage) -> float:
     name = stage.scene.name
     if name not in _durations:
         begun = time.monotonic()
-        run(stage.scene.arguments, stage.place).expect(0)
+        run(stage.scene.arguments, stage.place, stage.prepare).expect(0)
         _durations[name] = time.monotonic() - begun
         stage.reset()
     return _durations[name]
@@ -143,12 +143,12 @@ def _named(what: str, problem: str) -> str:
 # --- signals
 
 
-def signal_at(stage: Stage, at: int, number: int) -> str:
+def signal_at(stage: Stage, at: int, number: int, judge: Callable[[Stage, Ended, int], str] | None = None) -> str:
     """Send a signal before a step, and judge: the exit code says which, and nothing is left."""
     ended, met = _watched(stage, lambda met, step: Send(number) if met == at else None)
     if len(met) < at:
         return "" if ended.code == 0 else f"exit code {ended.code} undisturbed"
-    return _named(f"{signal.Signals(number).name} before {met[at - 1]}", _after_signal(stage, ended, number))
+    return _named(f"{signal.Signals(number).name} before {met[at - 1]}", (judge or _after_signal)(stage, ended, number))
 
 
 def signal_later(stage: Stage, number: int, rng: random.Random) -> str:
@@ -206,7 +206,7 @@ def race(stage: Stage, rng: random.Random) -> str:
 # --- disks
 
 
-def refuse_at(stage: Stage, at: int, number: int) -> str:
+def refuse_at(stage: Stage, at: int, number: int, judge: Callable[[Stage, Ended], str] | None = None) -> str:
     """Have a step fail as on a full or broken disk, and judge: a clean refusal, nothing left."""
 
     def decide(met: int, step: Step) -> Decision:
@@ -215,7 +215,7 @@ def refuse_at(stage: Stage, at: int, number: int) -> str:
     ended, met = _watched(stage, decide)
     if len(met) < at:
         return ""
-    return _named(f"{errno.errorcode[number]} at {met[at - 1]}", _after_refusal(stage, ended))
+    return _named(f"{errno.errorcode[number]} at {met[at - 1]}", (judge or _after_refusal)(stage, ended))
 
 
 def _after_refusal(stage: Stage, ended: Ended) -> str:

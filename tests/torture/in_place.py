@@ -5,17 +5,16 @@ Where the folder's file system inserts ranges (ext4, xfs), an edit does; on othe
 
 from __future__ import annotations
 
-import errno
-import os
 import random
 import signal
 import time
 from collections.abc import Callable
 
 from torture import disturbing, judging, tracing
-from torture.commands import Ended, Output, body, run, start
+from torture.commands import Output, body, run, start
+from torture.disturbing import CODES
 from torture.scenes import OUT, Scene, Stage, contents
-from torture.tracing import Decision, Kill, Refuse, Send, Step
+from torture.tracing import Kill
 
 FILE = "out/m.gguf"
 JOURNAL = ".m.gguf.ropetool-journal"
@@ -47,12 +46,6 @@ class InPlaceBench(disturbing.Bench):
         assert stage.before is not None
         assert stage.after != stage.before
 
-    def steps(self, stage: Stage) -> list[Step]:
-        """Return the steps of an undisturbed run."""
-        ended, found = _watched(stage, tracing.go_on)
-        ended.expect(0)
-        return found
-
 
 def _without_insertion() -> None:
     from ropetool.files.gguf.in_place.disk import Disk, NotHere
@@ -61,12 +54,6 @@ def _without_insertion() -> None:
         raise NotHere
 
     Disk.insert = refuse  # type: ignore[method-assign]
-
-
-def _watched(stage: Stage, decide: tracing.Decide) -> tuple[Ended, list[Step]]:
-    output = Output()
-    done = tracing.traced(body(stage.scene.arguments, stage.place, output, stage.prepare), stage.place, decide)
-    return Ended(os.waitstatus_to_exitcode(done.status), output.text()), done.steps
 
 
 def recovered(stage: Stage, rng: random.Random | None = None) -> str:
@@ -96,55 +83,30 @@ def recovered(stage: Stage, rng: random.Random | None = None) -> str:
 
 def kill_at(stage: Stage, at: int, _: object = None) -> str:
     """Kill the edit before its step of that number, recover, and judge."""
-    ended, met = _watched(stage, lambda number, step: Kill() if number == at else None)
-    if len(met) < at:
-        return "" if ended.code == 0 else f"exit code {ended.code} undisturbed"
-    problem = recovered(stage, random.Random(f"{stage.scene.name} {at}"))
-    return problem and f"killed before {met[-1]}: {problem}"
+    rng = random.Random(f"{stage.scene.name} {at}")
+    return disturbing.kill_at(stage, at, lambda stage: recovered(stage, rng))
 
 
 def kill_later(stage: Stage, rng: random.Random) -> str:
     """Kill the edit after a random time, recover, and judge."""
-    pause = rng.random() * _duration(stage)
-    running = start(stage.scene.arguments, stage.place, stage.prepare)
-    time.sleep(pause)
-    os.kill(running.process, signal.SIGKILL)
-    running.finish()
-    return recovered(stage)
-
-
-_durations: dict[str, float] = {}
-
-
-def _duration(stage: Stage) -> float:
-    if stage.scene.name not in _durations:
-        begun = time.monotonic()
-        run(stage.scene.arguments, stage.place, stage.prepare).expect(0)
-        _durations[stage.scene.name] = time.monotonic() - begun
-        stage.reset()
-    return _durations[stage.scene.name]
+    return disturbing.kill_later(stage, rng, recovered)
 
 
 def signal_at(stage: Stage, at: int, number: int) -> str:
     """Send a signal before a step, and judge: the file is the old or the new one, with or without a recovery."""
-    ended, met = _watched(stage, lambda met, step: Send(number) if met == at else None)
-    if len(met) < at:
-        return "" if ended.code == 0 else f"exit code {ended.code} undisturbed"
-    problem = judging.refused(ended, (disturbing.CODES[signal.Signals(number)], 0)) or recovered(stage)
-    return problem and f"{signal.Signals(number).name} before {met[at - 1]}: {problem}"
+    return disturbing.signal_at(
+        stage,
+        at,
+        number,
+        lambda stage, ended, number: judging.refused(ended, (CODES[signal.Signals(number)], 0)) or recovered(stage),
+    )
 
 
 def refuse_at(stage: Stage, at: int, number: int) -> str:
     """Have a step fail as on a full or broken disk, and judge: a sentence, and the old or the new file."""
-
-    def decide(met: int, step: Step) -> Decision:
-        return Refuse(number) if met == at and step.name in tracing.REFUSABLE else None
-
-    ended, met = _watched(stage, decide)
-    if len(met) < at:
-        return ""
-    problem = judging.refused(ended, (0, 1)) or recovered(stage)
-    return problem and f"{errno.errorcode[number]} at {met[at - 1]}: {problem}"
+    return disturbing.refuse_at(
+        stage, at, number, lambda stage, ended: judging.refused(ended, (0, 1)) or recovered(stage)
+    )
 
 
 def race(stage: Stage, rng: random.Random) -> str:

@@ -6,12 +6,10 @@ Imports nothing of ropetool.
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 from gguf import GGUFReader
 
@@ -184,13 +182,3 @@ def _stated(content: bytes) -> tuple[int, int, int, int]:
 def seen(stage: Stage) -> Files:
     """Return what lies in the folder of the output now."""
     return contents(stage.place / OUT)
-
-
-def lines(problems: Mapping[str, str]) -> str:
-    """Return the problems as one line, each with what it is of."""
-    return "; ".join(f"{name}: {problem}" if name else problem for name, problem in problems.items() if problem)
-
-
-def below(path: Path) -> list[str]:
-    """Return the names in a folder, none where there is no folder."""
-    return os.listdir(path) if path.is_dir() else []

@@ -5,7 +5,6 @@ Sources are a few kilobytes: what is proved is the order of steps. A worker has 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -15,8 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-from exporting import maker
+import models
 
 from torture.commands import run
 
@@ -89,6 +87,11 @@ class Stage:
     place: Path
     templates: Path
     prepare: Callable[[], None] | None = None  # what the command's process does first
+
+    @property
+    def without_exchange(self) -> bool:
+        """Return whether the system refuses the exchange of two names; an edit in place is without insertion instead."""
+        return self.scene.no_exchange and self.prepare is None
 
     def reset(self) -> None:
         """Put the folder back to its beginning."""
@@ -178,7 +181,7 @@ def make_sources(folder: Path) -> None:
     """Write the sources that all scenes share: a checkpoint in two shards, a plan for it, a GGUF model in one file and in three."""
     folder.mkdir(parents=True)
     model = folder / "model"
-    maker.checkpoint(model, num_hidden_layers=2)
+    models.checkpoint(model, num_hidden_layers=2)
     _shard(model)
     (model / "README.md").write_text("---\nlicense: mit\n---\n# A small model\n")
     place = folder.parent
@@ -195,12 +198,8 @@ def make_sources(folder: Path) -> None:
 
 def _shard(model: Path) -> None:
     """Put the tensors of a checkpoint into two files."""
-    tensors = sorted(maker.weights(json.loads((model / "config.json").read_text()), "F32").items())
+    tensors = dict(sorted(models.weights(models.config_of(model), "F32").items()))
     (model / "model.safetensors").unlink()
     half = len(tensors) // 2
-    weight_map = {}
-    for number, part in enumerate((tensors[:half], tensors[half:]), 1):
-        name = f"model-{number:05}-of-00002.safetensors"
-        maker.write_safetensors(model / name, {key: (dtype, np.asarray(values)) for key, (dtype, values) in part})
-        weight_map |= dict.fromkeys((key for key, _ in part), name)
-    (model / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    places = {name: f"model-{1 + (at >= half):05}-of-00002.safetensors" for at, name in enumerate(tensors)}
+    models.write_shards(model, tensors, places)

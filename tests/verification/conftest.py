@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import random
-import shutil
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from models import copied, save
+from tokenizer_making import trained
+from tokenizers import pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ropetool.verification.texts import Document
 
 TRAINED_LENGTH = 64
 BOS = "<bos>"
+SIZES = {
+    "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "max_position_embeddings": TRAINED_LENGTH, "bos_token_id": 0,
+    "initializer_range": 0.2,  # default weights are so small that positions move no logit
+}  # fmt: skip
 WORDS = ["the", "of", "a", "rope", "turns", "pair", "angle", "token", "length", "near", "far", "context", "read"]
 
 
@@ -27,43 +32,20 @@ def make_text(seed: int, words: int) -> str:
 
 
 def write_tokenizer(folder: Path, bos: bool = True, seed: int = 0) -> None:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=[BOS],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([make_text(seed, 400)], trainer)
+    tokenizer = trained(pre_tokenizers.ByteLevel(add_prefix_space=False), [make_text(seed, 400)], 300, [BOS])
     if bos:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, 0)]
         )
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BOS, "model_max_length": TRAINED_LENGTH}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    save(folder / "tokenizer_config.json", config)
 
 
 def write_model(folder: Path, seed: int = 0, **changes: object) -> None:
-    options = {
-        "vocab_size": 300,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 32,
-        "max_position_embeddings": TRAINED_LENGTH,
-        "initializer_range": 0.2,  # default weights are so small that positions move no logit
-        "tie_word_embeddings": True,
-        "bos_token_id": 0,
-        "eos_token_id": None,
-        **changes,
-    }
+    more = {"num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": True, "eos_token_id": None}
     torch.manual_seed(seed)
-    LlamaForCausalLM(LlamaConfig(**options)).save_pretrained(folder)
+    LlamaForCausalLM(LlamaConfig(**{**SIZES, **more, **changes})).save_pretrained(folder)
 
 
 @pytest.fixture(scope="session")
@@ -79,17 +61,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def dynamic(tiny: Path) -> Path:
     """The same weights with a dynamic table, which transformers changes as it meets longer rows."""
-    return with_config(
-        tiny, tiny.parent / "dynamic", rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
-    )
-
-
-def with_config(source: Path, folder: Path, **changes: object) -> Path:
-    """Return a copy of a checkpoint with some config keys replaced."""
-    shutil.copytree(source, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
-    return folder
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    return copied(tiny, tiny.parent / "dynamic", rope_parameters=rope)
 
 
 @pytest.fixture(scope="session")
@@ -107,7 +80,4 @@ def make_variant(tmp_path: Path) -> Callable[..., Path]:
     """Copy a checkpoint, with some config keys replaced."""
     names = (tmp_path / f"variant-{number}" for number in count())
 
-    def make(source: Path, **changes: object) -> Path:
-        return with_config(source, next(names), **changes)
-
-    return make
+    return lambda source, **changes: copied(source, next(names), **changes)

@@ -6,11 +6,13 @@ from functools import partial
 from pathlib import Path
 
 import gguf
-import gguf_models
+import gguf_files
+import gguf_logits
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFValueType
-from gguf_models import HEAD_DIM, Tiny, numpy_logits
+from gguf_files import HEAD_DIM, VOCABULARY, Tiny
+from gguf_logits import numpy_logits
 from verifying import verify
 
 from ropetool.checkpoint.gguf import GgufCheckpoint
@@ -28,8 +30,8 @@ llama_cpp = pytest.importorskip("llama_cpp")
 
 YARN = {archs.SCALING_TYPE: "yarn", archs.FACTOR: 4.0, archs.ORIGINAL_CONTEXT_LENGTH: 512}
 UNROTATED = "LLAMA_ATTN_ROT_DISABLE"
-ROW = np.random.default_rng(7).integers(0, gguf_models.VOCABULARY, 200).tolist()
-EXACT = gguf_models._attention
+ROW = np.random.default_rng(7).integers(0, VOCABULARY, 200).tolist()
+EXACT = gguf_logits._attention
 QUANTISED = [name for name in BLOCK_TYPES if name != "iq4_nl"]  # whose rounding the gguf package does not have
 
 
@@ -55,7 +57,7 @@ def expected(path: Path, monkeypatch: pytest.MonkeyPatch, cache_type: str, rotat
         mixed = EXACT(q, rounded(k @ turn, kept), rounded(v @ turn, kept), visible)
         return (mixed.reshape(len(mixed), -1, HEAD_DIM) @ turn).reshape(len(mixed), -1)
 
-    monkeypatch.setattr(gguf_models, "_attention", attention)
+    monkeypatch.setattr(gguf_logits, "_attention", attention)
     entry = decoding.decode(GgufCheckpoint.of(read_shards(path))).entries["full_attention"]
     assert entry.table is not None
     return numpy_logits("llama", entry, entry.table.at(len(ROW)), ROW)
@@ -117,11 +119,11 @@ def test_a_type_that_is_not_there_and_heads_that_blocks_do_not_divide(
     with pytest.raises(ConfigError, match=r"'q4' is not one of f32, f16, .*iq4_nl") as refused:
         LlamaRunner(tiny, cache_type="q4")
     assert refused.value.where == "--cache-type"
-    monkeypatch.setattr(gguf_models, "HEAD_DIM", 16)
-    monkeypatch.setattr(gguf_models, "weights", gguf_models.weights.__wrapped__)
+    monkeypatch.setattr(gguf_files, "HEAD_DIM", 16)
+    monkeypatch.setattr(gguf_files, "weights", gguf_files.weights.__wrapped__)
     sizes = dict.fromkeys(("attention.key_length", "attention.value_length"), (GGUFValueType.UINT32, 16))
     narrow = Tiny("llama", {**YARN, **sizes, "rope.dimension_count": 16}).write(tmp_path / "narrow.gguf")
-    assert found_by(narrow, "f16").shape == (len(ROW), gguf_models.VOCABULARY)
+    assert found_by(narrow, "f16").shape == (len(ROW), VOCABULARY)
     with pytest.raises(ConfigError, match="block size 32 does not divide n_embd_head_k=16") as refused:
         found_by(narrow, "q8_0")
     assert refused.value.try_ == "shorter --lengths, or another --cache-type"

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import models
 import numpy as np
 import pytest
-from exporting import maker
-from gguf_making import TRAINED, model
-from making import run
+from gguf_files import TRAINED, model
+from running import run
 
 import ropetool
 from ropetool.checkpoint import edit_log, provenance
@@ -82,7 +82,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def exported(source: Path) -> Path:
-    return maker.export(source).output
+    return models.export(source).output
 
 
 def test_each_path_gets_its_runtime_and_a_mix_is_told(opened: list, source: Path, exported: Path) -> None:

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_files
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from models import SILENT, set_config, set_tensors
 
 import ropetool
 from ropetool.checkpoint.hf import HfCheckpoint
@@ -33,18 +34,14 @@ from ropetool.verification.results import Check
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
-Plant = Callable[[Path], None]
+Plant = Callable[[Path], object]
 
 
 def config(**changes: Any) -> Plant:
     """Return what changes keys of config.json; None removes one."""
 
-    def plant(folder: Path) -> None:
-        path = folder / "config.json"
-        data = {**json.loads(path.read_text()), **changes}
-        path.write_text(json.dumps({key: value for key, value in data.items() if value is not None}))
-
-    return plant
+    given = {key: SILENT if value is None else value for key, value in changes.items()}
+    return lambda folder: set_config(folder, **given)
 
 
 def yarn(context: int | None = 1024, **changes: Any) -> Plant:
@@ -53,12 +50,10 @@ def yarn(context: int | None = 1024, **changes: Any) -> Plant:
 
 
 def tensor(name: str, change: Callable[[torch.Tensor], Any]) -> Plant:
-    def plant(folder: Path) -> None:
-        found = load_file(folder / "model.safetensors")
-        change(found[name])
-        save_file(found, folder / "model.safetensors", metadata={"format": "pt"})
+    def changed(tensors: dict[str, torch.Tensor]) -> None:
+        change(tensors[name])
 
-    return plant
+    return lambda folder: set_tensors(folder, changed)
 
 
 def file(name: str, text: str) -> Plant:
@@ -294,25 +289,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def rewritten(source: Path, target: Path, **changes: Any) -> Path:
+def rewritten(source: Path, target: Path, tensor: Callable[[str, Any], Any] | None = None, /, **changes: Any) -> Path:
     """Copy a file key by key with gguf's reader and writer, as a third party's script does, with these keys changed."""
-    reader = gguf.GGUFReader(source)
-    keys = {key.replace(".", "__"): key for key in reader.fields}
-    writer = gguf.GGUFWriter(target, "llama")
-    for key, field in reader.fields.items():
-        if key.startswith("GGUF.") or key == "general.architecture" or key.replace(".", "__") in changes:
-            continue
-        kind, *inner = field.types
-        writer.add_key_value(key, field.contents(), kind, inner[0] if inner else None)
-    for name, value in changes.items():
-        key = keys.get(name, name.replace("__", "."))
-        kinds = {int: gguf.GGUFValueType.UINT32, float: gguf.GGUFValueType.FLOAT32, str: gguf.GGUFValueType.STRING}
-        writer.add_key_value(key, value, kinds[type(value)])
-    for found in reader.tensors:
-        writer.add_tensor(found.name, found.data, raw_dtype=found.tensor_type)
-    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
-        step()
-    return target
+    keys = {key.replace(".", "__"): key for key in gguf.GGUFReader(source).fields}
+    given = {keys.get(name, name.replace("__", ".")): value for name, value in changes.items()}
+    return gguf_files.copy(source, target, given, **({} if tensor is None else {"tensor": tensor}))
 
 
 SCALED = {
@@ -358,28 +339,14 @@ def test_a_file_of_another_type_is_the_same_model_within_its_rounding(kind: str,
     """Quantised by gguf's own code; a tensor whose numbers are 3 % larger than the type allows is no rounding."""
     target, grown = tmp_path / "honest.gguf", tmp_path / "grown.gguf"
     for path, factor in ((target, 1.0), (grown, 1.2)):
-        reader, wanted = gguf.GGUFReader(plain), gguf.GGMLQuantizationType[kind]
-        rewritten(plain, path, **SCALED)
-        writer = gguf.GGUFWriter(path, "llama")
-        for key, field in gguf.GGUFReader(path).fields.items():
-            if not key.startswith("GGUF.") and key != "general.architecture":
-                writer.add_key_value(
-                    key, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None
-                )
-        for found in reader.tensors:
-            matrix = len(found.shape) == 2
-            data = found.data.astype("float32") * (factor if found.name == "blk.1.attn_k.weight" else 1)
-            writer.add_tensor(
-                found.name, gguf.quants.quantize(data, wanted) if matrix else found.data,
-                raw_dtype=wanted if matrix else found.tensor_type,
-            )  # fmt: skip
-        for step in (
-            writer.write_header_to_file,
-            writer.write_kv_data_to_file,
-            writer.write_tensors_to_file,
-            writer.close,
-        ):
-            step()
+
+        def quantised(name: str, tensor: Any, factor: float = factor) -> Any:
+            if len(tensor.shape) != 2:
+                return tensor.tensor_type, tensor.data
+            data = tensor.data.astype("float32") * (factor if name == "blk.1.attn_k.weight" else 1)
+            return gguf.GGMLQuantizationType[kind], gguf.quants.quantize(data, gguf.GGMLQuantizationType[kind])
+
+        rewritten(plain, path, quantised, **SCALED)
     assert by_name(read_back(target, plain))["weights"].verdict == "pass"
     weights = by_name(read_back(grown, plain))["weights"]
     assert weights.verdict == "fail"

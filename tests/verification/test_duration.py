@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from making import run
+from running import run
 
 import ropetool
 from ropetool.errors import ConfigError

@@ -190,7 +190,7 @@ def test_the_limit_is_that_of_the_type(tiny: Path, documents: list[Document]) ->
 @pytest.fixture
 def gguf(tmp_path: Path) -> Path:
     pytest.importorskip("llama_cpp")
-    from gguf_models import Tiny
+    from gguf_files import Tiny
 
     return Tiny("llama").write(tmp_path / "tiny.gguf")
 

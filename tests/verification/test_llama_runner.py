@@ -10,12 +10,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import gguf_models
+import gguf_logits
 import numpy as np
 import pytest
 from gguf import GGUFValueType
-from gguf_models import ARCHITECTURES, Tiny, numpy_logits
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from gguf_files import ARCHITECTURES, VOCABULARY, Tiny
+from gguf_logits import numpy_logits
+from tokenizer_making import trained
+from tokenizers import Tokenizer, pre_tokenizers
 from verifying import verify
 
 from ropetool.checkpoint.gguf import GgufCheckpoint
@@ -42,7 +44,7 @@ LONGROPE = {archs.SCALING_TYPE: "longrope", archs.ORIGINAL_CONTEXT_LENGTH: 512}
 
 
 def rows_of(length: int, count: int = 3) -> list[list[int]]:
-    return np.random.default_rng(length).integers(0, gguf_models.VOCABULARY, (count, length)).tolist()
+    return np.random.default_rng(length).integers(0, VOCABULARY, (count, length)).tolist()
 
 
 def naive(path: Path, rows: list[list[int]], scored: int, n_ctx: int | None = None) -> np.ndarray:
@@ -240,15 +242,8 @@ TEXTS = ["the rope turns", " a pair\n\n of 12345 angles…", "Zwölf Boxkämpfer
 
 @pytest.fixture(scope="module")
 def words() -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320, special_tokens=["<bos>", "<end>"], show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
-    tokenizer.train_from_iterator(["the rope turns the pair of angles the rope reads near and far"] * 3, trainer)
-    return tokenizer
+    texts = ["the rope turns the pair of angles the rope reads near and far"] * 3
+    return trained(pre_tokenizers.ByteLevel(add_prefix_space=False), texts, 320, ["<bos>", "<end>"])
 
 
 def with_words(words: Tokenizer, bos: int | None = 0) -> Tiny:
@@ -370,8 +365,8 @@ def test_llama_cpp_stays_silent_and_the_log_comes_back(tiny: Path, capfd: pytest
         assert llama_cpp.llama_model_load_from_file(b"/absent.gguf", params) is None
         assert any(b"absent" in text for text in heard)
     finally:
-        gguf_models.library.cache_clear()
-        gguf_models.library()
+        gguf_logits.library.cache_clear()
+        gguf_logits.library()
     assert capfd.readouterr() == ("", "")
 
 

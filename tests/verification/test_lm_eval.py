@@ -19,7 +19,6 @@ from ropetool.verification.results import FAIL, NO_WORSE, NOT_RUN, PASS, UNDECID
 from ropetool.verification.shares import paired_bounds
 
 TIME = "2026-11-23T01-02-03.456789"
-USABLE = GRADES["usable"]
 
 
 def sample(number: int, metrics: dict[str, Any], chosen: str = "none", **changes: Any) -> dict[str, Any]:

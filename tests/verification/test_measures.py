@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from making import run
+from running import run
 from verifying import verify
 
 from ropetool import registry

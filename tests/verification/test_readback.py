@@ -11,12 +11,11 @@ from typing import Any
 
 import configs
 import gguf
+import models
 import numpy as np
 import pytest
-from exporting import maker
-from gguf_making import model
-from gguf_models import TRAINED, Tiny
-from making import write_config
+from gguf_files import TRAINED, Tiny, model
+from models import write_config
 from safetensors.numpy import load_file, save_file
 
 import ropetool
@@ -472,7 +471,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo")
     source = Path(ropetool.__file__).parent / "demo" / "model"
     ropetool.apply(ropetool.plan(source, "yarn", factor=8), source, folder / "extended", copy=True)
-    maker.export(folder / "extended", folder / "extended.gguf", outtype="f32", allow_unverified=True)
+    models.export(folder / "extended", folder / "extended.gguf", outtype="f32", allow_unverified=True)
     return folder
 
 

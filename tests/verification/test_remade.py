@@ -5,14 +5,13 @@ The targets are written by safetensors and by gguf's writer from the demo checkp
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
+from typing import Any
 
-import gguf
+import gguf_files
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from models import copied, set_tensors
 
 import ropetool
 from ropetool.checkpoint.opening import open_checkpoint
@@ -32,13 +31,12 @@ FIGURES = ["KL", "KL p99", "KL window", "KL rare tokens"]
 
 def directory(folder: Path, dtype: torch.dtype | None = None, norm: float = 1.0) -> Path:
     """Return the demo with YaRN's keys set by hand, its tensors of another type, one norm multiplied."""
-    shutil.copytree(DEMO, folder)
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "rope_scaling": YARN, "max_position_embeddings": 1024}))
-    found = load_file(folder / "model.safetensors")
-    found["model.norm.weight"] = found["model.norm.weight"] * norm
-    save_file({n: t.to(dtype or t.dtype) for n, t in found.items()}, folder / "model.safetensors", {"format": "pt"})
-    return folder
+
+    def change(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        tensors["model.norm.weight"] = tensors["model.norm.weight"] * norm
+        return {name: tensor.to(dtype or tensor.dtype) for name, tensor in tensors.items()}
+
+    return set_tensors(copied(DEMO, folder, rope_scaling=YARN, max_position_embeddings=1024), change)
 
 
 @pytest.fixture(autouse=True)
@@ -56,21 +54,17 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def extended(source: Path, target: Path, norm: float = 1.0) -> Path:
-    reader, writer = gguf.GGUFReader(source), gguf.GGUFWriter(target, "llama")
-    for key, field in reader.fields.items():
-        if not key.startswith(("GGUF.", "ropetool.")) and key not in ("general.architecture", "llama.context_length"):
-            kind, *inner = field.types
-            writer.add_key_value(key, field.contents(), kind, inner[0] if inner else None)
-    writer.add_context_length(1024)
-    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-    writer.add_rope_scaling_factor(4.0)
-    writer.add_rope_scaling_orig_ctx_len(256)
-    for found in reader.tensors:
-        data = found.data * norm if found.name == "output_norm.weight" else found.data
-        writer.add_tensor(found.name, data.astype(found.data.dtype), raw_dtype=found.tensor_type)
-    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
-        step()
-    return target
+    keys: dict[str, Any] = {key: None for key in gguf_files.keys(source) if key.startswith("ropetool.")}
+    keys |= {
+        "llama.context_length": 1024, "llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0,
+        "llama.rope.scaling.original_context_length": 256,
+    }  # fmt: skip
+
+    def scaled(name: str, tensor: Any) -> Any:
+        data = tensor.data * norm if name == "output_norm.weight" else tensor.data
+        return tensor.tensor_type, data.astype(tensor.data.dtype)
+
+    return gguf_files.copy(source, target, keys, scaled)
 
 
 def checks_of(target: Path, source: Path, kinds: tuple[str, ...], **terms: object) -> list[Check]:

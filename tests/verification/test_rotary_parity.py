@@ -13,17 +13,16 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from gguf_making import llama3_divisors
-from gguf_models import HEAD_DIM, TRAINED, Tiny
-from making import write_config
+from gguf_files import HEAD_DIM, TRAINED, Tiny, llama3_divisors
+from models import write_config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from verifying import rope_of
 
 import ropetool
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.escaping import install_line
 from ropetool.files.gguf import read_shards
-from ropetool.rope.tables import LayerRope, RopeSet
-from ropetool.runtimes import inspection
+from ropetool.rope.tables import LayerRope
 from ropetool.verification.measures import rotary
 from ropetool.verification.measures.rotary import check_rotation
 from ropetool.verification.runners import llama_probe
@@ -41,12 +40,6 @@ def extended(folder: Path, family: str, method: str, factor: float = 8, **change
     target = folder / "output"
     ropetool.apply(ropetool.plan(source, method, factor=factor, **METHODS[method]), source, target)
     return target
-
-
-def rope_of(path: Path) -> RopeSet:
-    found = inspection.inspect(path).rope
-    assert found is not None
-    return found
 
 
 # --- transformers

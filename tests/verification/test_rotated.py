@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import write_model, write_tokenizer
+from conftest import SIZES, write_model, write_tokenizer
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig
+from verifying import rope_of
 
 import ropetool
 from ropetool.checkpoint.hf import HfCheckpoint
@@ -17,11 +18,6 @@ from ropetool.errors import ConfigError
 from ropetool.rope.tables import RopeSet
 from ropetool.verification.runners.rotated import RotatedRunner
 from ropetool.verification.runners.torch_runner import TorchRunner
-
-SIZES = {
-    "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.2, "bos_token_id": 0,
-}  # fmt: skip
 
 
 def gemma(folder: Path) -> None:
@@ -52,12 +48,6 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         make(root / name)
         write_tokenizer(root / name)
     return {name: root / name for name in MAKERS}
-
-
-def rope_of(folder: Path) -> RopeSet:
-    found = ropetool.inspect(folder).rope
-    assert found is not None
-    return found
 
 
 def rows_of(length: int) -> list[list[int]]:

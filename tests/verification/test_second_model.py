@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from loading import script
+from models import copied
 
 import ropetool
 from ropetool import machine
@@ -75,8 +76,6 @@ def test_its_extension_passes_the_gate(source: Path, second: Path) -> None:
 
 
 def test_a_context_that_is_only_stated_fails(source: Path, second: Path, tmp_path: Path) -> None:
-    stated = Path(shutil.copytree(source, tmp_path / "stated"))
-    config = json.loads((stated / "config.json").read_text())
-    (stated / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 1024}))
+    stated = copied(source, tmp_path / "stated", max_position_embeddings=1024)
     found = verified(stated, source, second, "usable")  # it loses less to a wrong table than the demo
     assert (found.verdict, found.exit_code, verdicts(found)["ratio"]) == ("fail", 3, "fail")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from models import set_tensors
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from ropetool.errors import CheckpointError, ConfigError, MissingDependency, MissingFile, NotACheckpoint
@@ -430,10 +430,8 @@ def test_unreadable_checkpoints_are_refused(tiny: Path, tmp_path: Path, make_var
 
 
 def test_missing_weights_are_not_replaced_by_random_ones(tiny: Path, make_variant: Any) -> None:
-    folder = make_variant(tiny)
-    tensors = load_file(folder / "model.safetensors")
-    del tensors["model.layers.1.self_attn.q_proj.weight"]
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    name = "model.layers.1.self_attn.q_proj.weight"
+    folder = set_tensors(make_variant(tiny), lambda tensors: tensors.pop(name))
     with pytest.raises(CheckpointError, match=r"lack 1 tensors, first model\.layers\.1\.self_attn\.q_proj"):
         TorchRunner(folder).score(rows_of(32), SCORED)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.machinery
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from making import run
+from models import copied
+from running import run
 from transformers import LlamaForCausalLM
 
 import ropetool
@@ -264,10 +264,7 @@ def test_a_scaled_baseline_is_read_as_far_as_its_table_goes(
 def test_a_baseline_that_ends_before_the_trained_length_is_refused(
     extended: Path, stand_in: type[StandIn], tmp_path: Path
 ) -> None:
-    short = tmp_path / "short"
-    shutil.copytree(extended, short)
-    config = json.loads((short / "config.json").read_text())
-    (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 128}))
+    short = copied(extended, tmp_path / "short", max_position_embeddings=128)
     for measures in (["last-segment"], ["retrieval"]):
         with pytest.raises(ConfigError) as refused:
             measured(extended, Engine(), baseline=short, measures=measures, terms=Terms(trained_length=256))

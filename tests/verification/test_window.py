@@ -6,11 +6,10 @@ no loss and no table tells apart from a model that reads all.
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 import pytest
+from models import copied
 from verifying import verify
 
 import ropetool
@@ -34,11 +33,8 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def windowed(extended: Path) -> Path:
     """Mistral is Llama with a window."""
-    place = Path(shutil.copytree(extended, extended.with_name("windowed")))
-    config = json.loads((place / "config.json").read_text())
-    config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": TRAINED}
-    (place / "config.json").write_text(json.dumps(config))
-    return place
+    keys = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": TRAINED}
+    return copied(extended, extended.with_name("windowed"), **keys)
 
 
 def verified(target: Path, grade: str) -> VerifyResult:

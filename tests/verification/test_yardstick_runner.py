@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import configs
+import models
 import numpy as np
 import pytest
 import torch
-from exporting import family_models
+from models import SILENT, config_of, copied
 from transformers import AutoConfig
+from verifying import rope_of
 
 import ropetool
 from ropetool.checkpoint.hf import HfCheckpoint
@@ -21,11 +23,11 @@ from ropetool.errors import ConfigError
 from ropetool.lab.yardsticks import attention as computing
 from ropetool.lab.yardsticks.named import Yardstick, parse
 from ropetool.lab.yardsticks.runner import yardstick_runner
-from ropetool.rope.tables import Array, RopeSet
+from ropetool.rope.tables import Array
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import Runner
 
-TRAINED = family_models.TRAINED
+TRAINED = configs.TRAINED
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 ONE = {"num_hidden_layers": 1}
 FULL = {**ONE, "layer_types": ["full_attention"]}
@@ -58,17 +60,11 @@ def sources(tmp_path_factory: pytest.TempPathFactory, write_tokenizer: Callable[
             if family == "gemma3_text":
                 rope = {"full_attention": {"rope_type": "default", "rope_theta": 40000.0}}
                 changes = {**changes, "rope_parameters": rope}
-            family_models.write(folder, family, changes)
+            models.write(folder, family, changes)
             write_tokenizer(folder)
         return folder
 
     return source
-
-
-def rope_of(folder: Path) -> RopeSet:
-    found = ropetool.inspect(folder).rope
-    assert found is not None
-    return found
 
 
 def measured_by(spec: str, runner: TorchRunner, trained: int = TRAINED) -> Runner:
@@ -86,7 +82,7 @@ def logits(runner: Runner, ids: list[int]) -> Array:
 def loaded(path: Path) -> Any:
     """Return the model as transformers loads it."""
     dtype = getattr(torch, dtype_of(path.name))
-    return family_models.auto_class(AutoConfig.from_pretrained(path)).from_pretrained(path, dtype=dtype)
+    return models.auto_class(AutoConfig.from_pretrained(path)).from_pretrained(path, dtype=dtype)
 
 
 def dtype_of(family: str) -> str:
@@ -115,7 +111,7 @@ def by_position_ids(path: Path, ids: list[int], place: int, rule: Rule) -> Array
 def test_a_layer_gives_what_transformers_does_with_those_distances(
     family: str, spec: str, sources: Callable[[str], Path]
 ) -> None:
-    ids = family_models.TOKENS[:TOKENS]
+    ids = models.TOKENS[:TOKENS]
     path = sources(family)
     found = logits(measured_by(spec, TorchRunner(path, dtype=dtype_of(family))), ids)
     for place in PLACES:
@@ -132,7 +128,7 @@ def test_a_layer_gives_what_transformers_does_with_those_distances(
     ],
 )
 def test_a_window_off_by_one_is_seen(spec: str, off: Rule, sources: Callable[[str], Path]) -> None:
-    ids = family_models.TOKENS[:TOKENS]
+    ids = models.TOKENS[:TOKENS]
     found = logits(measured_by(spec, TorchRunner(sources("llama"), dtype="float64")), ids)
     wanted = by_position_ids(sources("llama"), ids, 89, off)
     assert np.abs(found[89] - wanted).max() > 1e-3 * np.abs(wanted).max()
@@ -140,9 +136,9 @@ def test_a_window_off_by_one_is_seen(spec: str, off: Rule, sources: Callable[[st
 
 def test_a_window_is_that_of_a_model_which_has_one(sources: Callable[[str], Path], tmp_path: Path) -> None:
     """Two layers deep, by transformers' own sliding window: Mistral's, with the same weights."""
-    ids = family_models.TOKENS[:200]
+    ids = models.TOKENS[:200]
     for name, window in (("plain", None), ("windowed", 48)):
-        family_models.write(tmp_path / name, "mistral", {"sliding_window": window})
+        models.write(tmp_path / name, "mistral", {"sliding_window": window})
         for file in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(sources("llama") / file, tmp_path / name)
     own = logits(TorchRunner(tmp_path / "windowed", dtype="float64"), ids)
@@ -206,13 +202,8 @@ def test_log_n_scales_the_queries_beyond_the_trained_length() -> None:
 
 def scaled_demo(folder: Path, **rope: Any) -> Path:
     """Return the demo with other rope keys, for transformers to compute with."""
-    shutil.copytree(DEMO, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["rope_parameters"] = {**config.get("rope_parameters", {}), "rope_theta": 10000.0, **rope}
-    config.pop("rope_scaling", None)
-    config.pop("rope_theta", None)
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    keys = {**config_of(DEMO).get("rope_parameters", {}), "rope_theta": 10000.0, **rope}
+    return copied(DEMO, folder, rope_parameters=keys, rope_scaling=SILENT, rope_theta=SILENT)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +256,7 @@ def test_layers_with_a_window_of_their_own_stay_as_they_are(sources: Callable[[s
     """Gemma 3's layers with windows: with the full layer's distances capped nowhere, everything is the model's own."""
     path = sources("olmo3")
     runner = TorchRunner(path, dtype="float64")
-    ids = family_models.TOKENS[:300]
+    ids = models.TOKENS[:300]
     own = logits(runner, ids)
     assert np.abs(logits(measured_by("rerope(512)", runner), ids) - own).max() < 1e-6 * np.abs(own).max()
     assert np.abs(logits(measured_by("rerope(16)", runner), ids) - own).max() > 1e-2 * np.abs(own).max()

@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import models
 import numpy as np
+import tokenizer_making
 
-from exporting import maker
 from exporting.remote_models.dense import DENSE
 from exporting.remote_models.experts import EXPERTS
 from exporting.remote_models.filling import FILLING
 from exporting.remote_models.making import TOKENIZER_CONFIG, VOCABULARY, Remote, Twin, Written
-from exporting.remote_models.particular import PARTICULAR
 
 __all__ = ["REMOTE", "TOKENIZER_CONFIG", "VOCABULARY", "make", "oracle", "twin_logits"]
 
-REMOTE: dict[str, Remote] = {**DENSE, **EXPERTS, **FILLING, **PARTICULAR}
+REMOTE: dict[str, Remote] = {**DENSE, **EXPERTS, **FILLING}
 
 
 def make(architecture: str, folder: Path) -> str:
@@ -27,13 +27,13 @@ def make(architecture: str, folder: Path) -> str:
     remote = REMOTE[architecture]
     folder.mkdir(parents=True)
     config = {"architectures": [architecture], "torch_dtype": "float32", "vocab_size": VOCABULARY, **remote.config}
-    maker.save(folder / "config.json", config)
-    maker.save(folder / "tokenizer.json", maker.tokenizer())
-    maker.save(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
+    models.save(folder / "config.json", config)
+    models.save(folder / "tokenizer.json", tokenizer_making.by_hand())
+    models.save(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
     save_file({name: torch.from_numpy(one) for name, one in remote.arrays().items()}, folder / "model.safetensors")
     if remote.indexed:
         index = {"metadata": {}, "weight_map": dict.fromkeys(remote.shapes(), "model.safetensors")}
-        maker.save(folder / "model.safetensors.index.json", index)
+        models.save(folder / "model.safetensors.index.json", index)
     return str(config["model_type"])
 
 

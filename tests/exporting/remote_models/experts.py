@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from exporting.remote_models import operations as ops
-from exporting.remote_models.making import ATTENTION, ENDS, NORMS, PLAIN, VOCABULARY, Config, Remote, Written
+from exporting.remote_models.making import (
+    ATTENTION,
+    ENDS,
+    LLAMA,
+    NORMS,
+    PLAIN,
+    VOCABULARY,
+    Config,
+    Remote,
+    Twin,
+    Written,
+)
 
 HEAD_NORMS = """
 model.layers.{i}.self_attn.q_norm.weight head
@@ -37,6 +48,12 @@ model.layers.{i}.post_attention_layernorm.weight hidden
 model.layers.{i}.attention.query_key_value.weight 256 hidden
 model.layers.{i}.attention.dense.weight hidden q
 """
+LIGHTNING = """
+model.layers.{i}.self_attn.qkv_proj.weight 384 hidden
+model.layers.{i}.self_attn.out_proj.weight hidden hidden
+model.layers.{i}.self_attn.output_gate.weight hidden hidden
+model.layers.{i}.self_attn.norm.weight hidden
+"""
 
 
 def _from(lines: str, first: int, layers: int) -> str:
@@ -44,52 +61,45 @@ def _from(lines: str, first: int, layers: int) -> str:
     return "".join(lines.replace("{i}", str(layer)) for layer in range(first, layers))
 
 
+def _after_attention(x: Any, w: Mapping[str, Any], place: str, config: Config, base: float, eps: float) -> Any:
+    """Return what a llama's attention makes of tokens, and the input of its feed-forward."""
+    normed = ops.rms(x, w[f"{place}input_layernorm.weight"], eps)
+    x = x + ops.attention(normed, w, f"{place}self_attn.", config, base)
+    return x, ops.rms(x, w[f"{place}post_attention_layernorm.weight"], eps)
+
+
 def _grove(w: Mapping[str, Any], config: Config, ids: Any) -> Any:
     """Each pair of experts has a small one beside it, which sees the same token and counts 0.05."""
-    from torch.nn.functional import silu
-
     x, eps = w["model.embed_tokens.weight"][ids], config["rms_norm_eps"]
     for layer in range(config["num_hidden_layers"]):
         place = f"model.layers.{layer}."
-        normed = ops.rms(x, w[f"{place}input_layernorm.weight"], eps)
-        x = x + ops.attention(normed, w, f"{place}self_attn.", config, config["rope_theta"])
-        normed = ops.rms(x, w[f"{place}post_attention_layernorm.weight"], eps)
+        x, normed = _after_attention(x, w, place, config, config["rope_theta"], eps)
         scores = normed @ w[f"{place}mlp.gate.weight"].T
         chosen = scores.sigmoid().topk(config["num_experts_per_tok"])[1]
         weights = scores.softmax(-1).gather(-1, chosen)
         weights = weights / weights.sum(-1, keepdim=True)
         for kind, share, ones in (("experts", 1.0, chosen), ("chunk_experts", 0.05, chosen // 2)):
-
-            def expert(token: Any, one: int, place: str = f"{place}mlp.{kind}.") -> Any:
-                three = (w[f"{place}{one}.{name}_proj.weight"] for name in ("gate", "up", "down"))
-                return ops.gated(token, *three, silu)
-
-            x = x + share * ops.mixed(normed, weights, ones, expert)
+            x = x + share * ops.mixed(normed, weights, ones, _expert(w, f"{place}mlp.{kind}."))
     return ops.rms(x, w["model.norm.weight"], eps) @ w["lm_head.weight"].T
 
 
 def _ocr(w: Mapping[str, Any], config: Config, ids: Any) -> Any:
     """A llama whose layers behind the first have experts, and one that all tokens go through."""
-    from torch.nn.functional import silu
-
     text = config["language_config"]
     x, eps = w["model.embed_tokens.weight"][ids], 1e-6
     for layer in range(text["num_hidden_layers"]):
         place = f"model.layers.{layer}."
-        normed = ops.rms(x, w[f"{place}input_layernorm.weight"], eps)
-        x = x + ops.attention(normed, w, f"{place}self_attn.", text, 10000.0)
-        normed = ops.rms(x, w[f"{place}post_attention_layernorm.weight"], eps)
-        shared = f"{place}mlp." if layer < text["first_k_dense_replace"] else f"{place}mlp.shared_experts."
-        x = x + ops.gated(normed, *(w[f"{shared}{name}_proj.weight"] for name in ("gate", "up", "down")), silu)
-        if layer < text["first_k_dense_replace"]:
-            continue
-
-        def expert(token: Any, one: int, place: str = f"{place}mlp.experts.") -> Any:
-            return ops.gated(token, *(w[f"{place}{one}.{name}_proj.weight"] for name in ("gate", "up", "down")), silu)
-
-        scores = (normed @ w[f"{place}mlp.gate.weight"].T).softmax(-1)
-        x = x + ops.mixed(normed, *scores.topk(text["num_experts_per_tok"]), expert)
+        x, normed = _after_attention(x, w, place, text, 10000.0, eps)
+        dense = layer < text["first_k_dense_replace"]
+        x = x + ops.feed_forward(normed, w, f"{place}mlp." if dense else f"{place}mlp.shared_experts.")
+        if not dense:
+            scores = (normed @ w[f"{place}mlp.gate.weight"].T).softmax(-1)
+            x = x + ops.mixed(normed, *scores.topk(text["num_experts_per_tok"]), _expert(w, f"{place}mlp.experts."))
     return ops.rms(x, w["model.norm.weight"], eps) @ w["lm_head.weight"].T
+
+
+def _expert(w: Mapping[str, Any], place: str) -> Callable[[Any, int], Any]:
+    return lambda token, number: ops.feed_forward(token, w, f"{place}{number}.")
 
 
 OCR = {
@@ -156,5 +166,34 @@ EXPERTS: dict[str, Remote] = {
         """,
         Written("inclusionAI's modeling_grove_moe.py", _grove),
         sizes={"q": 256, "kv": 128, "head": 128}, experts=4,
+    ),
+    # Seven layers of eight keep a state that decays; residuals are of what is normalised.
+    "MiniMaxText01ForCausalLM": Remote(
+        {
+            **PLAIN, "model_type": "minimax_text_01", "num_hidden_layers": 8, "head_dim": 32, "rotary_dim": 32,
+            "rope_theta": 10000000, "attn_type_list": [0] * 7 + [1], "num_local_experts": 4, "num_experts_per_tok": 2,
+            **dict.fromkeys(("layernorm_full_attention_alpha", "layernorm_linear_attention_alpha", "layernorm_mlp_alpha"), 3.5),
+            **dict.fromkeys(("layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta"), 1.0),
+            "postnorm": True, "shared_intermediate_size": 0, "sliding_window": None,
+        },
+        NORMS + ENDS
+        + "".join(LIGHTNING.replace("{i}", str(layer)) for layer in range(7)) + ATTENTION.replace("{i}", "7")
+        + """
+        model.layers.{i}.block_sparse_moe.gate.weight 4 hidden
+        model.layers.{i}.block_sparse_moe.experts.{e}.w1.weight inner hidden
+        model.layers.{i}.block_sparse_moe.experts.{e}.w2.weight hidden inner
+        model.layers.{i}.block_sparse_moe.experts.{e}.w3.weight inner hidden
+        """,
+        Twin(
+            "MiniMaxForCausalLM",
+            {
+                **LLAMA, "num_hidden_layers": 8, "head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2,
+                "layer_types": ["linear_attention"] * 7 + ["full_attention"], "sliding_window": None,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e7},
+                **dict.fromkeys(("full_attn_alpha_factor", "linear_attn_alpha_factor", "mlp_alpha_factor"), 3.5),
+                **dict.fromkeys(("full_attn_beta_factor", "linear_attn_beta_factor", "mlp_beta_factor"), 1.0),
+            },
+        ),
+        sizes={"layers": 8}, experts=4, indexed=True,
     ),
 }  # fmt: skip

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-
-from exporting import maker
+import tokenizer_making
 
 VOCABULARY = 265  # rows: those of the tokenizer, and a few that no token has
-TOKENIZER_CONFIG = {**maker.TOKENIZER_CONFIG, "eos_token": "<|eos|>"}
+TOKENIZER_CONFIG = {**tokenizer_making.TOKENIZER_CONFIG, "eos_token": "<|eos|>"}
 SIZES = {"vocab": VOCABULARY, "hidden": 128, "q": 128, "kv": 64, "head": 32, "inner": 96, "layers": 2}
 Arrays = dict[str, np.ndarray]
 Config = Mapping[str, Any]

@@ -74,6 +74,13 @@ def gated(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, act: Callable[[Tens
     return (act(x @ gate.T) * (x @ up.T)) @ down.T
 
 
+def feed_forward(x: Tensor, w: Mapping[str, Tensor], place: str) -> Tensor:
+    """Return a llama's feed-forward, of the matrices below a place."""
+    from torch.nn.functional import silu
+
+    return gated(x, *(w[f"{place}{name}_proj.weight"] for name in ("gate", "up", "down")), silu)
+
+
 def mixed(x: Tensor, weights: Tensor, chosen: Tensor, expert: Callable[[Tensor, int], Tensor]) -> Tensor:
     """Return what the chosen experts make of each token, in these weights. Shapes: weights and chosen (tokens, experts)."""
     import torch

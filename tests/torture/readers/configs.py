@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import models
 from configs import FAMILIES, MORE_FAMILIES, config
-from exporting import maker
 
 from torture.mutating import json_of
 from torture.readers.base import Read, Reader, Slot, ignore
@@ -102,7 +102,7 @@ def _config_seeds() -> Iterator[dict[str, Any]]:
     for family in (*FAMILIES, *MORE_FAMILIES):
         for style in ("v4", "v5"):
             yield config(family, style)
-    base = maker.CONFIGS["llama"]
+    base = models.BY_HAND["llama"]
     half = [1.0] * (base["head_dim"] // 2)
     for scaling in (
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},

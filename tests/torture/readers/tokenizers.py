@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from exporting import maker
+import models
+import tokenizer_making as making
 
 from torture.mutating import bytes_of, json_of
 from torture.readers.base import Read, Reader, Slot, ignore
@@ -19,8 +19,10 @@ def tokenizers(folder: Path) -> Iterator[Reader]:
     from ropetool.gguf_model.tokenizer import tokenizer_values
     from ropetool.gguf_model.tokenizer.model_file import read_model_file
 
-    settings = maker.CONFIGS["llama"]
-    plain = maker.tokenizer()
+    settings = models.BY_HAND["llama"]
+    pieces = [*making.CONTROLS, ("<0x0A>", 0.0, making.BYTE), ("▁a", -1.0, making.NORMAL), ("b", -2.0, making.NORMAL)]
+    model_file = making.model_file(pieces, add_dummy_prefix=1, remove_extra_whitespaces=0)
+    plain = making.by_hand()
     plain["model"]["vocab"] = dict(list(plain["model"]["vocab"].items())[:256]) | {"<|bos|>": 256, "<|eos|>": 257}
     words = [b"BPE", b"Unigram", b"WordPiece", b"ByteLevel", b"Split", b"<unk>", b"<0x0A>", "▁".encode(), b"Sequence"]
     file, beside = Slot(folder / "tokenizer" / "tokenizer.json"), Slot(folder / "tokenizer" / "tokenizer_config.json")
@@ -28,11 +30,11 @@ def tokenizers(folder: Path) -> Iterator[Reader]:
     def of(slot: Slot) -> Read:
         def read(data: bytes, rng: random.Random) -> None:
             slot(data)
-            tokenizer_values(slot.path.parent, settings, maker.ROWS)
+            tokenizer_values(slot.path.parent, settings, models.ROWS)
 
         return read
 
-    beside(json.dumps(maker.TOKENIZER_CONFIG).encode())
+    beside(json.dumps(making.TOKENIZER_CONFIG).encode())
     yield Reader(
         "tokenizer.json", [json.dumps(plain).encode(), json.dumps(_unigram()).encode()], json_of, of(file), words, 2
     )
@@ -40,38 +42,26 @@ def tokenizers(folder: Path) -> Iterator[Reader]:
     config_file = Slot(folder / "tokenizer-config" / "tokenizer_config.json")
     (config_file.path.parent / "tokenizer.json").write_text(json.dumps(plain))
     yield Reader(
-        "tokenizer_config.json", [json.dumps(maker.TOKENIZER_CONFIG).encode()], json_of, of(config_file), words, 0.5
+        "tokenizer_config.json",
+        [json.dumps(making.TOKENIZER_CONFIG).encode()],
+        json_of,
+        of(config_file),
+        words,
+        0.5,
     )
 
     model = Slot(folder / "pieces" / "tokenizer.model")
     yield Reader(
-        "tokenizer.model", [_model_file()], bytes_of, lambda data, rng: ignore(read_model_file(model(data))), words
+        "tokenizer.model", [model_file], bytes_of, lambda data, rng: ignore(read_model_file(model(data))), words
     )
-    yield Reader("tokenizer.model, exported", [_model_file()], bytes_of, of(model), words)
+    yield Reader("tokenizer.model, exported", [model_file], bytes_of, of(model), words)
 
 
 def _unigram() -> dict[str, Any]:
     vocabulary = [["<unk>", 0.0], ["<s>", 0.0], ["</s>", 0.0], ["▁a", -1.0], ["b", -2.0], ["▁", -3.0]]
     return {
-        "version": "1.0", "added_tokens": [maker.added(number, text) for number, text in ((0, "<unk>"), (1, "<s>"), (2, "</s>"))],
+        "version": "1.0", "added_tokens": [making.added(number, text) for number, text in ((0, "<unk>"), (1, "<s>"), (2, "</s>"))],
         "normalizer": None, "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
         "post_processor": None, "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
         "model": {"type": "Unigram", "unk_id": 0, "vocab": vocabulary, "byte_fallback": False},
     }  # fmt: skip
-
-
-def _model_file() -> bytes:
-    """Return a SentencePiece model of a few pieces, put together by hand."""
-    pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("<0x0A>", 0.0, 6), ("▁a", -1.0, 1), ("b", -2.0, 1)]
-    found = b"".join(
-        _field(1, _field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + _field(3, kind))
-        for text, score, kind in pieces
-    )
-    return found + _field(2, _field(3, 2)) + _field(3, _field(3, 1) + _field(4, 0))
-
-
-def _field(number: int, value: int | bytes) -> bytes:
-    """Return a field of a protobuf message; numbers here are below 128."""
-    if isinstance(value, int):
-        return bytes([number << 3, value])
-    return bytes([number << 3 | 2, len(value)]) + value

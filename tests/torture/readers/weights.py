@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import random
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import models
+import numpy as np
 
 from torture.mutating import bytes_of, json_of
 from torture.readers.base import Reader, Slot, ignore
@@ -53,7 +56,8 @@ def weights(folder: Path, sources: Path) -> Iterator[Reader]:
 
     weights = Slot(folder / "safetensors" / "model.safetensors")
     full = (sources / "model" / "model-00001-of-00002.safetensors").read_bytes()
-    heads = [_safetensors({"a.weight": ("F32", [2, 2]), "b": ("BF16", [3])}), full]
+    zeros = {"a.weight": ("F32", np.zeros((2, 2), "<f4")), "b": ("BF16", np.zeros(3, "<u2"))}
+    heads = [models.safetensors(zeros, format="pt"), full]
     yield Reader(
         "safetensors header", heads, _safetensors_of, lambda data, rng: ignore(read_header(weights(data))),
         [b"F8_E4M3", b"data_offsets", b"__metadata__", b"dtype"], 2,
@@ -82,44 +86,21 @@ def weights(folder: Path, sources: Path) -> Iterator[Reader]:
 
 def _small_gguf(folder: Path) -> bytes:
     """Return a file with a key of every kind and three tensors, by the gguf package."""
-    from gguf import GGUFValueType, GGUFWriter
+    from gguf import GGUFValueType
+    from gguf_files import write
 
-    path = folder / "small.gguf"
-    writer = GGUFWriter(path, "llama")
-    for key, number in (("context_length", 512), ("embedding_length", 16), ("block_count", 1), ("feed_forward_length", 24),
-                        ("attention.head_count", 2), ("attention.head_count_kv", 1), ("rope.dimension_count", 8)):  # fmt: skip
-        writer.add_uint32(f"llama.{key}", number)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_string("llama.rope.scaling.type", "yarn")
-    writer.add_float32("llama.rope.scaling.factor", 4.0)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(["a", "bc", "", "é"])
-    writer.add_token_types([1, 1, 3, 1])
-    writer.add_token_merges(["b c"])
-    for kind in (GGUFValueType.INT64, GGUFValueType.FLOAT64, GGUFValueType.UINT8, GGUFValueType.INT16):
-        writer.add_key_value(f"test.{kind.name}", 3, kind)
-    writer.add_array("test.numbers", [1, 2, 3])
-    import numpy as np
-
-    for name, shape in (("rope_freqs.weight", 4), ("token_embd.weight", 32), ("output_norm.weight", 5)):
-        writer.add_tensor(name, np.ones(shape, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path.read_bytes()
-
-
-def _safetensors(tensors: Mapping[str, tuple[str, list[int]]]) -> bytes:
-    entries, at = {}, 0
-    for name, (dtype, shape) in tensors.items():
-        size = int({"F32": 4, "BF16": 2}[dtype])
-        for length in shape:
-            size *= length
-        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
-        at += size
-    head = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
-    return struct.pack("<Q", len(head)) + head + bytes(at)
+    keys: dict[str, Any] = {
+        "context_length": 512, "embedding_length": 16, "block_count": 1, "feed_forward_length": 24,
+        "attention.head_count": 2, "attention.head_count_kv": 1, "rope.dimension_count": 8, "rope.freq_base": 10000.0,
+        "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": ["a", "bc", "", "é"], "tokenizer.ggml.token_type": [1, 1, 3, 1],
+        "tokenizer.ggml.merges": ["b c"],
+    }  # fmt: skip
+    for type_ in (GGUFValueType.INT64, GGUFValueType.FLOAT64, GGUFValueType.UINT8, GGUFValueType.INT16):
+        keys[f"test.{type_.name}"] = (type_, 3)
+    shapes = {"rope_freqs.weight": 4, "token_embd.weight": 32, "output_norm.weight": 5}
+    tensors = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    return write(folder / "small.gguf", "llama", {**keys, "test.numbers": [1, 2, 3]}, tensors).read_bytes()
 
 
 def _safetensors_of(seed: bytes, rng: random.Random, others: Sequence[bytes], words: Sequence[bytes]) -> bytes:
@@ -132,19 +113,11 @@ def _safetensors_of(seed: bytes, rng: random.Random, others: Sequence[bytes], wo
 
 
 def _imatrix(folder: Path) -> bytes:
-    import numpy as np
-    from gguf import GGUFWriter
+    from gguf_files import write
 
-    path = folder / "small.imatrix"
-    writer = GGUFWriter(path, "imatrix")
-    writer.add_string("general.type", "imatrix")
-    writer.add_tensor("blk.0.attn_k.weight.in_sum2", np.ones((1, 16), np.float32))
-    writer.add_tensor("blk.0.attn_k.weight.counts", np.ones((1, 1), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path.read_bytes()
+    tensors = {"in_sum2": np.ones((1, 16), np.float32), "counts": np.ones((1, 1), np.float32)}
+    named = {f"blk.0.attn_k.weight.{name}": tensor for name, tensor in tensors.items()}
+    return write(folder / "small.imatrix", "imatrix", {"general.type": "imatrix"}, named).read_bytes()
 
 
 def _old_imatrix() -> bytes:

@@ -1,6 +1,6 @@
-"""Tokenizers made on the spot: byte-level BPE by published structure, SentencePiece as tokenizer.json and tokenizer.model.
+"""Tokenizers of tests: files by hand, trained BPE and Unigram, SentencePiece models, and keys of a GGUF file.
 
-Uses the tokenizers library alone, and llama.cpp to read back; nothing of ropetool but the function under test.
+Byte-level BPEs have the structure that published models have. llama.cpp reads the keys back.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from token_strings import strings
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-SPECIAL = ("<|begin_of_text|>", "<|end_of_text|>", "<|im_start|>", "<tool_call>")
+from ropetool.files.gguf import Value, ValueType
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 SPACE = "\u2581"
-Scored = list[tuple[str, float, int]]
+Scored = Sequence[tuple[str, float, int]]  # text, score and type of each piece
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-
-# --- byte-level BPE
 
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 CL100K = (
@@ -58,12 +59,76 @@ V3_WORDS = (
 DIGITS = {"type": "Digits", "individual_digits": True}
 
 
+SPECIAL = ("<|begin_of_text|>", "<|end_of_text|>", "<|im_start|>", "<tool_call>")
+
+
+# --- tokenizer.json by hand
+
+
+def byte_letters() -> list[str]:
+    """Return the letters that stand for the bytes, in the order of the bytes: GPT-2's table."""
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = iter(range(256, 512))
+    return [chr(byte) if byte in seen else chr(next(hidden)) for byte in range(256)]
+
+
 def split(expression: str, behavior: str = "Isolated", *, invert: bool = False) -> dict[str, Any]:
     return {"type": "Split", "pattern": {"Regex": expression}, "behavior": behavior, "invert": invert}
 
 
 def byte_level(*, use_regex: bool) -> dict[str, Any]:
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+def added(number: int, text: str, **more: Any) -> dict[str, Any]:
+    habits = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {"id": number, "content": text, **habits, **more}
+
+
+def template(*pieces: str, ids: dict[str, list[int]] | None = None) -> dict[str, Any]:
+    """Return a post-processor that puts special tokens around A."""
+    ids = ids or {"<|bos|>": [256], "<|eos|>": [257]}
+    single = [{"Sequence" if piece == "A" else "SpecialToken": {"id": piece, "type_id": 0}} for piece in pieces]
+    return {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {text: {"id": text, "ids": numbers, "tokens": [text]} for text, numbers in ids.items()},
+    }
+
+
+def by_hand() -> dict[str, Any]:
+    """Return a tokenizer of 256 bytes, three merges and three added tokens."""
+    vocabulary = {letter: at for at, letter in enumerate(byte_letters())}
+    # With the added tokens, as published ones have it: where the vocabulary lacks them, tokenizers numbers them anew.
+    vocabulary |= {"<|bos|>": 256, "<|eos|>": 257, "he": 258, "Ġt": 259, "Ġthe": 260, "word": 261}
+    return {
+        "version": "1.0",
+        "added_tokens": [added(256, "<|bos|>"), added(257, "<|eos|>"), added(261, "word", special=False)],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split(CL100K), BYTES]},
+        "post_processor": template("<|bos|>", "A"),
+        "decoder": BYTES,
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": None, "byte_fallback": False, "ignore_merges": True,
+            "vocab": vocabulary, "merges": [["h", "e"], ["Ġ", "t"], ["Ġt", "he"]],
+        },
+    }  # fmt: skip
+
+
+TOKENIZER_CONFIG = {
+    "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|bos|>", "eos_token": {"content": "<|eos|>"},
+    "chat_template": "{{ messages }}",
+}  # fmt: skip
+
+
+def write(folder: Path) -> None:
+    """Write the tokenizer of `by_hand` into a checkpoint."""
+    (folder / "tokenizer.json").write_text(json.dumps(by_hand()), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG), encoding="utf-8")
+
+
+# --- trained byte-level BPE
 
 
 BYTES, WORDS = byte_level(use_regex=False), byte_level(use_regex=True)
@@ -97,25 +162,48 @@ PUBLISHED: dict[str, tuple[list[dict[str, Any]], bool, str]] = {
 }  # fmt: skip
 
 
-def byte_level_tokenizer(steps: Sequence[dict[str, Any]], ignore_merges: bool) -> Tokenizer:
-    """Return a tokenizer with merges of its own, trained on other strings of the kind that it is tested with."""
+def trained(
+    pre_tokenizer: Any, texts: Iterable[str], size: int, special: Sequence[str], *, ignore_merges: bool = False
+) -> Tokenizer:
+    """Return a byte-level BPE with merges of its own."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
     tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([_step(step) for step in steps])
+    tokenizer.pre_tokenizer = pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=3000, special_tokens=list(SPECIAL[:2]), show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
-    tokenizer.train_from_iterator(strings(4000, [" ", "the"], seed=1), trainer)
-    tokenizer.add_special_tokens(list(SPECIAL[2:3]))
-    tokenizer.add_tokens(list(SPECIAL[3:]))
+        vocab_size=size, special_tokens=[*special], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def trained_on_strings(pre_tokenizer: Any, ignore_merges: bool) -> Tokenizer:
+    """Return a tokenizer that is trained on other strings of the kind that it is tested with; the first token begins."""
+    from tokenizers import processors
+
+    tokenizer = trained(
+        pre_tokenizer, strings(4000, [" ", "the"], seed=1), 3000, SPECIAL[:2], ignore_merges=ignore_merges
+    )
+    tokenizer.add_special_tokens([*SPECIAL[2:3]])
+    tokenizer.add_tokens([*SPECIAL[3:]])
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{SPECIAL[0]} $A", special_tokens=[(SPECIAL[0], 0)]
     )
     return tokenizer
 
 
+def byte_level_tokenizer(steps: Sequence[dict[str, Any]], ignore_merges: bool) -> Tokenizer:
+    """Return such a tokenizer with the pre-tokenizer of these steps."""
+    from tokenizers import pre_tokenizers
+
+    return trained_on_strings(pre_tokenizers.Sequence([_step(step) for step in steps]), ignore_merges)
+
+
 def _step(step: dict[str, Any]) -> Any:
+    from tokenizers import Regex, pre_tokenizers
+
     if step["type"] == "Digits":
         return pre_tokenizers.Digits(individual_digits=True)
     if step["type"] == "ByteLevel":
@@ -125,10 +213,16 @@ def _step(step: dict[str, Any]) -> Any:
 
 # --- SentencePiece
 
+CONTROLS = [("<unk>", 0.0, UNKNOWN), ("<s>", 0.0, CONTROL), ("</s>", 0.0, CONTROL)]
+BYTE_PIECES = [(f"<0x{byte:02X}>", 0.0, BYTE) for byte in range(256)]
+PIECES = [*CONTROLS, *BYTE_PIECES]
+
 
 @cache
 def bpe_pieces() -> Scored:
     """Return pieces as a SentencePiece BPE has them: control, bytes, pairs by rank, letters, each with score and type."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
     trainer_of = Tokenizer(models.BPE())
     trainer_of.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always", split=True)
     trainer = trainers.BpeTrainer(vocab_size=2500, limit_alphabet=300, show_progress=False)
@@ -138,14 +232,14 @@ def bpe_pieces() -> Scored:
     letters = [text for text in texts if len(text) == 1]
     pairs += [SPACE * n for n in (2, 3, 4, 8)]
     pairs = list(dict.fromkeys(pairs))
-    found: Scored = [("<unk>", 0.0, UNKNOWN), ("<s>", 0.0, CONTROL), ("</s>", 0.0, CONTROL)]
-    found += [(f"<0x{byte:02X}>", 0.0, BYTE) for byte in range(256)]
-    return found + [(text, -float(rank), NORMAL) for rank, text in enumerate([*pairs, *letters])]
+    return [*PIECES, *((text, -float(rank), NORMAL) for rank, text in enumerate([*pairs, *letters]))]
 
 
 @cache
 def unigram_pieces() -> Scored:
     """Return pieces as a Unigram has them: unknown and control, then by their logarithmic probability."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always", split=True)
     trainer = trainers.UnigramTrainer(
@@ -163,14 +257,16 @@ def merges_of(pieces: Scored) -> list[tuple[str, str]]:
     from transformers.convert_slow_tokenizer import generate_merges
 
     vocabulary = {text: number for number, (text, _, _) in enumerate(pieces)}
-    scores = {text: score for text, score, kind in pieces if kind == NORMAL}
-    skipped = {text for text, _, kind in pieces if kind != NORMAL}
-    found: list[tuple[str, str]] = generate_merges(vocabulary, scores, skipped)
-    return found
+    scores = {text: score for text, score, type_ in pieces if type_ == NORMAL}
+    skipped = {text for text, _, type_ in pieces if type_ != NORMAL}
+    merges: list[tuple[str, str]] = generate_merges(vocabulary, scores, skipped)
+    return merges
 
 
 def bpe_tokenizer(pieces: Scored, style: str) -> Tokenizer:
     """Return a BPE with byte fallback, its spaces as in llama (Llama 2), metaspace (later Mistral) or gemma."""
+    from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
+
     vocabulary = {text: number for number, (text, _, _) in enumerate(pieces)}
     model = models.BPE(vocab=vocabulary, merges=merges_of(pieces), unk_token="<unk>", fuse_unk=True, byte_fallback=True)
     tokenizer = Tokenizer(model)
@@ -190,6 +286,8 @@ def bpe_tokenizer(pieces: Scored, style: str) -> Tokenizer:
 
 def unigram_tokenizer(pieces: Scored, charsmap: bytes = b"", unknown: int = 2) -> Tokenizer:
     """Return a Unigram as T5's is; with a charsmap runs of spaces count as one, too."""
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+
     tokenizer = Tokenizer(models.Unigram([(text, score) for text, score, _ in pieces], unknown, byte_fallback=False))
     if charsmap:
         squeezed = normalizers.Replace(Regex(" {2,}"), SPACE)
@@ -207,11 +305,11 @@ def model_file(pieces: Iterable[tuple[str, float, int]], model_type: int = 2, **
     numbers = {"precompiled_charsmap": 2, "add_dummy_prefix": 3, "remove_extra_whitespaces": 4}
     known = list(pieces)
     listed = b"".join(
-        field(1, field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + field(3, kind))
-        for text, score, kind in known
+        field(1, field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + field(3, type_))
+        for text, score, type_ in known
     )
     settings = b"".join(field(numbers[name], value) for name, value in normalizer.items())
-    trainer = field(3, model_type) + field(4, len(known)) + field(35, int(any(kind == BYTE for _, _, kind in known)))
+    trainer = field(3, model_type) + field(4, len(known)) + field(35, int(any(type_ == BYTE for _, _, type_ in known)))
     return listed + field(2, trainer) + field(3, field(1, b"identity") + settings)
 
 
@@ -225,6 +323,45 @@ def field(number: int, value: int | bytes) -> bytes:
 def varint(value: int) -> bytes:
     head, rest = value & 0x7F, value >> 7
     return bytes([head | 0x80]) + varint(rest) if rest else bytes([head])
+
+
+# --- keys of a GGUF file
+
+PREFIX = "tokenizer.ggml."
+
+
+def keyed(model: str, tokens: Scored, /, **more: Any) -> dict[str, Value]:
+    """Return the keys of a vocabulary; `more` by their names without the prefix: flags, ids, text and lists of text."""
+    values = {
+        "model": Value.of(ValueType.STR, model),
+        "tokens": Value.array(ValueType.STR, [text for text, _, _ in tokens]),
+        "scores": Value.array(ValueType.F32, [score for _, score, _ in tokens]),
+        "token_type": Value.array(ValueType.I32, [type_ for _, _, type_ in tokens]),
+        **{name: value_of(value) for name, value in more.items()},
+    }
+    return {f"{PREFIX}{name}": value for name, value in values.items()}
+
+
+def value_of(value: Any) -> Value:
+    if isinstance(value, list):
+        return Value.array(ValueType.STR, value)
+    kinds = {bool: ValueType.BOOL, int: ValueType.U32, str: ValueType.STR}
+    return value if isinstance(value, Value) else Value.of(kinds[type(value)], value)
+
+
+def bpe(letters: str = "abc ", merges: Iterable[str] = ("a b", "ab c"), **more: Any) -> dict[str, Value]:
+    """Return the keys of a small byte-level BPE: letters, what merges make, and one control token."""
+    listed = list(merges)
+    texts = [*letters.replace(" ", "\u0120"), *(merge.replace(" ", "") for merge in listed), "<|end|>"]
+    tokens = [(text, 0.0, CONTROL if text == "<|end|>" else NORMAL) for text in texts]
+    return keyed("gpt2", tokens, **{"pre": "gpt-2", "merges": listed, "eos_token_id": len(texts) - 1, **more})
+
+
+def scored(
+    pieces: Scored = (("a", -1.0, NORMAL), ("b", -2.0, NORMAL), ("ab", 0.0, NORMAL)), **more: Any
+) -> dict[str, Value]:
+    """Return the keys of a SentencePiece BPE: special tokens, bytes, and these pieces."""
+    return keyed("llama", [*PIECES, *pieces], **more)
 
 
 # --- llama.cpp
@@ -249,17 +386,10 @@ def llama(values: dict[str, Any], path: Path) -> Iterator[Tokenise]:
 
 def write_vocabulary(values: dict[str, Any], path: Path) -> None:
     """Write a GGUF file of these keys and of the sizes that llama.cpp reads before it comes to the vocabulary."""
-    import gguf
+    from gguf_files import write
 
-    writer = gguf.GGUFWriter(path, "llama")
-    for write in (writer.add_context_length, writer.add_embedding_length, writer.add_block_count):
-        write(8)
-    for write in (writer.add_feed_forward_length, writer.add_head_count):
-        write(8)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    sizes = ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count")
+    write(path, "llama", {**dict.fromkeys(sizes, 8), "attention.layer_norm_rms_epsilon": 1e-5})
     raw = path.read_bytes()
     extra = b"".join(
         struct.pack("<Q", len(key.encode())) + key.encode() + struct.pack("<I", int(value.type)) + bytes(value.raw)
