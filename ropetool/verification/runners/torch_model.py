@@ -174,18 +174,18 @@ class TorchModel:
         """
         if self.fixed_table:
             hidden = self.hidden(ids[:, :-1], ids.shape[1] - 1 - count, chunk)
-            return self.logits(hidden, 0, count)[0]
+            return self.logits(hidden, slice(count))[0]
         ends = range(ids.shape[1] - count, ids.shape[1])
-        return self._torch.cat([self.logits(self.hidden(ids[:, :end], end - 1, chunk), 0, 1)[0] for end in ends])
+        return self._torch.cat([self.logits(self.hidden(ids[:, :end], end - 1, chunk), slice(1))[0] for end in ends])
 
-    def logits(self, hidden: Hidden, start: int, end: int) -> Any:
-        """Return the logits of some of the hidden states.
+    def logits(self, hidden: Hidden, places: Any) -> Any:
+        """Return the logits of some of the hidden states. places: a slice or the indices of their positions.
 
         This runs the model's own forward on the given states, so that the scale, the cap and the head of each family
         apply.
-        Shapes: (rows, end - start, vocabulary).
+        Shapes: (rows, places, vocabulary).
         """
-        states = hidden.states[:, start:end]
+        states = hidden.states[:, places]
         base = self._body
         own = base.__dict__.get("forward")  # accelerate sets it if the layers are on several devices
         base.forward = lambda *args, **kwargs: hidden.output_class(last_hidden_state=states)

@@ -150,7 +150,7 @@ class TorchRunner:
         """Yield the logits of the hidden states of a row of `count` tokens, as `logits` does."""
         for start in range(0, count, PIECE_TOKENS):
             with self._torch.inference_mode(), quiet(self._transformers):
-                piece = self._model().logits(hidden, start, min(start + PIECE_TOKENS, count))[0]
+                piece = self._model().logits(hidden, slice(start, min(start + PIECE_TOKENS, count)))[0]
                 wide = self._wide(piece).cpu().numpy()
             yield start, wide  # out here: the mode is of the whole thread, and whoever takes a piece may go elsewhere
 
@@ -183,25 +183,24 @@ class TorchRunner:
             # The mode is of the whole thread, so it ends before the caller gets the piece.
             try:
                 with self._torch.inference_mode(), quiet(self._transformers):
-                    step = next(pieces, None)
-                    piece = None if step is None else self._piece(model, on_device, *step, is_scored)
+                    piece = self._piece(model, on_device, *next(pieces), is_scored)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
                 raise self._too_long(row.shape[1]) from None
-            if piece is None:
-                return
             yield piece
+            if piece.end == row.shape[1]:
+                return
 
     def _piece(self, model: TorchModel, row: Any, start: int, hidden: Hidden, is_scored: TokenFilter) -> Piece:
         """Return the losses of the requested tokens of a piece that begins at token `start`."""
         torch, stop = self._torch, start + hidden.states.shape[1]
         places = np.flatnonzero(before_scored(is_scored, start, stop, row.shape[1]))
-        chosen = Hidden(hidden.output_class, hidden.states[:, self._on_device(places)])
-        targets = row[0, self._on_device(places) + start + 1]
+        on_device = self._on_device(places)
+        targets = row[0, on_device + start + 1]
         parts = [
             torch.nn.functional.cross_entropy(wide[0], targets[part], reduction="none")
-            for part, wide in self._wide_logits(model, chosen)
+            for part, wide in self._wide_logits(model, hidden, places.size, on_device)
         ]
         losses = torch.cat(parts).cpu().numpy().astype(np.float64) if parts else np.empty(0)
         if not np.isfinite(losses).all():
@@ -257,7 +256,7 @@ class TorchRunner:
         hidden = model.hidden(ids, batch.shape[1] - scored - 1, self._chunk_tokens)
         targets = ids[:, batch.shape[1] - scored :]
         losses, hits = [], []
-        for part, wide in self._wide_logits(model, Hidden(hidden.output_class, hidden.states[:, :scored])):
+        for part, wide in self._wide_logits(model, hidden, scored):
             expected = targets[:, part]
             flat = torch.nn.functional.cross_entropy(wide.flatten(0, 1), expected.flatten(), reduction="none")
             losses.append(flat.view(expected.shape))
@@ -269,7 +268,7 @@ class TorchRunner:
     def _last_log_probs(self, model: TorchModel, batch: Tokens, candidates: Tokens) -> tuple[Any, Any]:
         torch = self._torch
         hidden = model.hidden(self._on_device(batch), batch.shape[1] - 1, self._chunk_tokens)
-        logits = model.logits(hidden, 0, 1)[:, 0]
+        logits = model.logits(hidden, slice(1))[:, 0]
         log_probs = torch.log_softmax(self._wide(logits), dim=-1)
         chosen = log_probs.gather(1, self._on_device(candidates)).cpu().numpy().astype(np.float64)
         self._refuse_not_finite(model, batch, chosen[:, :1], batch.shape[1] - 1)
@@ -289,13 +288,17 @@ class TorchRunner:
             try_=WIDER,
         )
 
-    def _wide_logits(self, model: TorchModel, hidden: Hidden) -> Iterator[tuple[slice, Any]]:
-        """Yield slices of positions with their logits. Shapes: (rows, positions, vocabulary)."""
-        rows, places = hidden.states.shape[:2]
-        step = max(1, LOGITS_AT_ONCE // (rows * model.vocabulary))
-        for start in range(0, places, step):
-            part = slice(start, min(start + step, places))
-            yield part, self._wide(model.logits(hidden, part.start, part.stop))
+    def _wide_logits(
+        self, model: TorchModel, hidden: Hidden, count: int, places: Any = None
+    ) -> Iterator[tuple[slice, Any]]:
+        """Yield slices of `count` positions with their logits. Shapes: (rows, positions, vocabulary).
+
+        places: the indices of the positions. None takes the first positions.
+        """
+        step = max(1, LOGITS_AT_ONCE // (hidden.states.shape[0] * model.vocabulary))
+        for start in range(0, count, step):
+            part = slice(start, min(start + step, count))
+            yield part, self._wide(model.logits(hidden, part if places is None else places[part]))
 
     def _wide(self, numbers: Any) -> Any:
         """Return a tensor in float32, or unchanged if its type is wider."""

@@ -37,7 +37,7 @@ from ropetool.verification.verdict.answers import Answers
 from ropetool.verification.verdict.deciding import DECIDED, FILE, Run
 from ropetool.verification.verdict.pacing import Clock
 from ropetool.verification.verdict.places import Places, longest_row
-from ropetool.verification.verdict.reading import Shape, Timed
+from ropetool.verification.verdict.reading import Shape, Stages, Timed
 
 if TYPE_CHECKING:
     from ropetool.verification.verdict.using import Use
@@ -150,7 +150,7 @@ def _answered(
             where="--text",
             try_="a longer text",
         )
-    stages = _Stages(tell)
+    stages = Stages(tell)
     models = {role: Timed(reader, clock, journals[role], stages.read) for role, reader in readers.items()}
     run = Run(
         models[TARGET], models.get(BASELINE), Shape.of(session.trained, reached, moving), length, clock, stages.begin,
@@ -175,21 +175,6 @@ def _use(
 
     kept = {role: JournaledRunner(reader, journals[role], role) for role, reader in readers.items()}
     return measured_use(run, kept, list(islice(places, PLACES)), seed)
-
-
-class _Stages:
-    """The progress of a run: the tokens of the current stage."""
-
-    def __init__(self, tell: Progress) -> None:
-        self._tell, self._stage, self._total, self._done = tell, "", 0, 0
-
-    def begin(self, stage: str, tokens: int) -> None:
-        self._stage, self._total, self._done = stage, tokens, 0
-        self._tell(stage, 0, tokens)
-
-    def read(self, tokens: int) -> None:
-        self._done += tokens
-        self._tell(self._stage, self._done, self._total)
 
 
 def _journals(session: Session, marked: str, options: VerifyOptions, stack: ExitStack) -> dict[str, Journal]:

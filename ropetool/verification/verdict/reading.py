@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ropetool.rope.tables import Array
 from ropetool.verification.journal import Journal
-from ropetool.verification.scoring import Piece, Reader, Tokens
+from ropetool.verification.scoring import Piece, Progress, Reader, Tokens
 from ropetool.verification.verdict.pacing import Clock, Pace
 
 SHORT = 2048  # tokens of a short prompt, at most
@@ -58,6 +58,21 @@ class OutOfTime(Exception):
     """A row does not fit into the time left."""
 
 
+class Stages:
+    """The progress of a run: the tokens of the current stage."""
+
+    def __init__(self, tell: Progress) -> None:
+        self._tell, self._stage, self._total, self._done = tell, "", 0, 0
+
+    def begin(self, stage: str, tokens: int) -> None:
+        self._stage, self._total, self._done = stage, tokens, 0
+        self._tell(stage, 0, tokens)
+
+    def read(self, tokens: int) -> None:
+        self._done += tokens
+        self._tell(self._stage, self._done, self._total)
+
+
 class Timed:
     """A model that reads rows against the clock, and saves their losses.
 
@@ -90,7 +105,10 @@ class Timed:
         first, losses = len(row) - scored, []
         for piece in self.read(row, lambda tokens: tokens >= first):
             losses.append(piece.losses)
-            if self.pace.seconds(piece.end, min(piece.end + STEP, len(row))) > self._clock.left:
+            if (
+                piece.end < len(row)
+                and self.pace.seconds(piece.end, min(piece.end + STEP, len(row))) > self._clock.left
+            ):
                 raise OutOfTime
         scores = np.concatenate(losses)
         self.keep(row, f"last {scored}", scores)
