@@ -119,6 +119,11 @@ def test_options_are_in_the_signature(name: str, options: type) -> None:
         function(*arguments, factr=4)
 
 
+@pytest.mark.parametrize("name", ["inspect", "advise", "plan", "extend", "apply", "bake", "export", "diff"])
+def test_the_types_of_a_function_can_be_read(name: str) -> None:
+    assert typing.get_type_hints(getattr(ropetool, name))["return"] is not None
+
+
 def test_rows_of_a_table_are_those_of_the_data_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = list(ropetool.inspect(DEMO).rows())
     assert len(rows) == 32

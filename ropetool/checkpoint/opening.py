@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 from ropetool import names
 from ropetool.checkpoint.edits import FileEdit
@@ -15,7 +15,10 @@ from ropetool.files.regular import open_regular
 if TYPE_CHECKING:
     from ropetool.checkpoint.gguf import GgufCheckpoint
 
-Checkpoint: TypeAlias = "HfCheckpoint | GgufCheckpoint"
+    Checkpoint: TypeAlias = HfCheckpoint | GgufCheckpoint
+else:
+    # Only `typing.get_type_hints` evaluates the text, so that opening a directory does not load the GGUF reader.
+    Checkpoint = Union[HfCheckpoint, '__import__("ropetool.checkpoint.gguf", fromlist=["_"]).GgufCheckpoint']
 
 
 def open_checkpoint(source: Path | Checkpoint) -> Checkpoint:
