@@ -65,3 +65,11 @@ def short_texts(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
     from verifying import cut_texts
 
     cut_texts(monkeypatch, tmp_path_factory.mktemp("short") / "texts", 8000)
+
+
+@pytest.fixture
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an export compare the logits of few tokens, for a test that asks what is done and said, and not for figures."""
+    from ropetool.verification import short_divergence
+
+    monkeypatch.setattr(short_divergence, "MOST", 512)
