@@ -6,12 +6,14 @@ import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from socketserver import BaseServer
 
 import pytest
 import slow
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch and llama.cpp read them
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_THREAD_LIMIT", "1")  # llama.cpp asks for as many as there are processors
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a thread that waits for another's turn must not take it
 
 
@@ -29,12 +31,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep journals and places of sources out of the user's cache and of another worker's, and do not wait for the disk."""
+    """Keep journals and places of sources out of the user's cache and of another worker's, and wait for no disk or server."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROPETOOL_CACHE", str(tmp_path_factory.mktemp("cache")))
         # Outputs are flushed to the disk before they get their names, which is waiting and nothing else. That it is done,
         # and in which order, formats/test_transaction.py says; what runs in a process of its own does it.
         patch.setattr(os, "fsync", lambda descriptor: None)
+        # A server of the tests looks for its end twice a second otherwise, and whoever stops it waits for that.
+        patch.setattr(BaseServer.serve_forever, "__defaults__", (0.02,))
         yield
 
 
@@ -68,3 +72,11 @@ def short_texts(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
     from verifying import cut_texts
 
     cut_texts(monkeypatch, tmp_path_factory.mktemp("short") / "texts", 8000)
+
+
+@pytest.fixture
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an export compare the logits of few tokens, for a test that asks what is done and said, and not for figures."""
+    from ropetool.verification import short_divergence
+
+    monkeypatch.setattr(short_divergence, "MOST", 512)

@@ -39,6 +39,14 @@ class Forked:
             self._code = int(self._lines.readline())
         return self._code
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether `wait` returns at once."""
+        return self._code is not None or bool(select.select([self._lines], [], [], 0)[0])
+
+    def interrupt(self) -> None:
+        os.kill(self._id, signal.SIGINT)
+
     def kill(self) -> None:
         if self._code is None:
             os.kill(self._id, signal.SIGKILL)

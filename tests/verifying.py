@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ropetool.rope.tables import RopeSet
@@ -19,7 +20,7 @@ from ropetool.verification.results import VerifyResult
 from ropetool.verification.runners.llama_runner import LlamaRunner
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.runners.torch_tokenizer import TorchTokenizer
-from ropetool.verification.scoring import Done, Scores, ignore
+from ropetool.verification.scoring import Done, Predictions, Scores, ignore
 
 LONG = 2000  # characters of a text that is worth it
 
@@ -57,10 +58,34 @@ def write_cut(folder: Path, characters: int) -> None:
         (folder / document.name).write_text(document.text[:characters], encoding="utf-8")
 
 
+def with_these_texts(program: str) -> str:
+    """Return a program that has the same documents of the package as this process, for a fork."""
+    changed = f"from ropetool.verification import texts\ntexts.EMBEDDED = type(texts.EMBEDDED)({str(texts.EMBEDDED)!r})"
+    return f"{changed}\n{program}"
+
+
 def shrink_suites(patch: pytest.MonkeyPatch) -> None:
     """Let the longer suites have few rows, for a test that asks what is said of them: their texts take half a minute."""
     for name in ("standard", "full"):
         patch.setitem(suites.SUITES, name, replace(suites.SUITES[name], passages=2, trials=2))
+
+
+def answer_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Let models of torch answer by chance, for a test that asks which runs begin and end, and for no figure."""
+    rng = np.random.default_rng(0)
+
+    def score(self: Any, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
+        done(sum(map(len, rows)))
+        return Scores(rng.uniform(1, 3, (len(rows), scored)), np.zeros((len(rows), scored), dtype=np.bool_))
+
+    def predict(
+        self: Any, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
+    ) -> Predictions:
+        done(sum(map(len, rows)))
+        return Predictions(rng.uniform(-3, -1, np.shape(candidates)), np.array([each[0] for each in candidates]))
+
+    patch.setattr(TorchRunner, "score", score)
+    patch.setattr(TorchRunner, "predict", predict)
 
 
 def remember(patch: pytest.MonkeyPatch, unchanged: Collection[Path]) -> None:
@@ -71,8 +96,9 @@ def remember(patch: pytest.MonkeyPatch, unchanged: Collection[Path]) -> None:
 
 def _remember(patch: pytest.MonkeyPatch, runner: type[Any], unchanged: set[str]) -> None:
     scores: dict[tuple[Any, ...], Scores] = {}
+    predictions: dict[tuple[Any, ...], Predictions] = {}
     pieces: dict[tuple[Any, ...], list[tuple[int, Any]]] = {}
-    compute_scores, compute_logits = runner.score, runner.logits
+    compute_scores, compute_predictions, compute_logits = runner.score, runner.predict, runner.logits
 
     def score(self: Any, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
         if str(self.path) not in unchanged:
@@ -83,6 +109,17 @@ def _remember(patch: pytest.MonkeyPatch, runner: type[Any], unchanged: set[str])
         done(sum(map(len, rows)))
         return scores[key]
 
+    def predict(
+        self: Any, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
+    ) -> Predictions:
+        if str(self.path) not in unchanged:
+            return compute_predictions(self, rows, candidates, done)  # type: ignore[no-any-return]
+        key = (self.description, str(self.path), *map(tuple, rows), *map(tuple, candidates))
+        if key not in predictions:
+            predictions[key] = compute_predictions(self, rows, candidates)
+        done(sum(map(len, rows)))
+        return predictions[key]
+
     def logits(self: Any, ids: Sequence[int]) -> Iterator[tuple[int, Any]]:
         if str(self.path) not in unchanged:
             return compute_logits(self, ids)  # type: ignore[no-any-return]
@@ -92,6 +129,7 @@ def _remember(patch: pytest.MonkeyPatch, runner: type[Any], unchanged: set[str])
         return iter(pieces[key])
 
     patch.setattr(runner, "score", score)
+    patch.setattr(runner, "predict", predict)
     patch.setattr(runner, "logits", logits)
 
 

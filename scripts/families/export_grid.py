@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,22 +48,21 @@ def grid() -> dict[str, tuple[str, list[str]]]:
 def _cell(family: Family, cell: str) -> str:
     method, options = CELLS[cell]
     with tempfile.TemporaryDirectory() as folder:
-        source, output = Path(folder, "source"), Path(folder, "output")
-        source.mkdir()
+        source = Path(folder)
         (source / names.CONFIG_JSON).write_text(json.dumps(_config(family)))
         if method == "longrope":
             options = {"params": {"long_factor": [1 + pair / 9 for pair in range(_pairs(source))]}}
             options["params"]["short_factor"] = [1 + pair / 40 for pair in range(_pairs(source))]
         try:
             reading = "original" if family.model_type in SCALED else None
-            plan = ropetool.plan(source, method, factor=FACTOR, reading=reading, **options)
+            checkpoint = HfCheckpoint.open(source)
+            plan = ropetool.plan(checkpoint, method, factor=FACTOR, reading=reading, **options)
         except LossyExport:
             return NOT  # norms behind the rotation take any factor on cos and sin away
-        ropetool.apply(plan, source, output)
-        return _held(family, json.loads((output / names.CONFIG_JSON).read_text()))
+        return _held(family, checkpoint.edited(plan.edits).config)
 
 
-def _held(family: Family, config: dict[str, Any]) -> str:
+def _held(family: Family, config: Mapping[str, Any]) -> str:
     try:
         _, view = exported(HfCheckpoint(config, family))
     except Refuses:

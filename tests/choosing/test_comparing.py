@@ -24,6 +24,7 @@ from verifying import cut_texts
 import ropetool
 from ropetool.choosing import candidates as candidate_module
 from ropetool.choosing.results import COLUMNS, CandidateResult, Comparison
+from ropetool.cli import compare as compare_command
 from ropetool.errors import ConfigError, MissingDependency, PlanMismatch, RopetoolError, UnknownMethod
 from ropetool.escaping import install_line
 from ropetool.lab.tuning import tuning
@@ -391,6 +392,7 @@ def test_extend_takes_what_is_measured(folder: Path, monkeypatch: pytest.MonkeyP
 def test_a_budget_tunes_what_is_measured_best(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search is a real one of one generation on few rows; what unseen text says of it is set."""
     own, found = tuning.tune, []
+    compare, measured = compare_command.compared, []
 
     def few(*given: Any, **options: Any) -> TuneResult:
         assert options.pop("budget") == 3
@@ -398,7 +400,13 @@ def test_a_budget_tunes_what_is_measured_best(folder: Path, monkeypatch: pytest.
             found.append(own(*given, **options, generations=1, amounts=(Amounts(8, 4, 1), Amounts(8, 4, 1))))
         return found[0]
 
+    def once(*given: Any, **options: Any) -> Comparison:
+        if not measured:
+            measured.append(compare(*given, **options))
+        return measured[0]
+
     monkeypatch.setattr("ropetool.plans.advice.CLOSED_FORMS", ("yarn",))
+    monkeypatch.setattr(compare_command, "compared", once)
     monkeypatch.setattr(tuning, "tune", few)
     line = ("extend", "model", "--method", "auto", "--factor", "2", "--tune-minutes", "3")
     for better, output in ((False, "untuned"), (True, "tuned")):

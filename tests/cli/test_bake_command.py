@@ -21,7 +21,7 @@ from ropetool.verification.readback.comparing import read_back
 
 RESEARCH = Limits(grade="research")
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
-pytestmark = pytest.mark.usefixtures("short_texts")
+pytestmark = pytest.mark.usefixtures("short_texts", "few_rows")
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,8 @@ def test_a_record_that_names_itself_as_its_source_ends_there(folder: Path) -> No
     assert plan.tensors
 
 
-def test_a_baked_one_against_the_other_is_judged_by_its_logits(folder: Path) -> None:
+def test_a_baked_one_against_the_other_is_judged_by_its_logits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ropetool.verification.run.DIVERGENCE_TOKENS", 4096)
     found = verify_checkpoint(
         folder / "baked", against=folder / "extended", suite="quick", segments=8, lengths=[64, 256, 2048],
         certificate_file=folder / "against.json", limits=RESEARCH,

@@ -90,7 +90,7 @@ class Verifier:
 
 
 @pytest.fixture(autouse=True)
-def verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verifier:
+def verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_rows: None) -> Verifier:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(DEMO, tmp_path / "model")
     stand_in = Verifier()

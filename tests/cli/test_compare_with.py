@@ -130,7 +130,7 @@ def test_a_run_that_goes_on_keeps_what_yardsticks_gave(monkeypatch: pytest.Monke
 def test_rows_of_another_trained_length_do_not_serve_a_run_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     # The first two count from the trained length, which their names do not state; the run is cut at the third.
     # Of 64 tokens as many are scored with either trained length.
-    beside = ("--lengths", "64,512", "--compare-with", "rerope(32)+log-n,dynamic-ntk,rerope(64)")
+    beside = ("--lengths", "64,320", "--compare-with", "rerope(32)+log-n,dynamic-ntk,rerope(64)")
     line = ("verify", "extended", *OPTIONS, *beside, "--json")
     fresh = {length: run(*line, "--trained-length", length).json for length in ("256", "192")}
     own = TorchRunner.score

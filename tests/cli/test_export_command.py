@@ -29,7 +29,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def extended(model: Path) -> Path:
+def extended(model: Path, few_rows: None) -> Path:
     """Return an output of ropetool that states 1024 tokens, not verified."""
     return ropetool.apply(ropetool.plan("model", "yarn", factor=4), "model", "model-yarn-4x").output
 
@@ -102,7 +102,7 @@ def test_types_and_names(model: Path, outtype: str, stored: str) -> None:
     assert types(Path("out.gguf")) == {stored}
 
 
-def test_an_existing_file_is_replaced_only_by_force(model: Path) -> None:
+def test_an_existing_file_is_replaced_only_by_force(model: Path, few_rows: None) -> None:
     Path("out.gguf").write_text("mine")
     done = run("export", "model", "-o", "out.gguf")
     assert (done.code, done.out) == (1, "")
@@ -116,7 +116,7 @@ def test_an_existing_file_is_replaced_only_by_force(model: Path) -> None:
     assert types(Path("out.gguf")) == {"BF16"}
 
 
-def test_a_sliding_window_must_be_accepted_and_is_then_a_note(model: Path) -> None:
+def test_a_sliding_window_must_be_accepted_and_is_then_a_note(model: Path, few_rows: None) -> None:
     set_config(model, model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=64)
     refused = run("export", "model")
     assert (refused.code, refused.out) == (1, "")
@@ -135,7 +135,7 @@ def test_an_unknown_type_is_a_matter_of_usage(model: Path) -> None:
     assert "'q9_0'" in done.json["error"]["message"]
 
 
-def test_the_function_is_public(model: Path) -> None:
+def test_the_function_is_public(model: Path, few_rows: None) -> None:
     assert ropetool.export("model").output == model.with_name("model-BF16.gguf")
 
 
@@ -327,7 +327,7 @@ def test_force_replaces_the_record_too(extended: Path) -> None:
     assert Path(made.source).name == "model-yarn-4x"
 
 
-def test_a_record_of_a_file_that_is_gone_is_no_obstacle(model: Path) -> None:
+def test_a_record_of_a_file_that_is_gone_is_no_obstacle(model: Path, few_rows: None) -> None:
     ropetool.export("model", "x.gguf", check=False)
     Path("x.gguf").unlink()
     assert run("export", "model", "-o", "x.gguf").code == 0

@@ -17,7 +17,7 @@ import ropetool
 from ropetool.checkpoint import provenance
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
-pytestmark = pytest.mark.usefixtures("short_texts")
+pytestmark = pytest.mark.usefixtures("short_texts", "few_rows")
 QUICK = ["--suite", "quick", "--segments", "8", "--lengths", "1024", "--grade", "research"]
 
 

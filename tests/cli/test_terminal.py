@@ -14,6 +14,7 @@ import pytest
 from models import write_config
 from running import run
 from terminals import Shown, on_terminal
+from verifying import with_these_texts
 
 import ropetool
 from ropetool.cli import notes, terminal_width
@@ -106,10 +107,12 @@ SUITE = ["--suite", "quick", "--lengths", "64,1024", "--segments", "8", "--grade
     ("arguments", "columns"),
     [(["verify", "extended", *SUITE], 60), ([*EXTEND, "--verify", "--grade", "research", "-o"], 120)],
 )
-def test_verify(extended: Path, tmp_path: Path, arguments: list[str], columns: int) -> None:
+def test_verify(extended: Path, tmp_path: Path, arguments: list[str], columns: int, short_texts: None) -> None:
     output = [tmp_path / "output"] if arguments[-1] == "-o" else []
     plain = {"NO_COLOR": "1"} if columns == 60 else {}
-    shown = on_terminal(*arguments, *output, cwd=extended, columns=columns, environment=plain)
+    shown = on_terminal(
+        *arguments, *output, cwd=extended, columns=columns, environment=plain, before=with_these_texts("")
+    )
     well(shown)
     assert ("\x1b[1;32mpass\x1b[0m: " in shown.written) == (not plain)
     assert any("─" * 20 in line for line in shown.screen)

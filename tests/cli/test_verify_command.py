@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
-import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from forks import COMMAND, Forked
 from running import run
+from verifying import with_these_texts
 
 import ropetool
 from ropetool.files.hf import read_object
@@ -34,9 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def inside(folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    if request.node.name != "test_an_interrupted_run_goes_on":  # which begins in a process of its own
-        request.getfixturevalue("short_texts")
+def inside(folder: Path, monkeypatch: pytest.MonkeyPatch, short_texts: None) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("ROPETOOL_CACHE", str(folder / "cache"))
 
@@ -126,17 +124,19 @@ def test_an_interrupted_run_goes_on(folder: Path) -> None:
         "--grade",
         "research",
     ]
-    running = subprocess.Popen(
-        [sys.executable, "-m", "ropetool", "verify", *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
-    )  # fmt: skip
+    printed = [folder / "interrupted.out", folder / "interrupted.err"]
+    for file in printed:
+        file.touch()
+    running = Forked({
+        "program": with_these_texts(COMMAND), "arguments": ["verify", *arguments], "output": [*map(str, printed)], "folder": str(folder),
+        "environment": {**os.environ},
+    })  # fmt: skip
     cache = folder / "cache" / "verify"
-    while running.poll() is None and not any(map(kept_rows, cache.glob("*.sqlite"))):
-        time.sleep(0.1)  # until something is kept, however long that takes
-    running.send_signal(signal.SIGINT)
-    out, err = running.communicate()
-    assert (running.returncode, out) == (130, ""), err
+    while not running.has_ended and not any(map(kept_rows, cache.glob("*.sqlite"))):
+        time.sleep(0.02)  # until something is kept, however long that takes
+    running.interrupt()
+    code, (out, err) = running.wait(), (file.read_text(encoding="utf-8") for file in printed)
+    assert (code, out) == (130, ""), err
     assert "run the same command with --resume" in err
 
     found = run("verify", *arguments, "--resume")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from running import run
+from verifying import answer_at_once
 
 import ropetool
 from ropetool.errors import ConfigError
@@ -117,6 +118,7 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_texts: None) -> 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(estimate, "pace", lambda *a, **k: pace(0.1, 0)())
     monkeypatch.setattr(duration, "SMALL", 0)
+    answer_at_once(monkeypatch)
     return tmp_path
 
 

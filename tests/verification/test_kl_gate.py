@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from loading import script
+from verifying import remember
 
 from ropetool import machine
 from ropetool.gguf_model.outtypes import NAMES, OUTTYPES
@@ -202,10 +203,13 @@ def test_the_table_is_of_this_model(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     pytest.importorskip("llama_cpp")
     measuring = script("floors/kl_floors.py")
-    return measuring.Pool(measuring.models(CACHE)["demo"], tmp_path_factory.mktemp("pool"))
+    made = measuring.Pool(measuring.models(CACHE)["demo"], tmp_path_factory.mktemp("pool"))
+    with pytest.MonkeyPatch.context() as patch:
+        remember(patch, [made.export("q8_0")])  # which several tests read
+        yield made
 
 
 @pytest.mark.parametrize("outtype", ["f16", "bf16", "q8_0"])

@@ -20,7 +20,7 @@ from ropetool.verification.checkpoints import verify_target
 from ropetool.verification.measure import Grading, Measure, Setting
 from ropetool.verification.measures.retrieval import RetrievalPair, RetrievalResult
 from ropetool.verification.options import VerifyOptions
-from ropetool.verification.results import FAIL, NOT_ASKED, NOT_RUN, PASS, Check
+from ropetool.verification.results import FAIL, NOT_ASKED, NOT_RUN, PASS, Check, VerifyResult
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import BASELINE, TARGET
 from ropetool.verification.verdict import bounds, using
@@ -177,8 +177,20 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROPETOOL_CACHE", str(tmp_path / "cache"))
 
 
-def test_a_kept_model_is_asked_what_it_uses(twice: Path) -> None:
-    result = verify_target(twice, VerifyOptions(baseline=DEMO, device="cpu", budget=8.0))
+WHOLE = VerifyOptions(baseline=DEMO, device="cpu", budget=8.0)
+
+
+@pytest.fixture(scope="module")
+def kept(twice: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[VerifyResult, Path]:
+    """The result of a first run, and the cache that it leaves."""
+    cache = tmp_path_factory.mktemp("kept") / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROPETOOL_CACHE", str(cache))
+        return verify_target(twice, WHOLE), cache
+
+
+def test_a_kept_model_is_asked_what_it_uses(kept: tuple[VerifyResult, Path]) -> None:
+    result = kept[0]
     assert result.answers is not None
     assert (result.answers.verdict, result.answers.lost, result.exit_code) == (bounds.KEEP, (), 0)
     copies = next(check for check in result.checks if check.name == "copies")
@@ -187,9 +199,10 @@ def test_a_kept_model_is_asked_what_it_uses(twice: Path) -> None:
     assert not any("was not measured" in note for note in result.notes)
 
 
-def test_a_second_run_asks_the_source_nothing(twice: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = VerifyOptions(baseline=DEMO, device="cpu", budget=8.0)
-    verify_target(twice, options)
+def test_a_second_run_asks_the_source_nothing(
+    twice: Path, kept: tuple[VerifyResult, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(kept[1], tmp_path / "cache")
     another = Path(shutil.copytree(twice, tmp_path / "another"))
     (another / "ropetool.json").unlink()
     asked: list[Path] = []
@@ -201,7 +214,7 @@ def test_a_second_run_asks_the_source_nothing(twice: Path, tmp_path: Path, monke
             return real(self, *arguments)
 
         monkeypatch.setattr(TorchRunner, name, watched)
-    assert verify_target(another, options).answers is not None
+    assert verify_target(another, WHOLE).answers is not None
     assert {path.name for path in asked} == {"another"}
 
 
