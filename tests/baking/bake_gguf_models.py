@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -171,11 +170,6 @@ for _arch, _family in families.by_gguf_architecture().items():
 
 def weights(arch: str, layers: int = 0) -> dict[str, np.ndarray]:
     """Return random weights by which every logit depends on every position."""
-    return dict(_weights(arch, layers))
-
-
-@cache
-def _weights(arch: str, layers: int) -> dict[str, np.ndarray]:
     rng, made = np.random.default_rng(7), ARCHITECTURES[arch]
     shapes: Shapes = {"token_embd.weight": (VOCABULARY, HIDDEN), "output.weight": (VOCABULARY, HIDDEN)}
     for layer in range(layers or made.layers):
