@@ -18,8 +18,10 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / name) for name in ("scripts", "tests", "tests/oracle", "tests/baking", "")]
@@ -234,13 +236,17 @@ def header(arch: str) -> Write:
     return write
 
 
+weights = cache(bake_gguf_models.weights)  # which draws numbers, and only the shapes count here
+
+
 def gguf_model(arch: str, keys: dict[str, Any] | None, dtype: str, shards: int = 1) -> Write:
     def write(folder: Path) -> Path:
         place = folder / f"{arch}-{dtype}-{shards}"
         if not place.exists():
             place.mkdir()
-            tensors = {n: sources.numbers(n, old.shape) for n, old in bake_gguf_models.weights(arch).items()}
-            bake_gguf_models.write(place / "m.gguf", arch, keys, dtype=dtype, tensors=tensors, shards=shards)
+            tensors = {n: sources.numbers(n, old.shape) for n, old in weights(arch).items()}
+            with mock.patch.object(bake_gguf_models, "weights", weights):
+                bake_gguf_models.write(place / "m.gguf", arch, keys, dtype=dtype, tensors=tensors, shards=shards)
         return min(place.iterdir())
 
     return write
@@ -263,11 +269,17 @@ def projection(cell: Cell, folder: Path, words: bool = False) -> Any:
         return f"refused: {type(error).__name__}" + (f": {error.message}" if words else "")
 
 
-def values(wanted: Mapping[str, Cell], keys: commands.Keys | None = None) -> dict[str, str]:
-    """Return the value of each of these cells. keys: which printed keys count; those of the file by default."""
+def values(
+    wanted: Mapping[str, Cell], keys: commands.Keys | None = None, sources: Path | None = None
+) -> dict[str, str]:
+    """Return the value of each of these cells.
+
+    keys: which printed keys count; those of the file by default.
+    sources: a folder that keeps the sources for the cells of other groups; a new one by default.
+    """
     keys = commands.Keys(known_keys()) if keys is None else keys
     found = {}
-    with scratch() as folder:
+    with scratch(sources) as folder:
         for name, cell in wanted.items():
             made = projection(cell, folder)
             made = made if isinstance(made, str) else keys.counted(group_of(name), made)

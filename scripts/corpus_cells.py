@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -21,6 +22,7 @@ from variants import LISTS, VARIANTS
 import ropetool
 
 FACTOR = 4
+MEMORY, ROOM = Path("/dev/shm"), 4 << 30  # bytes; all cells together need less than one gigabyte
 Act = Callable[[Path, Path], Any]  # from a source and a scratch folder to a projection
 
 # --- what is done
@@ -103,12 +105,21 @@ def rotation(source: Path) -> Any:
 
 
 @contextlib.contextmanager
-def scratch() -> Iterator[Path]:
-    """Give a folder for sources and outputs; ropetool keeps nothing of them in its cache, and nothing waits for the disk."""
-    with tempfile.TemporaryDirectory() as folder:
+def scratch(sources: Path | None = None) -> Iterator[Path]:
+    """Give a folder for sources and outputs; ropetool keeps nothing of them in its cache, and nothing waits for the disk.
+
+    sources: the folder, which keeps what was written; None: a new one.
+    """
+    with temporary_folder() as folder:
         kept = {"ROPETOOL_CACHE": str(Path(folder, "cache"))}
         with mock.patch.dict(os.environ, kept), mock.patch.object(os, "fsync"):
-            yield Path(folder)
+            yield sources or Path(folder)
+
+
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a new folder, in memory where there is enough: on a disk, removing a folder can take milliseconds."""
+    has_room = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM
+    return tempfile.TemporaryDirectory(dir=MEMORY if has_room else None)
 
 
 # --- projections

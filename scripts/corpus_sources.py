@@ -12,6 +12,7 @@ import json
 import math
 import sys
 import tempfile
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,7 @@ def scaled(config: Config) -> Config:
 # --- weights
 
 
+@lru_cache(2048)
 def numbers(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Return float32 numbers from -1 to 1 that follow from the name: no generator whose stream may change."""
     raw = hashlib.shake_256(name.encode()).digest(4 * math.prod(shape))

@@ -350,8 +350,8 @@ PARTS: dict[str, dict[str, Any]] = {
             "position_embedding_size": 16,
         },
     },
-    "qwen2_vl": {"vision_config": {"hidden_size": 128}},
-    "qwen2_5_vl": {"vision_config": {"out_hidden_size": 128}},
+    "qwen2_vl": {"vision_config": {"hidden_size": 128, "embed_dim": 32}},  # by default a hundred million weights
+    "qwen2_5_vl": {"vision_config": {"out_hidden_size": 128, "hidden_size": 32}},
     "qwen3_vl_moe": {"vision_config": {"out_hidden_size": 128, "depth": 2, "deepstack_visual_indexes": [0, 1]}},
     "qwen3_vl": {"vision_config": {"out_hidden_size": 128, "depth": 2, "deepstack_visual_indexes": [0, 1]}},
 }

@@ -11,7 +11,9 @@ import shutil
 import struct
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -268,11 +270,28 @@ def write(
     changes: to its config, which is silent where they are SILENT. wrapper: the type of the config around it; None: that
     of the families which have no class alone. drawn: returns the numbers of a tensor; None: those of `_drawn`.
     """
+    if changes or drawn:
+        return _write(path, family, changes or {}, seed, wrapper, drawn or _drawn)
+    return Path(shutil.copytree(_unchanged(family, seed, wrapper), path, dirs_exist_ok=True))
+
+
+@cache
+def _unchanged(family: str, seed: int, wrapper: str | None) -> Path:
+    """Write the checkpoint of a family once: its class takes longer than a copy."""
+    return _write(Path(_folder().name, f"{family} {seed} {wrapper}"), family, {}, seed, wrapper, _drawn)
+
+
+@cache
+def _folder() -> TemporaryDirectory[str]:
+    return TemporaryDirectory()
+
+
+def _write(path: Path, family: str, changes: Mapping[str, Any], seed: int, wrapper: str | None, drawn: Drawn) -> Path:
     import torch
     from safetensors.torch import load_file, save_file
     from transformers import AutoConfig
 
-    config = {"model_type": family, **EXPORTED[family], **(changes or {})}
+    config = {"model_type": family, **EXPORTED[family], **changes}
     config = {key: value for key, value in config.items() if value is not SILENT}
     wrapper = WRAPPERS.get(family, "") if wrapper is None else wrapper
     if wrapper:
@@ -284,7 +303,7 @@ def write(
         for name, weight in model.state_dict().items():
             tied = config["tie_word_embeddings"] and name.startswith("lm_head")
             if weight.is_floating_point() and "rotary" not in name and not tied:
-                weight.copy_((drawn or _drawn)(name, weight, family, generator))
+                weight.copy_(drawn(name, weight, family, generator))
     model.save_pretrained(path)
     if wrapper:
         config["architectures"] = [type(model).__name__]

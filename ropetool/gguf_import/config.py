@@ -23,7 +23,7 @@ from ropetool.files.hf.jsontext import shown
 from ropetool.gguf_import.keys import compare_keys, value_of
 from ropetool.gguf_import.rope_keys import sections_of, with_rope_keys
 from ropetool.gguf_model.shapes import ExpectedTensor, ModelShape, read_model, tensors
-from ropetool.gguf_model.shapes.base import Filed
+from ropetool.gguf_model.shapes.base import Filed, Rules
 from ropetool.gguf_model.shapes.reading import COUNTED, EPSILONS
 from ropetool.gguf_model.shapes.rules import RULES
 from ropetool.rope.tables import LayerRope, RopeSet
@@ -163,10 +163,12 @@ def _sizes(source: GgufCheckpoint, family: Family, table: Export, rope: RopeSet)
         number = source.values.get(f"tokenizer.ggml.{key}_token_id")
         if number is not None:
             config[f"{role}_token_id"] = plain(number)
-    front = f"{source.name}."
-    filed = {key.removeprefix(front): plain(value) for key, value in source.values.items() if key.startswith(front)}
-    filed_sizes = sizes | {"head_dim": _head_dim(entry, family)}
-    config |= RULES[table.rules].from_file(Filed(source.name, filed_sizes, filed, source.tensors))
+    from_file = RULES[table.rules].from_file
+    if from_file is not Rules.from_file:  # most families have no such rule, and decoding all keys takes time
+        front = f"{source.name}."
+        filed = {key.removeprefix(front): plain(value) for key, value in source.values.items() if key.startswith(front)}
+        filed_sizes = sizes | {"head_dim": _head_dim(entry, family)}
+        config |= from_file(Filed(source.name, filed_sizes, filed, source.tensors))
     return {key: value for key, value in config.items() if value is not None or key == family.window_key}
 
 
@@ -226,10 +228,12 @@ def _switch(source: GgufCheckpoint, table: Export, switch: str) -> bool | None:
         value = value_of(source, key)
         if one.switch == switch and value is not ABSENT:
             return bool(value)
-    presence = [(row, _present(source, row) is not None) for row in (*table.layer, *table.outer)]
-    states = [there for row, there in presence if row.when == switch]
-    states += [not there for row, there in presence if row.when == f"not {switch}"]
-    return states[0] if states else None
+    rows = (*table.layer, *table.outer)
+    for state, condition in ((True, switch), (False, f"not {switch}")):
+        row = next((row for row in rows if row.when == condition), None)
+        if row is not None:
+            return state if _present(source, row) is not None else not state
+    return None
 
 
 def _layer_keys(family: Family, rope: RopeSet, count: int) -> dict[str, Any]:

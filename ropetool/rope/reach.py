@@ -74,11 +74,18 @@ def least_base(rotary_dim: int, length: int) -> float:
     base: float = max(2.0, PUBLISHED_FIT / 10 * length**PUBLISHED_POWER)
     exponents = arithmetic.exponents(rotary_dim)
     failing = np.arange(max(1, length - PROBED), length + 1.0)
+    spread = np.arange(length, 0, -max(1, length // PROBED), dtype=np.float64)
+    worst = failing[-1:]  # the distance with the smallest sum for the previous base
     # The search tries each base, because a larger one may fail although a smaller one is sufficient. Most bases fail at
     # the distances of earlier failures, which are checked first.
     while base <= LARGEST_BASE:
         inv_freq = np.float64(base) ** exponents
-        if similarity(inv_freq, failing[-FEW:]).min() >= 0 and similarity(inv_freq, failing).min() >= 0:
+        for distances in (worst, failing[-FEW:], failing, spread):
+            sums = similarity(inv_freq, distances)
+            if sums.min() < 0:
+                worst = distances[[sums.argmin()]]
+                break
+        else:
             below = _below(inv_freq, length)
             if not below.size:
                 return base

@@ -6,7 +6,7 @@ those of its own test of all architectures (tests/test-llama-archs.cpp). As a pr
 
     rotation_probe.py FOLDER    reads FOLDER/*@FIRST@COUNT.gguf, keys without tensors, and decodes COUNT tokens from
                                 position FIRST on; writes an .npz for each that ran, else a .txt that says why not;
-                                nothing for one that ends its process, a fork of its own
+                                nothing for one that ends its process, a fork
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import traceback
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,14 @@ F32, I32 = 0, 26
 def divisors(name: str, pairs: int) -> np.ndarray:
     """Return the numbers of a frequency vector; each name has its own."""
     return np.geomspace(1, 3 + (VECTORS.index(name) if name in VECTORS else 0), pairs).astype(np.float32)
+
+
+@cache
+def _drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the random numbers of a tensor, which is the same in many models: most of the time of a run was this."""
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    numbers = rng.normal(1 if "norm" in name else 0, DEVIATION, shape).astype(np.float32)
+    return -np.abs(numbers) if "ssm_a" in name else numbers
 
 
 # --- keys
@@ -246,11 +255,7 @@ class Watch:
 
     def numbers(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """Return the numbers of a tensor, those of the first axis next to each other."""
-        if name in VECTORS:
-            return divisors(name, shape[0])
-        rng = np.random.default_rng(zlib.crc32(name.encode()))
-        numbers = rng.normal(1 if "norm" in name else 0, DEVIATION, shape).astype(np.float32)
-        return -np.abs(numbers) if "ssm_a" in name else numbers
+        return divisors(name, shape[0]) if name in VECTORS else _drawn(name, shape)
 
     def see(self, pointer: Any, ask: bool, user_data: Any) -> bool:
         """Keep what goes into a rotation and what comes out, and each score's multiplier."""
@@ -378,19 +383,24 @@ def run(path: Path, first: int, count: int) -> Watch:
 
 
 def main(folder: Path) -> None:
-    """Run every model of a folder, each in a fork: some end their process."""
+    """Run every model of a folder in a fork. If a model ends the fork, another one runs the models behind it."""
     _library()
-    for path in sorted(folder.glob("*.gguf")):
+    left = sorted(folder.glob("*.gguf"))
+    while left:
         child = os.fork()
         if not child:
             try:
-                _run_file(path)
-            except BaseException:  # noqa: BLE001 - the fork must not go on with the next file
+                for path in left:
+                    _run_file(path)
+            except BaseException:  # noqa: BLE001 - the fork must not go on as its parent
                 traceback.print_exc()
                 os._exit(1)
             os._exit(0)
-        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) > 0:  # below 0 llama.cpp ended it
-            raise SystemExit(f"{path.name}: an error of this program")
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        answered = sum(path.with_suffix(".npz").exists() or path.with_suffix(".txt").exists() for path in left)
+        if code > 0:  # below 0 llama.cpp ended it
+            raise SystemExit(f"{left[answered].name}: an error of this program")
+        left = left[answered + 1 :]
 
 
 def _run_file(path: Path) -> None:

@@ -232,8 +232,8 @@ def of_whole_heads(start: int) -> dict[str, list[bool]]:
         for arch in OF_WHOLE_HEADS[start : start + AT_ONCE]:
             first, count = Model(arch).span
             paths[arch] = [
-                model(arch, variant).write(Path(name, f"{arch}, {variant}@{first}@{count}.gguf"))
-                for variant in ("plain", PARTIAL)
+                model(arch, variant).write(Path(name, f"{arch}, {number}@{first}@{count}.gguf"))
+                for number, variant in enumerate(("plain", PARTIAL))  # the second ends the fork that has run the first
             ]
         probe(Path(name))
         return {arch: [path.with_suffix(".npz").exists() for path in pair] for arch, pair in paths.items()}
