@@ -43,6 +43,18 @@ def test_advise_takes_a_path(source: str | Path) -> None:
     assert advice.chosen.method == same.chosen.method == "yarn"
 
 
+class PathLike:
+    """A path of another library, such as py.path.local."""
+
+    def __fspath__(self) -> str:
+        return str(DEMO)
+
+
+def test_plan_takes_a_path_of_another_library() -> None:
+    source: typing.Any = PathLike()
+    assert ropetool.plan(source, "yarn", factor=2).edits == ropetool.plan(DEMO, "yarn", factor=2).edits
+
+
 def test_one_runtime_needs_no_list() -> None:
     plans = [ropetool.plan(DEMO, "yarn", factor=2, for_runtimes=each) for each in ("vllm", ["vllm"])]
     assert plans[0].runtimes == plans[1].runtimes != ropetool.plan(DEMO, "yarn", factor=2).runtimes

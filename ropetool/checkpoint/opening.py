@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, Union
 
@@ -37,7 +38,7 @@ def open_source(source: str | Path | Checkpoint) -> Checkpoint:
 
     Raises: CheckpointError, HubError.
     """
-    return open_checkpoint(hub.local(source) if isinstance(source, (str, Path)) else source)
+    return open_checkpoint(hub.local(source) if isinstance(source, (str, os.PathLike)) else source)
 
 
 def opened_as(

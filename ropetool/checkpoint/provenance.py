@@ -26,6 +26,7 @@ from ropetool.files.json_types import (
     OBJECT,
     STRING,
     STRINGS,
+    TEXT,
     JsonType,
     check_members,
     optional,
@@ -218,7 +219,7 @@ def _checked(data: Mapping[str, Any], path: Path) -> Provenance:
 # --- the rules of its data
 
 _LENGTH = whole(1, MAX_LENGTH)
-_RECORD = {"source": STRING, "source_fingerprint": STRING, "trained_length": _LENGTH, "plan": OBJECT}
+_RECORD = {"source": STRING, "source_fingerprint": TEXT, "trained_length": _LENGTH, "plan": OBJECT}
 _PARTS = {EXPORT: OBJECT, FILES: LIST}
 # The keys of a check that verification and export write.
 CHECK: Mapping[str, JsonType] = {

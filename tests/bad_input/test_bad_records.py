@@ -71,7 +71,8 @@ def one_error(done: Done, *parts: str) -> None:
     ("place", "value"),
     [
         ("trained_length", HUGE), ("trained_length", 0), ("trained_length", True), ("trained_length", "512"), ("source", 7),
-        ("source", ["a"]), ("source_fingerprint", None), ("plan", []), ("plan.method", 7), ("plan.method", ["yarn"]),
+        ("source", ["a"]), ("source_fingerprint", None), ("source_fingerprint", "\ud800"), ("plan", []),
+        ("plan.method", 7), ("plan.method", ["yarn"]),
         ("plan.params", []), ("plan.params", "x"), ("plan.bakes", 1), ("plan.bakes", "x"), ("plan.bakes", [{}]),
         ("plan.reading", {}), ("plan.factor", "4"), ("plan.factor", HUGE), ("plan.factor", float("nan")), ("plan.suffix", 4),
         ("plan.edits", 7), ("plan.edits", {}),
