@@ -1,6 +1,6 @@
 """The families that are read from transformers' source, extended in the style they take: the real rotary modules agree.
 
-That the records are true to the models is for tests/test_probing.py; here what ropetool makes of them is held against the
+That the records are true to the models is for tests/oracle/test_probing.py; here what ropetool makes of them is held against the
 classes, before and after.
 """
 
