@@ -256,12 +256,13 @@ def _perplexities(axes: Axes) -> None:
 
 
 def _numbers(panel: charts.Panel, axis: charts.Axis) -> list[float]:
-    """Return the places or the values of all marks, without the ends of intervals."""
+    """Return the places or the values of all marks, and the ends of error bars."""
     series = [mark for mark in panel.marks if isinstance(mark, charts.Series)]
     if axis is panel.places:
         return [place for each in series for place in each.places]
     levels = (mark.at for mark in panel.marks if isinstance(mark, charts.Guide) and mark.level)
-    return [*(value for each in series for value in each.values), *levels]
+    ends = (end for each in series if each.form == charts.BARS for end in (*each.low, *each.high) if math.isfinite(end))
+    return [*(value for each in series for value in each.values), *ends, *levels]
 
 
 def _logarithmic(axes: Axes, direction: str, numbers: Sequence[float]) -> None:
