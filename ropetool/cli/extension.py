@@ -78,6 +78,7 @@ class ExtensionOptions:
             if (self.factor is None) == (self.target_length is None):
                 raise click.UsageError("--method auto requires either --factor or --target-length")
             refuse(dict.fromkeys(UNMEASURED, "--method auto does not accept {}: name the method with --method"))
+            methods.Goal.make(1, self.factor, self.target_length)
             if self.tune_minutes is not None and self.original_length is not None:
                 raise click.UsageError(
                     "--tune-minutes requires the original length in the file: leave out --original-length"

@@ -17,6 +17,8 @@ WRONG = {
     "extend nowhere -m banana --factor 4": "--method: no method is called 'banana'",
     "extend nowhere -m yarn --factor 0.5": "--factor: 0.5 is not a factor",
     "extend nowhere --factor 0.5": "--factor: 0.5 is not a factor",
+    "extend nowhere -m auto --factor 0.5": "--factor: 0.5 is not a factor",
+    "extend nowhere -m yarn --factor 1e10": "--factor: 1e+10 tokens is above 2147483648",
     "extend nowhere -m yarn --factor 4 --target-length 4k": "pass exactly one of --factor and --target-length",
     "extend nowhere -m yarn --factor 4 -p beta_fats 3": "-p: yarn has no parameter beta_fats",
     "extend nowhere -m yarn --factor 4 -p beta_fast 3 -p beta_fast 4": "-p beta_fast: given twice",

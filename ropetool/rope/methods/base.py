@@ -51,7 +51,8 @@ class Goal:
                     f"{factor} is not a factor; a factor is a finite number of at least 1", where="--factor"
                 )
             if length * factor > MAX_LENGTH:
-                raise _too_long(f"{factor:g} times {length}", "--factor")
+                # A length of 1 checks the factor before a source is open.
+                raise _too_long(f"{factor:g} times {length}" if length > 1 else f"{factor:g}", "--factor")
             target_length = round(length * factor)
         if not isinstance(target_length, int) or isinstance(target_length, bool):
             raise InvalidRope(f"{target_length} must be a whole number of tokens", where="--target-length")
