@@ -92,7 +92,7 @@ def _measured(
     from ropetool.verification.options import VerifyOptions
 
     unmeasured = {"--method": None, "--tune-minutes": None}
-    with naming_a_smaller_run(instead=unmeasured), in_own_words():
+    with naming_a_smaller_run(instead=unmeasured), in_own_words(renamed={"--budget": "--tune-minutes"}):
         candidates = CandidateOptions(
             methods=CLOSED_FORMS,
             factors=[] if extension.factor is None else [extension.factor],

@@ -203,6 +203,7 @@ def test_compare_and_extend_auto_refuse_too(slow: Path) -> None:
     assert run(*line).code == 0
     auto = run("extend", "model", "--method", "auto", "--factor", "4", "-o", "extended")
     assert auto.code == 1
+    assert "Error: --tune-minutes: the run takes about " in auto.err  # extend has no --budget
     assert suggested(auto.err) == ["extend", "model", "--factor", "4", "-o", "extended"]
     assert run(*suggested(auto.err)).code == 0
 
