@@ -11,6 +11,7 @@ from running import Done, run
 
 import ropetool
 from ropetool.files.hf import read_object
+from ropetool.sections import half_width
 from ropetool.verification.results import VerifyResult
 from ropetool.verification.runners.torch_runner import TorchRunner
 
@@ -64,7 +65,7 @@ def test_the_target_is_held_against_each_of_them(measured: VerifyResult) -> None
     for found in measured.yardsticks:
         for entry, own, difference in zip(measured.lengths, found.lengths, found.differences, strict=True):
             assert difference.mean == pytest.approx(entry.target.mean - own.target.mean, abs=1e-9)
-            assert difference.half_width < entry.target.half_width  # paired: what makes a token hard drops out
+            assert half_width(difference) < half_width(entry.target)  # paired: what makes a token hard drops out
             assert (own.segments, own.target.tokens) == (entry.segments, entry.target.tokens)
         cells = found.measures["retrieval"][0].cells
         assert [(cell.length, cell.depth, cell.trials) for cell in cells] == [
