@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import click
 
-from ropetool.cli import print_result, terminal_width
+from ropetool.cli import print_result, show, terminal_width
 from ropetool.cli.options import FAMILY, METHOD, RUNTIME
 from ropetool.errors import UnknownName
 
@@ -50,8 +50,9 @@ def families_command(name: str | None, as_json: bool) -> None:
     chosen = [families.get(n) for n in (families.names() if name is None else [name])]
     if name is not None and not as_json:
         from ropetool.report.family_details import family_parts
+        from ropetool.report.terminal import terminal_text
 
-        print_result(False, dict, lambda: family_parts(chosen[0]), width=terminal_width())
+        show(terminal_text(family_parts(chosen[0]), terminal_width()))
         return
     from ropetool.report.lists import family_json, listed, overview_parts
 
