@@ -349,8 +349,8 @@ def gathered(**groups: type[Any] | str) -> Callable[[Callable[..., T]], Callable
         def call(**values: Any) -> T:
             classes = {argument: imported(group) for argument, group in groups.items()}
             objects = {argument: instance(group, values) for argument, group in classes.items()}
-            gathered = {name for group in classes.values() for name in _field_names(group)}
-            rest = {name: value for name, value in values.items() if name not in gathered}
+            taken = {name for group in classes.values() for name in _field_names(group)}
+            rest = {name: value for name, value in values.items() if name not in taken}
             return command(**objects, **rest)
 
         return call
