@@ -34,7 +34,8 @@ class Look:
     colour: a name in report/drawing.py, or `#rrggbb`.
     mark: matplotlib's letter for the mark of a value; empty for none.
     dashes: `-`, `--`, `-.`, `:`, or the lengths of dashes and gaps; empty for values that are not joined.
-    width, size: of the line and of the marks, in points.
+    width: the width of the line, in points.
+    size: the size of the marks, in points.
     sign: the character of a value in a terminal; empty if terminals do not show the series.
     """
 

@@ -22,10 +22,10 @@ FOLLOWING = ("verify", "export")
 
 @dataclass(frozen=True)
 class Chain:
-    """The options of `extend` for what follows the output.
+    """The options of `extend` that verify and export the output.
 
     verify: verify the output.
-    suite, grade: of the verification; None for the defaults.
+    suite, grade: the suite and the grade of the verification; None for the defaults.
     export: the GGUF file to write, None for no file.
     allow_unverified: export without a verification.
     dry_run, force, sidecars: as in `PlanOptions`.

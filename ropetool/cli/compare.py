@@ -180,7 +180,7 @@ def compare_command(
 def compared(
     source: Path | Checkpoint, candidates: CandidateOptions, options: VerifyOptions, say: Callable[[str], None] | None
 ) -> Comparison:
-    """Return the comparison, and show its progress. say: prints sentences about the work ahead, None for none."""
+    """Return the comparison, and show its progress. say: prints notes about the work ahead; None prints nothing."""
     from ropetool.choosing.comparing import compare_candidates
     from ropetool.cli.runs import measuring
 

@@ -178,7 +178,7 @@ class _Origin:
 
     named: as the user wrote it, a path or a hub id.
     path: the files on this disk.
-    config_only: only the config of a hub id is there, and no weights.
+    config_only: the folder has the config of a hub id, but no weights.
     checkpoints: the source and the draft model once they are opened, by path.
     """
 

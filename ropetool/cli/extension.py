@@ -22,7 +22,7 @@ UNMEASURED = (*OF_METHODS, "attention_factor", "temperature_scope", "as_type", "
 
 
 def check_method(name: str) -> None:
-    """Raise UnknownMethod for a name that is no method, and not `auto`."""
+    """Raise UnknownMethod unless the name is `auto` or the name of a method."""
     if name != AUTO:
         from ropetool.rope import methods
 
