@@ -42,6 +42,18 @@ def test_a_runtime_is_decoded_when_its_reading_is_read(tmp_path: Path, monkeypat
     assert found.readings[:2] == tuple(found.readings)[:2]
 
 
+# A family that lacks a key has an empty name for it, so a key without a name must not stand for all of those.
+@pytest.mark.parametrize("style", ["v4", "v5"])
+@pytest.mark.parametrize("family", sorted({**configs.FAMILIES, **configs.MORE_FAMILIES}))
+def test_a_key_without_a_name_changes_nothing(tmp_path: Path, family: str, style: str) -> None:
+    config = configs.config(family, style)
+    path = write_config(tmp_path / "model", config) / "config.json"
+    plain = inspection_json(inspection.inspect(path.parent))
+    for value in (0, True, "full_attention", [1], {"a": 1}):
+        path.write_text(json.dumps({**config, "": value}))
+        assert inspection_json(inspection.inspect(path.parent)) == plain, value
+
+
 # --- the data of --json
 
 

@@ -60,8 +60,9 @@ def section(config: Mapping[str, Any], family: Family, where: str) -> Mapping[st
                 where=where,
             )
     named = {key: part[own] for key, own in family.size_keys.items() if own in part and key not in part}
-    result: Mapping[str, Any] = {**(family.default_sizes if family.text_path else {}), **part, **named}
-    return result
+    values = {**(family.default_sizes if family.text_path else {}), **part, **named}
+    values.pop("", None)  # a family without some key has an empty name for it
+    return values
 
 
 def scaling_of(part: Mapping[str, Any]) -> Any:

@@ -201,10 +201,10 @@ def of_config(config: Mapping[str, Any], where: str = "") -> Family:
     config_type = model_type if isinstance(model_type, str) else ""
     wrapper = around(config)
     if wrapper is None:
-        key, other = TOLD_APART.get(config_type, ("", ""))
+        key, other = TOLD_APART.get(config_type, (None, ""))
         return (
             dataclasses.replace(get(other, where), config_type=config_type)
-            if config.get(key)
+            if key is not None and config.get(key)
             else get(config_type, where)
         )
     try:

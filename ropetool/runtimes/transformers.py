@@ -60,7 +60,7 @@ def decode(view: HfCheckpoint) -> RopeSet:
         rotary_dim = formulas.rotary_dim(part, keys, family, head_dim, rope_type)
         if family.mrope:
             _check_sections(keys, rotary_dim)
-        if rope_type == "dynamic" and keys.get(family.stretch_key or ""):
+        if rope_type == "dynamic" and family.stretch_key and keys.get(family.stretch_key):
             rope_type, theta = "default", formulas.stretched_base(theta, keys[family.stretch_key], head_dim)
         read = {*names.ROPE_TYPE_KEYS, family.temperature_key} - {names.ROPE_TYPE, names.LEGACY_TYPE}
         if rope_type == "proportional":
