@@ -19,7 +19,7 @@ from ropetool.files.gguf import Patch, TensorInfo, Value, ValueType, read_shards
 from ropetool.rope.tables import LayerRope, RopeSet, Temperature
 from ropetool.runtimes import Refuses
 from ropetool.runtimes.llama_cpp import architectures as archs
-from ropetool.runtimes.llama_cpp import decoding
+from ropetool.runtimes.llama_cpp import decoding, mscale
 from ropetool.runtimes.llama_cpp.layers import UNROTATED
 
 FULL, SLIDING = names.FULL_ATTENTION, names.SLIDING_ATTENTION
@@ -220,6 +220,23 @@ def test_linear_scaling_multiplies_the_score_of_mla() -> None:
     assert (entry.attention_factor, entry.score_plain) == (1.0, pytest.approx(G**2))
     mended = full("deepseek2", {**keys, archs.YARN_LOG_MULTIPLIER: -0.1 / G})
     assert (mended.attention_factor, mended.score_plain) == (1.0, pytest.approx(1.0, rel=1e-7))
+
+
+@pytest.mark.parametrize("factor", [4.0, 1.0, 0.5])
+@pytest.mark.parametrize("rotary", [1.0, 0.9])
+@pytest.mark.parametrize("on_score", [1.0, G, 0.9, 0.9 * G])  # two of them need no multiplier with linear scaling
+@pytest.mark.parametrize("scaling_type", ["linear", "yarn"])
+@pytest.mark.parametrize("arch", ["deepseek2", "mistral4", "deepseek32"])
+def test_numbers_that_give_two_factors(
+    arch: str, scaling_type: str, on_score: float, rotary: float, factor: float
+) -> None:
+    if factor == 1.0:
+        on_score = rotary  # without scaling the score gets the factor on cos and sin
+    numbers = mscale.numbers(arch, scaling_type, factor, on_score, rotary)
+    scaling = {archs.SCALING_TYPE: scaling_type, archs.FACTOR: factor, archs.ORIGINAL_CONTEXT_LENGTH: 512}
+    entry = full(arch, {**scaling, **numbers, archs.KEY_LENGTH: 96, archs.DIMENSION_COUNT: 64})
+    assert entry.attention_factor == pytest.approx(rotary, rel=1e-6)
+    assert entry.softmax_multiplier == pytest.approx(on_score**2, rel=1e-6)
 
 
 def test_a_log_multiplier_that_turns_the_factor_around() -> None:

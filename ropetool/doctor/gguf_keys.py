@@ -100,10 +100,7 @@ def _misspelt(checkpoint: GgufCheckpoint, arch: str, read: frozenset[str]) -> It
 
 def _is_default(arch: archs.Architecture, suffix: str, value: Value) -> bool:
     """Return whether a key sets the value that llama.cpp uses without the key."""
-    default = {
-        archs.YARN_BETA_FAST: archs.BETAS[0], archs.YARN_BETA_SLOW: archs.BETAS[1], archs.YARN_EXT_FACTOR: 1.0,
-        archs.YARN_LOG_MULTIPLIER: 0.0, archs.FREQ_BASE: arch.fixed_base or None,
-    }.get(suffix)  # fmt: skip
+    default = (arch.fixed_base or None) if suffix == archs.FREQ_BASE else archs.DEFAULTS.get(suffix)
     return default is not None and value.type is ValueType.F32 and math.isclose(value.number, default)
 
 

@@ -22,10 +22,8 @@ from ropetool.verification.readback.keys import plain
 
 # The decoder reads these keys, or knows that llama.cpp ignores them. Import compares the tables that it decodes.
 _OF_POSITIONS = frozenset({
-    archs.CONTEXT_LENGTH, archs.DIMENSION_COUNT, archs.DIMENSION_COUNT_SWA, archs.DIMENSION_SECTIONS, archs.FREQ_BASE,
-    archs.FREQ_BASE_SWA, archs.SCALE_LINEAR, archs.SCALING_TYPE, archs.FACTOR, archs.ATTN_FACTOR,
-    archs.ORIGINAL_CONTEXT_LENGTH, archs.FINETUNED, archs.ALPHA, archs.YARN_LOG_MULTIPLIER, archs.YARN_EXT_FACTOR,
-    archs.YARN_ATTN_FACTOR, archs.YARN_BETA_FAST, archs.YARN_BETA_SLOW, archs.SLIDING_WINDOW,
+    *archs.SCALING_KEYS, archs.CONTEXT_LENGTH, archs.DIMENSION_COUNT, archs.DIMENSION_COUNT_SWA,
+    archs.DIMENSION_SECTIONS, archs.FREQ_BASE, archs.FREQ_BASE_SWA, archs.FINETUNED, archs.SLIDING_WINDOW,
     archs.SLIDING_WINDOW_PATTERN, archs.TEMPERATURE_SCALE, archs.TEMPERATURE_LENGTH,
 })  # fmt: skip
 _SHARED_WIDTH = "expert_shared_feed_forward_length"

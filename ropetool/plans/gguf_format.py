@@ -22,7 +22,7 @@ from ropetool.rope.tables import LayerRope, RopeSet
 from ropetool.runtimes import NotKnown, inspection
 from ropetool.runtimes.decoded import Decoded, EncodedTarget, decoded
 from ropetool.runtimes.llama_cpp import architectures as archs
-from ropetool.runtimes.llama_cpp import decoding
+from ropetool.runtimes.llama_cpp import mscale
 from ropetool.runtimes.llama_cpp.architectures import Architecture
 from ropetool.runtimes.llama_cpp.encodings import edits_of, gguf_encodings, gguf_length_encodings
 from ropetool.runtimes.llama_cpp.layers import ModelKeys, learned_positions
@@ -73,7 +73,7 @@ class GgufFormat:
         return inspection.trained_lengths(self.arch.name)
 
     def mscale(self, entry: LayerRope) -> float | None:
-        return decoding.log_multiplier(ModelKeys.of(self.checkpoint)) or 1.0 if self.arch.mla else None
+        return mscale.mscale_all_dim(ModelKeys.of(self.checkpoint)) or 1.0 if self.arch.mla else None
 
     def changed_layer_types(self, rope: RopeSet) -> list[str]:
         """Return the full layers, and sliding layers if llama.cpp scales them too and they have the same table."""

@@ -14,8 +14,9 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.gguf_keys import removal
 from ropetool.errors import ConfigError, LossyExport
 from ropetool.files.gguf import Patch, Value, ValueType
-from ropetool.rope.tables import TABLE_TOLERANCE, LayerRope
+from ropetool.rope.tables import LayerRope
 from ropetool.runtimes.llama_cpp import architectures as archs
+from ropetool.runtimes.llama_cpp import mscale
 from ropetool.runtimes.llama_cpp.layers import ModelKeys
 from ropetool.weights import operations as ops
 from ropetool.weights.edits import TensorEdit
@@ -95,36 +96,24 @@ class GgufBakeable:
 def _factor_patch(model: GgufCheckpoint, entry: LayerRope, factor: float, scale: float) -> Patch:
     """Return the keys that make llama.cpp multiply cos and sin by `factor`, and MLA's score by `scale` squared."""
     reader = ModelKeys.of(model)
-    if archs.YARN_LOG_MULTIPLIER not in reader.arch.keys or not reader.arch.mla:
-        if reader.arch.mla and math.isclose(scale, 1) and not math.isclose(factor, 1):
-            raise LossyExport(f"llama.cpp has one key for both factors of {reader.arch.name}", where=model.where)
-        old = reader.number(archs.ATTN_FACTOR, 1.0)
-        return _patch_of_numbers(reader, {archs.ATTN_FACTOR: (old * factor / entry.attention_factor, 1.0)})
-    stretch = 0.1 * math.log(entry.factor or 1.0)
-    yarn = reader.get(archs.SCALING_TYPE, "linear") == "yarn"
-    # llama.cpp also applies YaRN's factor to linear scaling.
-    whole = scale / factor if yarn else scale / (factor * (1 + stretch))
-    log_multiplier = (whole - 1) / stretch if stretch else 0.0
-    if math.isclose(whole, 1, rel_tol=TABLE_TOLERANCE):
-        log_multiplier = 0.0
-    # src/llama-context.cpp: for deepseek2, both multipliers are equal, so their ratio is 1. Other architectures divide.
-    if not yarn or (log_multiplier and reader.arch.name == "deepseek2"):
-        attn_factor = factor
-    else:
-        attn_factor = scale / (1 + stretch)
-    multiplier = log_multiplier * float(np.float32(0.1))
-    return _patch_of_numbers(
-        reader, {archs.ATTN_FACTOR: (attn_factor, 1.0), archs.YARN_LOG_MULTIPLIER: (multiplier, 0.0)}
-    )
+    if reader.arch.mla and not reader.arch.one_factor:
+        scaling_type = reader.get(archs.SCALING_TYPE, "linear")
+        return _patch_of_numbers(
+            reader, mscale.numbers(reader.arch.name, scaling_type, entry.factor or 1.0, scale, factor)
+        )
+    if reader.arch.one_factor and math.isclose(scale, 1) and not math.isclose(factor, 1):
+        raise LossyExport(f"llama.cpp has one key for both factors of {reader.arch.name}", where=model.where)
+    old = reader.number(archs.ATTN_FACTOR, 1.0)
+    return _patch_of_numbers(reader, {archs.ATTN_FACTOR: old * factor / entry.attention_factor})
 
 
-def _patch_of_numbers(reader: ModelKeys, numbers: Mapping[str, tuple[float, float]]) -> Patch:
+def _patch_of_numbers(reader: ModelKeys, numbers: Mapping[str, float]) -> Patch:
     """Return the patch that sets these numbers. A number equal to llama.cpp's default is left out."""
     values: dict[str, Value] = {}
     removed = set()
-    for suffix, (number, default) in numbers.items():
+    for suffix, number in numbers.items():
         key = reader.key(suffix)
-        if not math.isclose(number, default, rel_tol=1e-9, abs_tol=1e-12):
+        if not math.isclose(number, archs.DEFAULTS[suffix], rel_tol=1e-9, abs_tol=1e-12):
             values[key] = Value.of(ValueType.F32, number)
         elif key in reader.view.values:
             removed.add(key)

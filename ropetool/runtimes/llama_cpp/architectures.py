@@ -62,6 +62,15 @@ YARN_EXT_FACTOR = "rope.scaling.yarn_ext_factor"
 YARN_ATTN_FACTOR = "rope.scaling.yarn_attn_factor"
 YARN_BETA_FAST = "rope.scaling.yarn_beta_fast"
 YARN_BETA_SLOW = "rope.scaling.yarn_beta_slow"
+# Every key that scales a rotation. A file must not contain one that its encoding does not set.
+SCALING_KEYS = (
+    SCALING_TYPE, FACTOR, SCALE_LINEAR, ATTN_FACTOR, ORIGINAL_CONTEXT_LENGTH, ALPHA, YARN_LOG_MULTIPLIER,
+    YARN_EXT_FACTOR, YARN_ATTN_FACTOR, YARN_BETA_FAST, YARN_BETA_SLOW,
+)  # fmt: skip
+# What llama.cpp uses if the file does not set the key.
+DEFAULTS = {
+    ATTN_FACTOR: 1.0, YARN_LOG_MULTIPLIER: 0.0, YARN_EXT_FACTOR: 1.0, YARN_BETA_FAST: BETAS[0], YARN_BETA_SLOW: BETAS[1],
+}  # fmt: skip
 
 ROPE_FREQS = "rope_freqs.weight"
 ROPE_FACTORS_LONG = "rope_factors_long.weight"
@@ -188,10 +197,14 @@ class Architecture:
         return (8.0, 1.0) if self.name == "grok" else BETAS
 
     @property
+    def one_factor(self) -> bool:
+        """Whether cos and sin and the whole score always share YaRN's factor."""
+        return self.mla and YARN_LOG_MULTIPLIER not in self.keys
+
+    @property
     def takes_factor(self) -> bool:
         """Whether a file can set a factor on cos and sin without a factor on the whole score."""
-        lost = self.norm_after or self.name in WITHOUT_FACTOR
-        return not lost and not (self.mla and YARN_LOG_MULTIPLIER not in self.keys)
+        return not (self.norm_after or self.name in WITHOUT_FACTOR or self.one_factor)
 
     @property
     def method(self) -> str:
@@ -209,7 +222,7 @@ class Architecture:
             return "it normalises queries and keys after the rotation, which cancels any factor"
         if self.name in WITHOUT_FACTOR:
             return "its graph cancels YaRN's factor and does not read attn_factor"
-        if self.mla and YARN_LOG_MULTIPLIER not in self.keys:
+        if self.one_factor:
             return f"it does not read {YARN_LOG_MULTIPLIER.rpartition('.')[2]}, so rotation and score share one factor"
         if self.sliding is not None and self.sliding.needs_base:
             return "its sliding layers have a separate base, but share the scaling factors"

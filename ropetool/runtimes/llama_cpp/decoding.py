@@ -22,7 +22,7 @@ from ropetool.rope import arithmetic
 from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable, Temperature
 from ropetool.runtimes.base import Refuses
 from ropetool.runtimes.llama_cpp import architectures as archs
-from ropetool.runtimes.llama_cpp import layers
+from ropetool.runtimes.llama_cpp import layers, mscale
 from ropetool.runtimes.llama_cpp.layers import ModelKeys
 
 LEAST_FACTOR = 5e-5  # 1 + 0.1 ln s is above 0 from e^-10 on
@@ -65,7 +65,7 @@ class _Resolved:
     factor: 1 / freq_scale.
     mix: ext_factor, the share of YaRN's ramp; 0 for none.
     attn: the factor on cos and sin, before ggml's correction for YaRN.
-    log_multiplier: DeepSeek's mscale_all_dim; 0 if the file does not set it.
+    mscale_all_dim: of DeepSeek; 0 if the file does not set it.
     beta_fast, beta_slow: the ends of YaRN's ramp, in turns within `length`.
     context: the configured context length, in tokens.
     trained: original_context_length in tokens; None if the file does not set it.
@@ -77,7 +77,7 @@ class _Resolved:
     factor: float
     mix: float
     attn: float
-    log_multiplier: float
+    mscale_all_dim: float
     beta_fast: float
     beta_slow: float
     context: int
@@ -107,9 +107,9 @@ def _resolve(model: ModelKeys, context: int) -> _Resolved:
     mix = model.get(archs.YARN_EXT_FACTOR, -1.0) if archs.YARN_EXT_FACTOR in model.arch.keys else -1.0
     if mix < 0:
         mix = 1.0 if scaling_type == "yarn" else 0.0
-    multiplier = log_multiplier(model)
+    all_dim = mscale.mscale_all_dim(model)
     return _Resolved(
-        scaling_type, _theta(model), factor, mix, _attn(model, factor, mix, multiplier), multiplier,
+        scaling_type, _theta(model), factor, mix, _attn(model, factor, mix, all_dim), all_dim,
         model.number_if_read(archs.YARN_BETA_FAST, model.arch.betas[0]),
         model.number_if_read(archs.YARN_BETA_SLOW, model.arch.betas[1]), context, model.get(archs.ORIGINAL_CONTEXT_LENGTH),
         _vectors(model, scaling_type),
@@ -133,44 +133,14 @@ def _base(model: ModelKeys, suffix: str, default: float) -> float:
     return base
 
 
-def log_multiplier(model: ModelKeys) -> float:
-    """Return DeepSeek's mscale_all_dim, or 0 without the key.
-
-    Files contain a tenth of it, but mistral3 files the number.
-    """
-    if archs.YARN_LOG_MULTIPLIER not in model.arch.keys:
-        return 0.0
-    stored = model.number(archs.YARN_LOG_MULTIPLIER, 0.0, least=-math.inf)
-    return stored if model.arch.name == "mistral3" else stored / np.float64(np.float32(0.1))
-
-
-def _attn(model: ModelKeys, factor: float, mix: float, log_multiplier: float) -> float:
+def _attn(model: ModelKeys, factor: float, mix: float, all_dim: float) -> float:
     """Return attn_factor as the context keeps it. With YaRN it is divided by the factor that ggml multiplies again."""
     stored = model.number(archs.ATTN_FACTOR, 1.0)
     if stored == 0:
         raise InvalidRope("is 0, which removes the positions; it must not be 0", where=model.where(archs.ATTN_FACTOR))
     if mix == 0:
         return model.number_if_read(archs.YARN_ATTN_FACTOR, 1.0) * stored
-    return _ratio(model, factor, log_multiplier) / (1 + 0.1 * math.log(factor)) * stored
-
-
-def _ratio(model: ModelKeys, factor: float, log_multiplier: float) -> float:
-    """Return YaRN's factor on cos and sin, from DeepSeek's multipliers if the file has mscale_all_dim."""
-    if log_multiplier == 0:
-        return _mscale(factor, 1.0)
-    if model.arch.name == "deepseek2":
-        return 1.0  # the loader assumes that both multipliers are equal
-    below = _mscale(factor, log_multiplier)
-    if below <= 0:
-        raise InvalidRope(
-            f"is {log_multiplier:g} after loading; with factor {factor:g} the attention factor would not be positive",
-            where=model.where(archs.YARN_LOG_MULTIPLIER),
-        )
-    return _mscale(factor, 1.0) / below
-
-
-def _mscale(factor: float, mscale: float) -> float:
-    return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
+    return mscale.rotary_factor(model, factor, all_dim) / (1 + 0.1 * math.log(factor)) * stored
 
 
 # --- frequency vectors
@@ -351,7 +321,7 @@ def _softmax_multiplier(model: ModelKeys, r: _Resolved) -> float:
     if not model.arch.mla and model.arch.name not in archs.WITH_A_GRAPH_OF_MLA:
         return 1.0
     original = r.attn * (1 + 0.1 * math.log(r.factor))
-    return (original * (1 + 0.1 * r.log_multiplier * math.log(r.factor))) ** 2
+    return (original * (1 + 0.1 * r.mscale_all_dim * math.log(r.factor))) ** 2
 
 
 def _temperature(model: ModelKeys, r: _Resolved) -> Temperature | None:

@@ -23,16 +23,11 @@ from ropetool.rope.formulas import Source, blend_by_dims, geometric, yarn_factor
 from ropetool.rope.tables import TABLE_TOLERANCE, Array, LayerRope, Regime, RopeSet
 from ropetool.runtimes.decoded import EncodedTarget
 from ropetool.runtimes.llama_cpp import architectures as keys
+from ropetool.runtimes.llama_cpp import mscale
 from ropetool.runtimes.llama_cpp.architectures import ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT, ROPE_FREQS, Architecture
 from ropetool.runtimes.llama_cpp.layers import ModelKeys, divided_channels
 
 Vector = npt.NDArray[np.float32]
-
-# Every key that scales a rotation. A file must not contain one that its encoding does not set.
-SCALING_KEYS = (
-    keys.SCALING_TYPE, keys.FACTOR, keys.SCALE_LINEAR, keys.ATTN_FACTOR, keys.ORIGINAL_CONTEXT_LENGTH, keys.ALPHA,
-    keys.YARN_LOG_MULTIPLIER, keys.YARN_EXT_FACTOR, keys.YARN_ATTN_FACTOR, keys.YARN_BETA_FAST, keys.YARN_BETA_SLOW,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +174,7 @@ class _Writer:
         else:
             scaling_type, scaling = "none", {}
         if scaled and keys.get(self.arch).mla:
-            return GgufEncoding("linear keys", self._latent(scaling_type, factor, regime, yarn_factor(factor), scaling))
+            return GgufEncoding("linear keys", self._latent(scaling_type, factor, regime, scaling))
         if not scaled and math.isclose(regime.attention_factor, 1, rel_tol=1e-9):
             # An unscaled file sets no scaling, so that the options of llama.cpp still work.
             return GgufEncoding("base frequency", self._named(theta, {}))
@@ -191,7 +186,7 @@ class _Writer:
             return None
         scaling = {keys.FACTOR: Value.of(ValueType.F32, factor), **self._betas()}
         if keys.get(self.arch).mla:
-            return GgufEncoding("yarn keys", self._latent("yarn", factor, regime, 1.0, scaling))
+            return GgufEncoding("yarn keys", self._latent("yarn", factor, regime, scaling))
         attn_factor = regime.attention_factor / yarn_factor(factor)
         return GgufEncoding("yarn keys", self._scaled("yarn", self.rope_theta, attn_factor, scaling))
 
@@ -202,24 +197,14 @@ class _Writer:
         return {key: Value.of(ValueType.F32, value) for key, value, default in pairs if value != default}
 
     def _latent(
-        self, scaling_type: str, factor: float, regime: Regime, uncorrected: float, scaling: Mapping[str, Value]
+        self, scaling_type: str, factor: float, regime: Regime, scaling: Mapping[str, Value]
     ) -> dict[str, Value]:
-        """Return the keys of an MLA graph, which multiplies the whole score by the rotary factor and a multiplier.
-
-        R is attn_factor, L is the multiplier. c is 1 with YaRN and g(1) without it, because only YaRN corrects the
-        factor. cos and sin get R, and the score gets (R c (1 + 0.1 L ln s))^2. Without L, YaRN gives g(1) R in both
-        places.
-        Source: src/models/deepseek2.cpp and llama_context in src/llama-context.cpp.
-        """
-        entry = rotating_entry(self.target)
-        on_score, rotary = math.sqrt(entry.softmax_multiplier), regime.attention_factor
-        multiplier = (on_score / (rotary * uncorrected) - 1) / (0.1 * math.log(factor))
-        if abs(multiplier) < 1e-9:
-            return self._scaled(scaling_type, self.rope_theta, rotary / yarn_factor(factor), scaling)
-        log_multiplier = {keys.YARN_LOG_MULTIPLIER: Value.of(ValueType.F32, 0.1 * multiplier)}
-        whole = scaling_type == "yarn" and self.arch != "deepseek2"  # other architectures divide g(1) by g(L)
-        attn_factor = on_score / yarn_factor(factor) if whole else rotary
-        return self._scaled(scaling_type, self.rope_theta, attn_factor, {**scaling, **log_multiplier})
+        """Return the keys of an MLA graph, which multiplies the whole score by a factor of its own."""
+        on_score = math.sqrt(rotating_entry(self.target).softmax_multiplier)
+        numbers = mscale.numbers(self.arch, scaling_type, factor, on_score, regime.attention_factor)
+        attn_factor = numbers.pop(keys.ATTN_FACTOR)
+        more = {key: Value.of(ValueType.F32, number) for key, number in numbers.items() if number}
+        return self._scaled(scaling_type, self.rope_theta, attn_factor, {**scaling, **more})
 
     def divisors(self, regime: Regime) -> GgufEncoding | None:
         """Return any fixed table as the base frequencies divided by one vector.
@@ -329,7 +314,7 @@ def edits_of(encoding: GgufEncoding, arch: str, view: GgufCheckpoint) -> list[Fi
     llama.cpp requires the tensors of the file.
     """
     edits = _key_edits(view, encoding.keys)
-    for key in (f"{arch}.{name}" for name in SCALING_KEYS):
+    for key in (f"{arch}.{name}" for name in keys.SCALING_KEYS):
         if key in view.values and key not in encoding.keys:
             edits.append(FileEdit(METADATA, (key,), plain_value(view.values[key]), ABSENT))
     vectors = dict(encoding.tensors)
