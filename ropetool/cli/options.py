@@ -230,7 +230,16 @@ TRIALS = click.option(
     "--trials", type=WHOLE, callback=checked("ropetool.verification.preparing.check_trials"),
     help="Number of retrieval trials per depth. Default: from the suite.",
 )  # fmt: skip
-SEED = click.option("--seed", type=WHOLE, default=0, show_default=True, help="Random seed for the choice of passages.")
+
+
+def seed(choice: str) -> Callable[..., Any]:
+    """Return --seed of a choice, such as `passages`."""
+    return click.option(
+        "--seed", type=WHOLE, default=0, show_default=True, help=f"Random seed for the choice of {choice}."
+    )
+
+
+SEED = seed("passages")
 READING = click.option(
     "--from", "reading", type=click.Choice(["original", "current"]),
     help="For a source that is already scaled: replace its scaling (original), or build on its current table and context "
@@ -262,10 +271,25 @@ NO_SIDECARS = click.option(
     help="Do not change the model card. For a GGUF file, do not write a card or a Modelfile.",
 )  # fmt: skip
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Print the plan with every value. Do not write the output.")
-PLAN_OUT = click.option("--plan-out", type=click.Path(), help="Also write the plan to this file, for `ropetool apply`.")
+
+
+def plan_out(help: str) -> Callable[..., Any]:
+    """Return --plan-out with this help."""
+    return click.option("--plan-out", type=click.Path(), help=help)
+
+
+PLAN_OUT = plan_out("Also write the plan to this file, for `ropetool apply`.")
 COPY = click.option("--copy", is_flag=True, help="Copy the weight files instead of linking them.")
 FORCE = click.option("--force", is_flag=True, help="Replace an earlier output of ropetool.")
-REPORT = click.option("--report", type=click.Path(), help="Write an HTML report with plots into this new folder.")
+RESUME = click.option("--resume", is_flag=True, help="Continue an interrupted run.")
+
+
+def report(content: str) -> Callable[..., Any]:
+    """Return --report with this content of the page, such as `an HTML report`."""
+    return click.option("--report", type=click.Path(), help=f"Write {content} into this new folder.")
+
+
+REPORT = report("an HTML report with plots")
 FORCE_REPORT = click.option("--force", is_flag=True, help="Replace the folder of an earlier report.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
