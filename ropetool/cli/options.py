@@ -7,6 +7,7 @@ each key.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
@@ -353,6 +354,56 @@ def check_in_place(*others: str) -> None:
         refuse({"copy_if_needed": "{} requires --in-place"})
         return
     refuse(dict.fromkeys(others, "--in-place edits the source itself and does not accept {}"))
+
+
+def check_output_path(
+    output: str | None, source: str, *, force: bool = False, directory: bool | None = None, several: bool = False
+) -> None:
+    """Refuse an output that cannot be written, before the source is downloaded or read. An output of None passes.
+
+    source: as the user wrote it.
+    force: replace an earlier output of ropetool.
+    directory: whether the output is a directory; None if it has the format of the source.
+    several: the output is several files with other names, so the path itself may exist.
+    Raises: OutputError.
+    """
+    if output is None:
+        return
+    from ropetool.checkpoint.listings import check_unused
+    from ropetool.files.output import check_place
+
+    origin = origin_of(source)
+    if directory is None:
+        directory, several = _format_of(source)
+        if directory is None:  # a folder of models, or no model at all
+            check_place(Path(output), Path(os.devnull))
+            return
+    if several:
+        check_place(Path(output), origin)
+    else:
+        check_unused(Path(output), origin, force=force, directory=directory)
+
+
+def origin_of(source: str) -> Path:
+    """Return the path of a source that an output must not touch. A model on the hub has none before its download."""
+    from ropetool.files.hub import hub_id
+
+    return Path(os.devnull if hub_id(source) is not None else source)
+
+
+def _format_of(source: str) -> tuple[bool | None, bool]:
+    """Return whether a model is a directory, and whether it is split over several GGUF files. None if it is no model."""
+    from ropetool.files.hub import hub_id
+    from ropetool.files.shard_names import model_name
+    from ropetool.names import CONFIG_JSON
+
+    path, model_id = Path(source), hub_id(source)
+    file = path.name if model_id is None else model_id.file
+    split = model_name(Path(file)) != file.removesuffix(".gguf")
+    if model_id is not None:
+        return not file, split
+    directory = (path / CONFIG_JSON).is_file()
+    return directory if directory or path.is_file() else None, split and not directory
 
 
 # --- options as objects

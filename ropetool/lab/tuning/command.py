@@ -71,10 +71,12 @@ def tune_command(
     from ropetool.report.page import write_page
     from ropetool.report.terminal import terminal_text
 
+    if plan_out is not None:
+        check_new(PLAN_OUT, Path(plan_out))
+    printing.check_report()
     path = local_source(source)
     place = Path(plan_out) if plan_out is not None else _beside(path, target_length, options.space)
     check_new(PLAN_OUT, place)
-    printing.check_report()
     try:
         with bar() as progress, in_own_words("another --for"):
             result = tune_source(path, target_length, options, progress=progress, say=printing.say)
