@@ -50,7 +50,7 @@ class OutputOptions:
     force: bool
 
     def check(self, *others: str) -> None:
-        """Raise click.UsageError for options that exclude each other.
+        """Raise click.UsageError for options that exclude each other. Works only in a click command.
 
         others: the names of more parameters for a separate output.
         """
@@ -79,7 +79,7 @@ class PlanOptions(OutputOptions):
     plan_out: str | None
 
     def check(self, *others: str) -> None:
-        """Check as `OutputOptions`. Raises: ConfigError for a plan file that cannot be written."""
+        """Check as `OutputOptions`, only in a click command. Raises: ConfigError for a plan file that cannot be written."""
         super().check(*others)
         if self.plan_out is not None:
             from ropetool.cli.named_files import check_new

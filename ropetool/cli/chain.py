@@ -48,7 +48,10 @@ class Chain:
         return self.verify or (self.export is not None and not self.allow_unverified)
 
     def check(self, *, measured: bool) -> None:
-        """Raise click.UsageError for options that exclude each other. measured: --method auto uses the grade too."""
+        """Raise click.UsageError for options that exclude each other. Works only in a click command.
+
+        measured: --method auto uses the grade too.
+        """
         if self.dry_run:
             refuse(dict.fromkeys(FOLLOWING, "--verify and --export need an output, which --dry-run does not write"))
         if self.allow_unverified and (self.verify or self.export is None):

@@ -31,7 +31,7 @@ class RepairOptions:
     copy_if_needed: bool
 
     def check(self, sources: tuple[str, ...]) -> None:
-        """Check the options, before a source is read.
+        """Check the options, before a source is read. Works only in a click command.
 
         Raises: click.UsageError for options that exclude each other, or need exactly one source; OutputError for an
         output that cannot be written.

@@ -69,6 +69,8 @@ class ExtensionOptions:
     def check(self) -> None:
         """Check the options against each other, and the values that are wrong for every source.
 
+        Works only in a click command.
+
         Raises: click.UsageError for options that need another --method, and as `request`; InvalidRope for a wrong
         factor, length or attention factor.
         """

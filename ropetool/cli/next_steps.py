@@ -29,7 +29,10 @@ DECIDED = ("source", "method", "factor", "target_length", "reading", "original_l
 
 @contextmanager
 def completed_tries() -> Iterator[None]:
-    """Add the user's options to the next step of an error, or repeat the user's command with --force-factor."""
+    """Add the user's options to the next step of an error, or repeat the user's command with --force-factor.
+
+    Works only in a click command, whose options it reads.
+    """
     try:
         yield
     except RopetoolError as error:
@@ -122,7 +125,7 @@ def _problem(line: Sequence[str], context: click.Context) -> RopetoolError | Non
 
 @contextmanager
 def in_own_words(lossless: str = "{}", renamed: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Rewrite the errors of the body, so that they name options of the present command.
+    """Rewrite the errors of the body, so that they name options of the present command. Works only in a click command.
 
     lossless: the next step if a runtime cannot read the request; {} is a command line of `extend` that works.
     renamed: the options of the present command by the options of `extend`.

@@ -333,6 +333,8 @@ def in_place(command: Callable[..., Any]) -> Callable[..., Any]:
 def refuse(messages: Mapping[str, str]) -> None:
     """Raise click.UsageError for the first option in the order of the help that has a message and was passed.
 
+    Works only in a click command: it reads the options of the current context.
+
     messages: the message by the name of the parameter, with {} for the option. An option that was passed with its
       default value is not refused.
     """
@@ -346,6 +348,8 @@ def refuse(messages: Mapping[str, str]) -> None:
 
 def check_in_place(*others: str) -> None:
     """Raise click.UsageError for options that exclude each other.
+
+    Works only in a click command with the options of `in_place`: it reads the current context.
 
     others: the names of parameters for a separate output.
     """
