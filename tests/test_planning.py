@@ -558,7 +558,7 @@ BROKEN_PLANS = {
         r'the edit of "a": starts is \[true\]',
     ),
     "an edit of no tensor": (corrupted(tensors=[{}]), "the edit of null: tensor is absent"),
-    "weights that are a list": (corrupted(weight_files=["a"]), "weight_files is .* or null"),
+    "weights that are a list": (corrupted(weight_files=["a"]), "weight_files is .*; it must be null or "),
     "no identity": (corrupted(identity=[]), r"identity is \[\]"),
     "an identity of numbers": (corrupted(identity={"settings": {"a": 1}, "weights": ""}), "settings is"),
     "runtimes that are none": (corrupted(runtimes=3), "runtimes is 3"),

@@ -17,15 +17,16 @@ import pytest
 from running import run
 
 import ropetool
-from ropetool.choosing.options import CandidateOptions
+from ropetool.choosing.options import CandidateOptions, CompareArguments
 from ropetool.errors import ConfigError, InvalidRope, MissingDependency
 from ropetool.escaping import Shown, Tabular
 from ropetool.gguf_export.options import ExportOptions
 from ropetool.lab.tuning import tuning
-from ropetool.lab.tuning.options import TuneOptions
+from ropetool.lab.tuning.options import TuneArguments, TuneOptions
 from ropetool.plans.applied import Applied
 from ropetool.plans.basis import Request
 from ropetool.report import printed
+from ropetool.verification.options import VerifyArguments
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 
@@ -131,9 +132,20 @@ def test_options_are_in_the_signature(name: str, options: type) -> None:
         function(*arguments, factr=4)
 
 
-@pytest.mark.parametrize("name", ["inspect", "advise", "plan", "extend", "apply", "bake", "export", "diff"])
+@pytest.mark.parametrize("name", sorted({*ropetool.__all__} - {"__version__"}))
 def test_the_types_of_a_function_can_be_read(name: str) -> None:
-    assert typing.get_type_hints(getattr(ropetool, name))["return"] is not None
+    function = getattr(ropetool, name)
+    hints = typing.get_type_hints(function)
+    assert hints.keys() >= {*inspect.signature(function).parameters, "return"}
+    assert (hints["return"] is type(None)) == (name == "patch")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("verify", VerifyArguments), ("compare", CompareArguments), ("tune", TuneArguments)]
+)
+def test_the_options_of_a_measurement_have_their_types(name: str, arguments: type) -> None:
+    options = typing.get_type_hints(getattr(ropetool, name))["options"]
+    assert {options, *typing.get_args(options)} >= {arguments}
 
 
 def test_rows_of_a_table_are_those_of_the_data_frame(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,11 +280,20 @@ def check_place(path: Path, place: Path) -> None:
     Raises: OutputError if the path is not writable; CorruptFile if it is a different file; CheckpointError if it is the
     certificate of a different model.
     """
+    check_file(path, place)
+    state(path, place)
+
+
+def check_file(path: Path, place: Path) -> None:
+    """Check the separate file of a certificate as `check_place` does, without reading the checkpoint.
+
+    Raises: OutputError if the path is not writable; CorruptFile if it is a different file.
+    """
     try:
         check_output(place, path, force=True)
     except OutputError as error:
         raise OutputError(error.message, where=f"--certificate {place}", try_="pass another FILE") from None
-    state(path, place)
+    read(path, place)
 
 
 def state(path: Path, place: Path | None = None) -> State:

@@ -22,7 +22,7 @@ from ropetool.errors import RopetoolError
 from ropetool.files import digests
 from ropetool.files.hidden import set_aside
 from ropetool.files.linking import HARD_LINKED, REFLINKED
-from ropetool.files.output import Rule
+from ropetool.files.output import Rule, anything, check_output
 
 LEFT_BEHIND = frozenset({".git", ".cache", "__pycache__"})  # folders of a source that no output gets
 _SHOWN = 5
@@ -143,6 +143,16 @@ class _Output:
 
 
 # --- what may be replaced
+
+
+def check_unused(output: Path, source: Path, *, force: bool, directory: bool) -> None:
+    """Return if a model may be written to `output`, as a directory or a file, without reading the source.
+
+    With `force`, an earlier output is not compared with its record, because the writer reads all its bytes for this.
+    Raises: OutputError.
+    """
+    rule = anything if force else directory_rule(output) if directory else files_rule([output])
+    check_output(output, source, force=force, directory=directory, may_replace=rule)
 
 
 def directory_rule(output: Path) -> Rule:

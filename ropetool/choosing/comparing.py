@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.choosing.candidates import Candidate, Refused, candidates_of
@@ -22,6 +22,7 @@ from ropetool.choosing.source import SourceModel
 from ropetool.errors import ConfigError
 from ropetool.files import hub
 from ropetool.files.counting import nobody
+from ropetool.plans.basis import Unpack
 from ropetool.registry import addition
 from ropetool.verification import catalogue, estimate, suites
 from ropetool.verification.conditions import SOURCE, conditions, run_key
@@ -40,9 +41,6 @@ from ropetool.verification.session import documents_of
 from ropetool.verification.statistics import clustered
 from ropetool.verification.texts import Document, fingerprint
 from ropetool.verification.whole_suites import kept_on_disk, missing_comparisons
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 YARDSTICK = "a reference attention variant of the source; no file can store it"
 

@@ -11,14 +11,9 @@ from ropetool.choosing.ranking import Ranking
 from ropetool.escaping import Tabular
 from ropetool.plans.plan import Plan
 from ropetool.sections import Table, csv_text, row
-from ropetool.verification.results import Estimate, LengthResult, VerifyResult, plain
+from ropetool.verification.results import Estimate, LengthResult, VerifyResult, json_places, plain
 
 SCHEMA = 1
-# The keys of a verification that differ between candidates. The other keys are equal for all, or concern files.
-MEASURED = (
-    "verdict", "lengths", "protocols", "position", "far", "retrieval", "key_tokens", "needle_answers", "long_pass",
-    "effective_length", "many_shot", "cache",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -162,7 +157,10 @@ def _row(
 
 def _candidate_json(result: CandidateResult) -> dict[str, Any]:
     plan, measured = result.plan, {} if result.measured is None else result.measured.to_json()
-    keys = dict.fromkeys([*MEASURED, *(result.measured.measures if result.measured is not None else ()), "checks"])
+    # The keys of a verification that differ between candidates. The other keys are equal for all, or concern files.
+    placed = [place.key for place in json_places()]
+    more = result.measured.measures if result.measured is not None else ()
+    keys = dict.fromkeys(["verdict", "lengths", *placed, *more, "checks"])
     return {
         "name": result.name, "method": plan.method if plan else None, "factor": plan.factor if plan else None,
         "params": dict(plan.params) if plan else None, "target_length": result.target_length,

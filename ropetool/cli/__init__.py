@@ -189,13 +189,13 @@ def config_alone(source: str) -> Path | None:
 
 
 def typed_words() -> list[str]:
-    """Return the words of the running command line, without the name of the program."""
+    """Return the words of the running command line, without the name of the program. Works only in a click command."""
     typed: list[str] = click.get_current_context().find_root().obj
     return typed
 
 
 def command_line() -> str:
-    """Return the running command line, quoted for a shell."""
+    """Return the running command line, quoted for a shell. Works only in a click command."""
     return command("ropetool", *typed_words())
 
 

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ropetool.cli import command_line, local_source, print_result
-from ropetool.cli.options import COPY, FORCE, JSON, NO_SIDECARS, SOURCE, check_in_place, gathered, in_place, output
+from ropetool.cli.options import (
+    COPY,
+    FORCE,
+    JSON,
+    NO_SIDECARS,
+    SOURCE,
+    check_in_place,
+    check_output_path,
+    gathered,
+    in_place,
+    output,
+)
 
 if TYPE_CHECKING:
     from ropetool.plans.applied import Applied
@@ -39,11 +50,15 @@ class OutputOptions:
     force: bool
 
     def check(self, *others: str) -> None:
-        """Raise click.UsageError for options that exclude each other.
+        """Raise click.UsageError for options that exclude each other. Works only in a click command.
 
         others: the names of more parameters for a separate output.
         """
         check_in_place("output", "copy", "force", *others)
+
+    def check_path(self, source: str) -> None:
+        """Raise OutputError for an output that cannot be written. source: as the user wrote it; it is not read."""
+        check_output_path(self.output, source, force=self.force)
 
     def target(self, plan: Plan, source: Path) -> Path:
         """Return the path that the plan changes or writes."""
@@ -64,12 +79,17 @@ class PlanOptions(OutputOptions):
     plan_out: str | None
 
     def check(self, *others: str) -> None:
-        """Check as `OutputOptions`. Raises: ConfigError for a plan file that cannot be written."""
+        """Check as `OutputOptions`, only in a click command. Raises: ConfigError for a plan file that cannot be written."""
         super().check(*others)
         if self.plan_out is not None:
             from ropetool.cli.named_files import check_new
 
             check_new("--plan-out", Path(self.plan_out))
+
+    def check_path(self, source: str) -> None:
+        """Check as `OutputOptions`. --dry-run accepts every output, because it does not write it."""
+        if not self.dry_run:
+            super().check_path(source)
 
     @contextmanager
     def saved(self, plan: Plan) -> Iterator[None]:
@@ -111,6 +131,7 @@ def apply_command(source: str, plan_file: str, options: OutputOptions, as_json: 
     from ropetool.report.planned import applied_json, applied_parts
 
     options.check()
+    options.check_path(source)
     plan, path = Plan.read(plan_file), local_source(source)
     written = applied(plan, path, options.target(plan, path), options)
     print_result(

@@ -129,6 +129,7 @@ def bake_command(
 
         baking = replace(baking, gains=tuple(list_value("gain", gain, "--gain")))
     check_bake(what, baking, bake_dtype)
+    options.check_path(source)
     presume = options.dry_run and options.plan_out is None and not check
     path = (config_alone(source) if presume else None) or local_source(source)
     opened = cache(open_checkpoint)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ropetool.cli import command_line, notes, show
-from ropetool.cli.options import refuse
+from ropetool.cli.options import check_output_path, refuse
 from ropetool.errors import ConfigError, OutputError
 from ropetool.escaping import command
 
@@ -46,7 +48,10 @@ class Chain:
         return self.verify or (self.export is not None and not self.allow_unverified)
 
     def check(self, *, measured: bool) -> None:
-        """Raise click.UsageError for options that exclude each other. measured: --method auto uses the grade too."""
+        """Raise click.UsageError for options that exclude each other. Works only in a click command.
+
+        measured: --method auto uses the grade too.
+        """
         if self.dry_run:
             refuse(dict.fromkeys(FOLLOWING, "--verify and --export need an output, which --dry-run does not write"))
         if self.allow_unverified and (self.verify or self.export is None):
@@ -70,14 +75,42 @@ class Chain:
         from ropetool.files.gguf.splitting import SplitLimits
         from ropetool.gguf_export import files
 
-        where, file, output = f"--export {self.export}", Path(self.export).resolve(), target.resolve()
-        if output == file or output in file.parents:
-            raise OutputError(f"is inside the output, {target}", where=where, try_="pass another FILE")
-        try:
+        self._check_outside(Path(self.export), target)
+        with self._named():
             notes(files.check(Path(self.export), source, SplitLimits(), force=self.force))
+
+    def check_path(self, source: str, output: str | None) -> None:
+        """Raise OutputError for a GGUF file that cannot be written, before the source is read.
+
+        source: as the user wrote it.
+        output: the path of the output. None for the default, which the plan determines.
+        """
+        if self.export is None:
+            return
+        file = Path(self.export)
+        if output is not None:
+            self._check_outside(file, Path(output))
+        elif not file.parent.exists() and file.parent.name.startswith(Path(source).name.partition("-")[0]):
+            return  # the folder may be the default output
+        with self._named():
+            check_output_path(self.export, source, force=self.force, directory=False)
+
+    def _check_outside(self, file: Path, target: Path) -> None:
+        """Raise OutputError for a file inside the output."""
+        output = target.resolve()
+        if output == file.resolve() or output in file.resolve().parents:
+            raise OutputError(
+                f"is inside the output, {target}", where=f"--export {self.export}", try_="pass another FILE"
+            )
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Name the option in an error about its file."""
+        try:
+            yield
         except OutputError as error:
             raise OutputError(
-                error.message, where=where, try_=error.try_.replace("another -o", "another FILE")
+                error.message, where=f"--export {self.export}", try_=error.try_.replace("another -o", "another FILE")
             ) from None
 
     def run(self, output: Path, as_json: bool) -> tuple[int, dict[str, Any]]:

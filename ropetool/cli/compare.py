@@ -112,7 +112,7 @@ GROUPS = {
 )
 @shared.REPORT
 @shared.FORCE_REPORT
-@click.option("--resume", is_flag=True, help="Continue an interrupted run.")
+@shared.RESUME
 @click.option("--explain", is_flag=True, help="Describe the columns below each table.")
 @shared.JSON
 @shared.gathered(

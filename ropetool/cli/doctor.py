@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ropetool.cli import local_source, print_result, terminal_width
-from ropetool.cli.options import check_in_place, for_runtimes, gathered, in_place, output
+from ropetool.cli.options import check_in_place, check_output_path, for_runtimes, gathered, in_place, output
 
 if TYPE_CHECKING:
     from ropetool.doctor.fixing import Destination
@@ -31,12 +31,18 @@ class RepairOptions:
     copy_if_needed: bool
 
     def check(self, sources: tuple[str, ...]) -> None:
-        """Raise click.UsageError for options that exclude each other, or need exactly one source."""
+        """Check the options, before a source is read. Works only in a click command.
+
+        Raises: click.UsageError for options that exclude each other, or need exactly one source; OutputError for an
+        output that cannot be written.
+        """
         if self.output is not None and (not self.fix or len(sources) != 1):
             raise click.UsageError("--output requires --fix and exactly one SOURCE")
         if self.in_place and not self.fix:
             raise click.UsageError("--in-place requires --fix")
         check_in_place("output")
+        if self.output is not None:
+            check_output_path(self.output, sources[0])
 
     def destination(self) -> Destination:
         """Return the place of the corrected files."""

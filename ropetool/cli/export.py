@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ropetool.cli import command_line, local_source, print_result
-from ropetool.cli.options import FORCE, JSON, SOURCE, WHOLE, gathered, output
+from ropetool.cli.options import FORCE, JSON, SOURCE, WHOLE, check_output_path, gathered, output
 
 if TYPE_CHECKING:
     from ropetool.gguf_export import Exported
@@ -94,6 +94,8 @@ def export_command(source: str, output: str | None, options: ExportOptions, as_j
     """
     from ropetool.report.exported import exported_parts, written_json
 
+    several = options.split_max_size is not None or options.split_max_tensors is not None
+    check_output_path(output, source, force=options.force, directory=False, several=several)
     target = None if output is None else Path(output)
     written = exported(local_source(source), target, replace(options, command=command_line()))
     print_result(as_json, lambda: written_json(written), lambda: exported_parts(written), written.notes)

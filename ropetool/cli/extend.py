@@ -136,6 +136,8 @@ def extend_command(
     from ropetool.cli.method_choice import choose
 
     _check(extension, options, chain, companion)
+    options.check_path(source)
+    chain.check_path(source, None if options.in_place else options.output)
     config_is_enough = options.dry_run and options.plan_out is None and extension.method != AUTO
     origin = _Origin.of(source, config_is_enough=config_is_enough)
     chain.check_source(origin.checkpoint)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 AUTO = "auto"  # as --method: the methods are measured before one is planned
 LISTS = ("long_factor", "short_factor")  # parameters that are lists
-OF_METHODS = ("params", "beta_fast", "beta_slow", "rope_theta")  # options that are parameters of methods
-UNMEASURED = (*OF_METHODS, "attention_factor", "temperature_scope", "as_type", "config_style")
+METHOD_PARAMETERS = ("params", "beta_fast", "beta_slow", "rope_theta")  # options that are parameters of methods
+UNMEASURED = (*METHOD_PARAMETERS, "attention_factor", "temperature_scope", "as_type", "config_style")
 
 
 def check_method(name: str) -> None:
@@ -69,6 +69,8 @@ class ExtensionOptions:
     def check(self) -> None:
         """Check the options against each other, and the values that are wrong for every source.
 
+        Works only in a click command.
+
         Raises: click.UsageError for options that need another --method, and as `request`; InvalidRope for a wrong
         factor, length or attention factor.
         """
@@ -86,7 +88,7 @@ class ExtensionOptions:
             return
         refuse({"tune_minutes": "{} requires --method auto"})
         if self.method is None:
-            refuse(dict.fromkeys(OF_METHODS, "{} is a parameter of a method: name the method with --method"))
+            refuse(dict.fromkeys(METHOD_PARAMETERS, "{} is a parameter of a method: name the method with --method"))
         else:
             methods.get(self.method).params(self.params_by_name())
         methods.Goal.make(1, self.factor, self.target_length, _number_or_name(self.attention_factor))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ropetool.cli import command_line, is_terminal, local_source, print_json, print_result, show
-from ropetool.cli.options import FORCE, JSON, WHOLE, check_in_place, gathered, in_place
+from ropetool.cli.options import FORCE, JSON, WHOLE, check_in_place, check_output_path, gathered, in_place
 from ropetool.errors import CorruptFile
 from ropetool.escaping import read_number
 
@@ -212,6 +212,7 @@ def _headers(source: str, options: EditOptions) -> tuple[GgufHeader, ...]:
     check_in_place("output")
     if not options.in_place and options.output is None:
         raise click.UsageError("requires -o FILE for a copy, or --in-place.")
+    check_output_path(options.output, source, force=options.force)
     return editable(source) if options.in_place else read_shards(local_source(source))
 
 
@@ -264,6 +265,7 @@ def split_command(
     if max_size is None and max_tensors is None:
         raise click.UsageError("requires --max-size or --max-tensors.")
     limits = limits_of(max_size, max_tensors, PREFIX)
+    check_output_path(output, source, force=force, directory=False, several=True)
     with bar(BYTES) as progress:
         done = split_model(Path(local_source(source)), Path(output), limits, force=force, progress=progress)
     _show_files(done, as_json)
@@ -286,6 +288,7 @@ def merge_command(source: str, output: str, force: bool, as_json: bool) -> None:
     from ropetool.cli.progress import BYTES, bar
     from ropetool.plans.resharding import merge_model
 
+    check_output_path(output, source, force=force, directory=False)
     with bar(BYTES) as progress:
         done = merge_model(Path(local_source(source)), Path(output), force=force, progress=progress)
     _show_files(done, as_json)

@@ -121,6 +121,7 @@ def identify_command(
     """
     from contextlib import ExitStack
 
+    from ropetool.cli.named_files import check_new
     from ropetool.cli.progress import bar
     from ropetool.identify import asking
     from ropetool.report.identified import identified_parts
@@ -128,6 +129,8 @@ def identify_command(
     answers.check()
     if (source is None) == (gguf is None):
         raise click.UsageError("pass exactly one of --source and --gguf")
+    if answers.prompts_out is not None:
+        check_new("--prompts-out", Path(answers.prompts_out))
     with ExitStack() as stack, bar() as progress:
         checkpoint = _directory(source) if source is not None else stack.enter_context(_imported(str(gguf)))
         if gguf is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ropetool.cli import local_source, print_result
-from ropetool.cli.options import FORCE, JSON, output
+from ropetool.cli.options import FORCE, JSON, check_output_path, output
 
 
 @click.command("import")
@@ -47,6 +47,7 @@ def import_command(
     from ropetool.gguf_import import COMPARING_LOGITS, import_gguf
     from ropetool.report.exported import imported_parts, written_json
 
+    check_output_path(output, source, force=force, directory=True)
     with bar_of_bytes(COMPARING_LOGITS) as progress:
         written = import_gguf(
             local_source(source), None if output is None else Path(output), dtype=dtype, as_type=as_type, check=check,

@@ -18,8 +18,8 @@ from ropetool.escaping import command, number, with_flag, with_options, word, wo
 EXTEND = ["ropetool", "extend"]
 STARTS = ("--from", "--original-length")  # the options that choose the start of a scaled source
 OPENED = "ropetool.opened"  # key in the context's meta: a function that opens each source once
-# Options of a method: another method may not have them.
-OF_METHODS = ("params", "attention_factor", "temperature_scope", "beta_fast", "beta_slow", "rope_theta")
+# Options that another method may not accept.
+METHOD_SPECIFIC = ("params", "attention_factor", "temperature_scope", "beta_fast", "beta_slow", "rope_theta")
 # The options that a try sets, and an option that only explains.
 DECIDED = ("source", "method", "factor", "target_length", "reading", "original_length", "tune_minutes", "explain")
 
@@ -29,7 +29,10 @@ DECIDED = ("source", "method", "factor", "target_length", "reading", "original_l
 
 @contextmanager
 def completed_tries() -> Iterator[None]:
-    """Add the user's options to the next step of an error, or repeat the user's command with --force-factor."""
+    """Add the user's options to the next step of an error, or repeat the user's command with --force-factor.
+
+    Works only in a click command, whose options it reads.
+    """
     try:
         yield
     except RopetoolError as error:
@@ -57,7 +60,12 @@ def completed(line: str, context: click.Context) -> str:
         return line
     if values is None or values["method"] in (None, AUTO):  # the user's own line, with one option more
         return line
-    for left_out in ((), OF_METHODS, (*OF_METHODS, "for_runtimes"), (*OF_METHODS, "for_runtimes", "config_style")):
+    for left_out in (
+        (),
+        METHOD_SPECIFIC,
+        (*METHOD_SPECIFIC, "for_runtimes"),
+        (*METHOD_SPECIFIC, "for_runtimes", "config_style"),
+    ):
         tried = [*proposed, *_missing(context, values, left_out)]
         problem = _problem(tried, context)
         if isinstance(problem, TooFar):  # the original table is not as far, and only without it a line has to be forced
@@ -117,7 +125,7 @@ def _problem(line: Sequence[str], context: click.Context) -> RopetoolError | Non
 
 @contextmanager
 def in_own_words(lossless: str = "{}", renamed: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Rewrite the errors of the body, so that they name options of the present command.
+    """Rewrite the errors of the body, so that they name options of the present command. Works only in a click command.
 
     lossless: the next step if a runtime cannot read the request; {} is a command line of `extend` that works.
     renamed: the options of the present command by the options of `extend`.

@@ -7,6 +7,7 @@ each key.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
@@ -230,7 +231,16 @@ TRIALS = click.option(
     "--trials", type=WHOLE, callback=checked("ropetool.verification.preparing.check_trials"),
     help="Number of retrieval trials per depth. Default: from the suite.",
 )  # fmt: skip
-SEED = click.option("--seed", type=WHOLE, default=0, show_default=True, help="Random seed for the choice of passages.")
+
+
+def seed(choice: str) -> Callable[..., Any]:
+    """Return --seed of a choice, such as `passages`."""
+    return click.option(
+        "--seed", type=WHOLE, default=0, show_default=True, help=f"Random seed for the choice of {choice}."
+    )
+
+
+SEED = seed("passages")
 READING = click.option(
     "--from", "reading", type=click.Choice(["original", "current"]),
     help="For a source that is already scaled: replace its scaling (original), or build on its current table and context "
@@ -262,10 +272,25 @@ NO_SIDECARS = click.option(
     help="Do not change the model card. For a GGUF file, do not write a card or a Modelfile.",
 )  # fmt: skip
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Print the plan with every value. Do not write the output.")
-PLAN_OUT = click.option("--plan-out", type=click.Path(), help="Also write the plan to this file, for `ropetool apply`.")
+
+
+def plan_out(help: str) -> Callable[..., Any]:
+    """Return --plan-out with this help."""
+    return click.option("--plan-out", type=click.Path(), help=help)
+
+
+PLAN_OUT = plan_out("Also write the plan to this file, for `ropetool apply`.")
 COPY = click.option("--copy", is_flag=True, help="Copy the weight files instead of linking them.")
 FORCE = click.option("--force", is_flag=True, help="Replace an earlier output of ropetool.")
-REPORT = click.option("--report", type=click.Path(), help="Write an HTML report with plots into this new folder.")
+RESUME = click.option("--resume", is_flag=True, help="Continue an interrupted run.")
+
+
+def report(content: str) -> Callable[..., Any]:
+    """Return --report with this content of the page, such as `an HTML report`."""
+    return click.option("--report", type=click.Path(), help=f"Write {content} into this new folder.")
+
+
+REPORT = report("an HTML report with plots")
 FORCE_REPORT = click.option("--force", is_flag=True, help="Replace the folder of an earlier report.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
@@ -308,6 +333,8 @@ def in_place(command: Callable[..., Any]) -> Callable[..., Any]:
 def refuse(messages: Mapping[str, str]) -> None:
     """Raise click.UsageError for the first option in the order of the help that has a message and was passed.
 
+    Works only in a click command: it reads the options of the current context.
+
     messages: the message by the name of the parameter, with {} for the option. An option that was passed with its
       default value is not refused.
     """
@@ -322,6 +349,8 @@ def refuse(messages: Mapping[str, str]) -> None:
 def check_in_place(*others: str) -> None:
     """Raise click.UsageError for options that exclude each other.
 
+    Works only in a click command with the options of `in_place`: it reads the current context.
+
     others: the names of parameters for a separate output.
     """
     values = click.get_current_context().params
@@ -329,6 +358,56 @@ def check_in_place(*others: str) -> None:
         refuse({"copy_if_needed": "{} requires --in-place"})
         return
     refuse(dict.fromkeys(others, "--in-place edits the source itself and does not accept {}"))
+
+
+def check_output_path(
+    output: str | None, source: str, *, force: bool = False, directory: bool | None = None, several: bool = False
+) -> None:
+    """Refuse an output that cannot be written, before the source is downloaded or read. An output of None passes.
+
+    source: as the user wrote it.
+    force: replace an earlier output of ropetool.
+    directory: whether the output is a directory; None if it has the format of the source.
+    several: the output is several files with other names, so the path itself may exist.
+    Raises: OutputError.
+    """
+    if output is None:
+        return
+    from ropetool.checkpoint.listings import check_unused
+    from ropetool.files.output import check_place
+
+    origin = origin_of(source)
+    if directory is None:
+        directory, several = _format_of(source)
+        if directory is None:  # a folder of models, or no model at all
+            check_place(Path(output), Path(os.devnull))
+            return
+    if several:
+        check_place(Path(output), origin)
+    else:
+        check_unused(Path(output), origin, force=force, directory=directory)
+
+
+def origin_of(source: str) -> Path:
+    """Return the path of a source that an output must not touch. A model on the hub has none before its download."""
+    from ropetool.files.hub import hub_id
+
+    return Path(os.devnull if hub_id(source) is not None else source)
+
+
+def _format_of(source: str) -> tuple[bool | None, bool]:
+    """Return whether a model is a directory, and whether it is split over several GGUF files. None if it is no model."""
+    from ropetool.files.hub import hub_id
+    from ropetool.files.shard_names import model_name
+    from ropetool.names import CONFIG_JSON
+
+    path, model_id = Path(source), hub_id(source)
+    file = path.name if model_id is None else model_id.file
+    split = model_name(Path(file)) != file.removesuffix(".gguf")
+    if model_id is not None:
+        return not file, split
+    directory = (path / CONFIG_JSON).is_file()
+    return directory if directory or path.is_file() else None, split and not directory
 
 
 # --- options as objects

@@ -82,7 +82,7 @@ def naming_a_smaller_run(
 ) -> Iterator[None]:
     """If a run takes too long, add the command line of a shorter run to the error.
 
-    line: the words of the refused command; None for the running command.
+    line: the words of the refused command; None for the running click command.
     instead: the options to change, if the command cannot run on a smaller scale.
     """
     try:
@@ -139,7 +139,7 @@ class RunnerOptions:
     exact_numbers: bool
 
     def options(self, arguments: VerifyArguments, terms: Terms, gate: GateOptions) -> VerifyOptions:
-        """Return the options of the verification.
+        """Return the options of the verification. Works only in a click command.
 
         Raises: click.UsageError for an option that does not apply to this runner; ConfigError for a wrong value.
         """
@@ -153,7 +153,7 @@ class RunnerOptions:
         return VerifyOptions(**complete)
 
     def served(self) -> Served | None:
-        """Return the server, or None without --server.
+        """Return the server, or None without --server. Works only in a click command.
 
         Raises: click.UsageError for an option that does not apply to a server, or that requires one.
         """
@@ -168,7 +168,7 @@ class RunnerOptions:
         return Served(self.server, self.model, self.tokenizer, self.score_prompts)
 
     def _engine(self) -> Engine | None:
-        """Return the engine of vLLM, or None without --runner vllm."""
+        """Return the engine of vLLM, or None without --runner vllm. Works only in a click command."""
         if self.runner is None:
             scoring = {} if self.server else {"score_prompts": "{} requires --server URL or --runner vllm"}
             refuse({**dict.fromkeys(SIZES, "{} requires --runner vllm"), **scoring})

@@ -216,6 +216,10 @@ def verify_command(
 
     options, served = runner.options(arguments, terms, gate), runner.served()
     printing.check_report()
+    if options.place is not None:
+        from ropetool.checkpoint.certificate import check_file
+
+        check_file(shared.origin_of(target), options.place)
     path = local_source(target)
     if lacks_logs(path, options):
         return 1

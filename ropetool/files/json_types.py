@@ -37,7 +37,8 @@ def list_of(type_: JsonType, most: int) -> JsonType:
 
 def optional(type_: JsonType) -> JsonType:
     """Return the rule for values that follow another rule, or are null."""
-    return JsonType(f"{type_.rule} or null", lambda value: value is None or type_.holds(value))
+    # null comes first, because after a list it would read as one of the list's values
+    return JsonType(f"null or {type_.rule}", lambda value: value is None or type_.holds(value))
 
 
 def matching(pattern: re.Pattern[str], rule: str) -> JsonType:

@@ -43,7 +43,7 @@ def check_output(
 
 
 def check_place(output: Path, source: Path) -> None:
-    """Return if an output can have this path: its folder exists, and it is separate from the source.
+    """Return if an output can have this path: its folder exists and is writable, and it is separate from the source.
 
     An existing file does not matter.
     Raises: OutputError.
@@ -53,7 +53,7 @@ def check_place(output: Path, source: Path) -> None:
     try:
         _check_apart(output, source)
         _check_parent(output)
-    except OSError as error:  # a name that is too long
+    except OSError as error:  # a name that is too long, or a folder without write permission
         raise output_error(error, output) from error
 
 
@@ -73,6 +73,9 @@ def _check_apart(output: Path, source: Path) -> None:
 def _check_parent(output: Path) -> None:
     parent = output.parent
     if parent.is_dir():
+        if not os.access(parent, os.W_OK | os.X_OK):
+            number = errno.EROFS if os.statvfs(parent).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(number, os.strerror(number), str(output))
         return
     nearest = next(path for path in (parent, *parent.parents) if os.path.lexists(path) or path == path.parent)
     if os.path.lexists(nearest) and not nearest.is_dir():

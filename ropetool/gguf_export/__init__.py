@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ropetool.checkpoint import provenance
 from ropetool.checkpoint.gguf_keys import KL as INEXACT_KL
@@ -32,13 +32,10 @@ from ropetool.gguf_export.imatrix import Weights, check_fit, imatrix_keys
 from ropetool.gguf_export.options import ExportArguments, ExportOptions, check_grade
 from ropetool.gguf_export.preparing import PreparedExport, prepare
 from ropetool.gguf_model.outtypes import check_outtype, is_made_by_libllama
-from ropetool.plans.basis import takes_fields
+from ropetool.plans.basis import Unpack, takes_fields
 from ropetool.rope.deviation import Deviation
 from ropetool.runtimes import inspection
 from ropetool.verification.results import COMPARING_LOGITS, KL, KL_NAMES, NOT_RUN, Check
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = ["COMPARING_LOGITS", "Exported", "Progress", "check_export", "export_checkpoint", "export_source"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import wraps
@@ -23,6 +24,18 @@ from ropetool.rope.tables import MAX_LENGTH, LayerRope, RopeSet
 
 if TYPE_CHECKING:
     from ropetool.plans.formats import Format
+if sys.version_info >= (3, 11):
+    from typing import Unpack as Unpack
+elif TYPE_CHECKING:
+    from typing_extensions import Unpack as Unpack
+else:
+
+    class Unpack:
+        """Stand for typing.Unpack in Python 3.10, so that `typing.get_type_hints` reads the options of a function."""
+
+        def __class_getitem__(cls, arguments: Any) -> Any:
+            return arguments
+
 
 ORIGINAL, CURRENT, UNSCALED = "original", "current", "unscaled"
 

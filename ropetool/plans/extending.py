@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ropetool.errors import ConfigError
 from ropetool.files import hub
 from ropetool.plans.advice import advised_method
 from ropetool.plans.applied import Applied
 from ropetool.plans.applying import apply
-from ropetool.plans.basis import PlanArguments, Request, takes_fields
+from ropetool.plans.basis import PlanArguments, Request, Unpack, takes_fields
 from ropetool.plans.search import plan_for
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 UNDECIDED = ""  # the method of a request before `advise` has recommended one
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ropetool import names, runtimes
 from ropetool.checkpoint.edits import FileEdit
@@ -23,6 +23,7 @@ from ropetool.plans.basis import (
     UNSCALED,
     PlanArguments,
     Request,
+    Unpack,
     find_start,
     takes_fields,
     whole_command,
@@ -36,9 +37,6 @@ from ropetool.rope.methods import Derived, Goal, Method, Source
 from ropetool.rope.reach import reach_of_new_base
 from ropetool.rope.tables import LayerRope, RopeSet, RopeTable
 from ropetool.runtimes.decoded import EncodedTarget, first_that_serves
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 ROPE_OBJECTS = (names.ROPE_SCALING, names.ROPE_PARAMETERS)
 ROTARY, SCORE = SCOPES = ("rotary", "score")

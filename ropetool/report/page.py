@@ -16,7 +16,7 @@ from ropetool import __version__
 from ropetool.charts import Chart
 from ropetool.errors import MissingDependency, OutputError
 from ropetool.escaping import install_line
-from ropetool.files.output import Rule, check_output, output_error
+from ropetool.files.output import Rule, check_output, check_place, output_error
 from ropetool.files.transaction import staged
 from ropetool.report import drawing
 from ropetool.sections import Section
@@ -103,9 +103,8 @@ def check_folder(folder: Path, *, force: bool = False) -> None:
     """
     check_packages(REPORT)
     with _refusals(folder):
-        if not os.path.lexists(folder) or folder.name in ("", ".."):
-            check_output(folder, NO_SOURCE, force=False, directory=True)
-        elif reason := _held(force)(folder):
+        check_place(folder, NO_SOURCE)
+        if os.path.lexists(folder) and (reason := _held(force)(folder)):
             raise OutputError(f"exists already and {reason}", where=str(folder), try_="a new folder for --report")
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.errors import ConfigError
 from ropetool.escaping import command as command_line
+from ropetool.plans.basis import Unpack
 from ropetool.verification.options import MINUTES, VerifyArguments, VerifyOptions
 from ropetool.verification.results import VerifyResult
 from ropetool.verification.runners.llama_cache import check_cache_type
@@ -17,9 +17,6 @@ from ropetool.verification.scoring import Progress
 from ropetool.verification.session import Session
 from ropetool.verification.verdict.checkpoint import answer
 from ropetool.verification.verdict.pacing import Clock
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 def verify_checkpoint(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ropetool import families, names
 from ropetool.errors import ConfigError
@@ -12,6 +12,8 @@ from ropetool.verification.runners.torch_rotation import set_tables
 
 if TYPE_CHECKING:
     from torch.nn import Module
+else:
+    Module = Any  # so that the types of `patch` can be read without torch
 
 LOAD = "ropetool extend, then load the output"
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import re
+from ast import literal_eval
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropetool.escaping import Tabular
@@ -19,6 +24,7 @@ CUSTOM = "custom"  # the suite name of single measurements
 KL, TAIL, WORST, RARE, BEYOND = "KL", "KL p99", "KL window", "KL rare tokens", "KL beyond"
 KL_NAMES = (KL, TAIL, WORST, RARE, BEYOND)
 COMPARING_LOGITS = "comparing the logits"  # the stage whose progress counts tokens
+_PLACES = re.compile(r"^JSON_PLACES = (\(.*?\))$", re.MULTILINE | re.DOTALL)  # in a file of measures
 BETTER, NO_WORSE, WORSE, UNDECIDED, NOT_JUDGED = "better", "no worse", "worse", "undecided", "not judged"
 
 
@@ -307,32 +313,68 @@ class VerifyResult(Tabular):
     def to_json(self) -> dict[str, Any]:
         """Return plain data for a JSON file. Infinite numbers, such as the interval of one document, become None."""
         fields = dataclasses.asdict(self)
-        fields["yardsticks"] = [_placed(each, OF_YARDSTICKS) for each in fields["yardsticks"]]
-        return {"schema": SCHEMA, "verdict": self.verdict, **plain(_placed(fields, PLACES))}
+        places = json_places()
+        of_variants = [replace(each, after="differences") for each in variant_places()]
+        fields["yardsticks"] = [_placed(each, of_variants) for each in fields["yardsticks"]]
+        return {"schema": SCHEMA, "verdict": self.verdict, **plain(_placed(fields, places))}
 
 
-# Keys of measures that --json always has, by the field before them. All others come last.
-PLACES = {
-    "lengths": ("protocols", "position", "far", "retrieval"),
-    "judge": ("key_tokens", "long_pass", "effective_length", "many_shot", "cache"),
-    "lm_eval": ("needle_answers",),
-}
-OF_YARDSTICKS = {
-    "differences": (
-        "protocols", "position", "far", "retrieval", "long_pass", "key_tokens", "needle_answers", "effective_length",
-        "many_shot",
-    )
-}  # fmt: skip
-LISTS = ("protocols", "retrieval")
+@dataclass(frozen=True)
+class JsonPlace:
+    """The place of a measure's result in --json. The key is there without a result too.
+
+    A file of measures lists its places in JSON_PLACES, as literals: the text is read, and the file is not imported. The
+    keys of a measure without a place come last, and only with a result.
+
+    key: the key of the result, as in `Measure`.
+    after: the field of `VerifyResult` before it.
+    order: its number among the keys after this field, and among the keys of a candidate of `compare`.
+    several: the result is a list.
+    of_variants: reference attention variants have the key too.
+    variant_order: its number in a variant; None for `order`.
+    """
+
+    key: str
+    after: str
+    order: int
+    several: bool = False
+    of_variants: bool = True
+    variant_order: int | None = None
 
 
-def _placed(fields: Mapping[str, Any], places: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+def json_places() -> tuple[JsonPlace, ...]:
+    """Return the places of all measures in --json, in their order."""
+    from ropetool.registry import MEASURE_PACKAGES
+
+    return _places_in(MEASURE_PACKAGES)
+
+
+@cache
+def _places_in(packages: Sequence[str]) -> tuple[JsonPlace, ...]:
+    places = []
+    for package in packages:
+        top, *below = package.split(".")  # only `top` is imported, because the packages load every measure
+        for file in Path(import_module(top).__path__[0]).joinpath(*below).glob("*.py"):
+            listed = _PLACES.search(file.read_text(encoding="utf-8"))
+            places += [] if listed is None else [JsonPlace(**place) for place in literal_eval(listed[1])]
+    return tuple(sorted(places, key=lambda place: (place.order, place.key)))
+
+
+def variant_places() -> list[JsonPlace]:
+    """Return the places in a reference attention variant, in their order."""
+    measured = [place for place in json_places() if place.of_variants]
+    return sorted(measured, key=lambda place: place.variant_order or place.order)
+
+
+def _placed(fields: Mapping[str, Any], places: Iterable[JsonPlace]) -> dict[str, Any]:
     """Return the fields and the results of measures, in the order of --json."""
     rest, placed = dict(fields["measures"]), {}
     for name, value in fields.items():
         if name != "measures":
             placed[name] = value
-        placed |= {key: rest.pop(key, [] if key in LISTS else None) for key in places.get(name, ())}
+        placed |= {
+            place.key: rest.pop(place.key, [] if place.several else None) for place in places if place.after == name
+        }
     return {**placed, **rest}
 
 

@@ -290,6 +290,13 @@ def test_a_file_that_may_not_be_written_stops_everything(file: str, message: str
     assert snapshot(Path()) == before
 
 
+def test_a_file_inside_a_named_output_is_told_at_once(verifier: Verifier) -> None:
+    (Path("model") / "config.json").write_text("not read")
+    done = run(*YARN, "-o", "out", "--export", "out/x.gguf")
+    assert (done.code, done.out, verifier.asked) == (1, "", [])
+    assert done.err == "Error: --export out/x.gguf: is inside the output, out\nTry: pass another FILE\n"
+
+
 def test_a_gguf_source_has_nothing_to_export(verifier: Verifier) -> None:
     gguf_model(Path("m.gguf"))
     before = snapshot(Path())

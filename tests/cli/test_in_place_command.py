@@ -223,7 +223,7 @@ LOGGED = {"command": "x", "way": "head", "size": 1, "keys": {}, "tensors": {}}
         ([{}], "command of edit 0 is absent; it must be text"),
         ([LOGGED, 7], "edit 1 is 7; it must be an object"),
         ([{**LOGGED, "size": "1"}], 'size of edit 0 is "1"; it must be a whole number from 0 to '),
-        ([{**LOGGED, "record": 7}], "record of edit 0 is 7; it must be text or null"),
+        ([{**LOGGED, "record": 7}], "record of edit 0 is 7; it must be null or text"),
         ([{**LOGGED, "keys": {"{a}": {"old": None}}}], 'new of "{a}" in edit 0 is absent; it must be a value'),
         ([{**LOGGED, "keys": {"a": {"old": {"type": "f33", "raw": ""}, "new": None}}}], 'old of "a" in edit 0 is {"type": "f33"'),
         ([{**LOGGED, "keys": {"a": {"old": {"type": "f32", "raw": "!"}, "new": None}}}], 'old of "a" in edit 0 is {"type": "f32"'),

@@ -92,7 +92,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
         *(
             (
                 {"sha": COMMIT, "siblings": [{"rfilename": "config.json", "size": size}]},
-                f"size of file 0 is {json.dumps(size)}; it must be a whole number from 0 to 9223372036854775807 or null",
+                f"size of file 0 is {json.dumps(size)}; it must be null or a whole number from 0 to 9223372036854775807",
             )
             for size in ("12", -1, 1.5, True, [1], 2**70)
         ),
@@ -102,7 +102,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
         ),
         ({"sha": COMMIT, "siblings": [{**ONE[0], "lfs": {"oid": "0" * 64, "size": -1}}]}, "size of lfs of file 0 is -1"),
         ({"sha": COMMIT, "siblings": [{**ONE[0], "lfs": {}}]}, "oid of lfs of file 0 is absent"),
-        ({"sha": COMMIT, "siblings": [{**ONE[0], "lfs": "x"}]}, 'lfs of file 0 is "x"; it must be an object or null'),
+        ({"sha": COMMIT, "siblings": [{**ONE[0], "lfs": "x"}]}, 'lfs of file 0 is "x"; it must be null or an object'),
         ({"sha": COMMIT, "siblings": ONE, "lastModified": {"x": 1}}, "answer"),
         ({"sha": COMMIT, "siblings": ONE, "safetensors": [1], "cardData": 7}, "answer"),
     ],

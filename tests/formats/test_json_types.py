@@ -43,6 +43,7 @@ BAD: list[tuple[JsonType, list[Any]]] = [
     (STRING, [1, None, []]), (STRINGS, ["a", [1], None]), (STRING_MEMBERS, [[], {"a": 1}, None]), (BOOLEAN, [0, 1, None, "true"]),
     (INTEGER, [True, 1.0, "1", None]), (matching(re.compile("[ab]+"), "a or b"), ["", "abc", 1, None]),
     (one_of(["x", "y"]), ["z", 1, None, []]), (optional(whole(0, 7)), [8, "a", True]),
+    (optional(list_of(TEXT, 2)), ["a", [None], ["a", "b", "c"]]), (list_of(optional(TEXT), 2), [None, [1]]),
 ]  # fmt: skip
 
 
@@ -80,6 +81,20 @@ def test_an_error_has_the_class_and_place_of_the_caller() -> None:
 def test_null_follows_an_optional_rule() -> None:
     assert optional(TEXT).holds(None)
     assert optional(TEXT).holds("a")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (optional(list_of(TEXT, 2)), "a is 7; it must be null or a list of at most 2 values, each text"),
+        (list_of(optional(TEXT), 2), "a is 7; it must be a list of at most 2 values, each null or text"),
+        (optional(one_of(["x", "y"])), "a is 7; it must be null or one of x, y"),
+    ],
+)
+def test_an_optional_rule_reads_as_a_sentence(kind: JsonType, message: str) -> None:
+    with pytest.raises(CorruptFile) as refused:
+        checked(7, kind, "a", "f.json")
+    assert refused.value.message == message
 
 
 def test_the_first_member_that_breaks_its_rule_is_named() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields as fields_of
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,8 @@ from ropetool.choosing.results import CandidateResult, _candidate_json
 from ropetool.errors import ConfigError
 from ropetool.report.verdict import summary
 from ropetool.report.verified import sections, verify_charts, verify_text
-from ropetool.verification import measures, suites
-from ropetool.verification.results import FAIL, NOT_ASKED
+from ropetool.verification import measures, results, suites
+from ropetool.verification.results import FAIL, NOT_ASKED, JsonPlace, VerifyResult, YardstickResult, json_places
 from ropetool.verification.scoring import Scores
 from ropetool.verification.texts import Document
 
@@ -121,8 +123,69 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     measures.every.cache_clear()
     yield
     measures.every.cache_clear()
+    results._places_in.cache_clear()
     for name in ("made_up", "made_up.first_token"):
         sys.modules.pop(name, None)  # the next test has a file of its own
+
+
+# The keys of measures in --json, by the field before them; in a reference attention variant; in a candidate.
+KEYS = {
+    "lengths": ["protocols", "position", "far", "retrieval"],
+    "judge": ["key_tokens", "long_pass", "effective_length", "many_shot", "cache"],
+    "lm_eval": ["needle_answers"],
+}
+OF_VARIANTS = [
+    "protocols", "position", "far", "retrieval", "long_pass", "key_tokens", "needle_answers", "effective_length", "many_shot",
+]  # fmt: skip
+OF_CANDIDATES = [
+    "verdict", "lengths", "protocols", "position", "far", "retrieval", "key_tokens", "needle_answers", "long_pass",
+    "effective_length", "many_shot", "cache",
+]  # fmt: skip
+LISTS = {"protocols", "retrieval"}
+
+
+def empty(**fields: Any) -> VerifyResult:
+    values = dict.fromkeys((field.name for field in fields_of(VerifyResult)), None)
+    values |= {"checks": (), "notes": (), "lengths": (), "documents": (), "measures": {}, "yardsticks": ()}
+    return VerifyResult(**{**values, **fields})  # type: ignore[arg-type]
+
+
+def test_keys_of_measures_without_a_result() -> None:
+    variant = YardstickResult("rerope", "m", "", (), (), {})
+    data = empty(yardsticks=(variant,)).to_json()
+    keys = list(data)
+    for field, following in KEYS.items():
+        at = keys.index(field) + 1
+        assert keys[at : at + len(following)] == following
+        assert keys[at + len(following)] in [each.name for each in fields_of(VerifyResult)]
+        assert {key: data[key] for key in following} == {key: [] if key in LISTS else None for key in following}
+    assert list(data["yardsticks"][0]) == ["name", "on", "served", "lengths", "differences", *OF_VARIANTS]
+    candidate = list(_candidate_json(CandidateResult("x", None, empty())))
+    assert candidate[candidate.index("note") + 1 :] == [*OF_CANDIDATES, "checks"]
+
+
+def test_every_file_of_measures_lists_its_places() -> None:
+    known = {measure.key: measure for measure in measures.every()}
+    listed = [JsonPlace(**place) for module in modules() for place in getattr(module, "JSON_PLACES", ())]
+    assert sorted(listed, key=lambda place: place.order) == list(json_places())
+    assert {place.key for place in listed} == known.keys() - {measures.LENGTHS}
+    for place in listed:
+        assert (place.several, place.of_variants) == (known[place.key].several, known[place.key].of_variants)
+
+
+def modules() -> list[Any]:
+    """Return the modules that define measures."""
+    names = {each.prepare.__module__ for each in measures.every()}
+    return [sys.modules[name] for name in sorted(names)]
+
+
+def test_no_measure_is_imported_for_the_keys() -> None:
+    script = (
+        "import sys; from ropetool.verification.results import json_places; assert len(json_places()) == 10; "
+        "print(*[name for name in sys.modules if 'measures' in name or name.startswith('ropetool.lab')])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == ""
 
 
 @pytest.mark.usefixtures("made_up")
@@ -137,6 +200,18 @@ def test_a_file_is_a_measure() -> None:
     assert "First tokens" in verify_text(result)
     assert [(chart.name, chart.section) for chart in verify_charts(result)] == [("first-token", "first-token")]
     assert _candidate_json(CandidateResult("x", None, result))["first_token"] == {"documents": 8, "loss": 0.5}
+
+
+@pytest.mark.usefixtures("made_up")
+def test_the_file_gives_its_key_a_place(tmp_path: Path) -> None:
+    assert "first_token" not in empty().to_json()
+    file = tmp_path / "made_up" / "first_token.py"
+    file.write_text(f'{MADE_UP}\nJSON_PLACES = ({{"key": "first_token", "after": "judge", "order": 68}},)\n')
+    results._places_in.cache_clear()
+    data = empty().to_json()
+    keys = list(data)
+    assert (keys[keys.index("first_token") - 1], data["first_token"]) == ("long_pass", None)
+    assert measured(3.5, "first-token").to_json()["first_token"] == {"documents": 8, "loss": 0.5}
 
 
 @pytest.mark.usefixtures("made_up")

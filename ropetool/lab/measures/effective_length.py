@@ -305,6 +305,7 @@ def _prepare(setting: Setting, measurements: Sequence[Measurement]) -> Effective
     )  # fmt: skip
 
 
+JSON_PLACES = ({"key": "effective_length", "after": "judge", "order": 70},)
 MEASURES = (
     Measure(
         NAME, "effective_length", 70, _prepare,

@@ -277,6 +277,7 @@ def _prepare(setting: Setting, measurements: Sequence[Measurement]) -> ManyShot:
     )  # fmt: skip
 
 
+JSON_PLACES = ({"key": "many_shot", "after": "judge", "order": 80},)
 MEASURES = (
     Measure(
         NAME, "many_shot", 80, _prepare, checks=lambda learned, _: [many_shot_check(learned)],

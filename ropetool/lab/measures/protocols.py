@@ -257,6 +257,7 @@ def _prepare(protocol: str) -> Callable[[Setting, Sequence[Measurement]], Protoc
     return prepared
 
 
+JSON_PLACES = ({"key": "protocols", "after": "lengths", "order": 15, "several": True},)
 MEASURES = tuple(
     Measure(
         protocol, "protocols", 100 + index, _prepare(protocol), several=True,

@@ -10,63 +10,45 @@ from typing import TYPE_CHECKING
 import click
 
 from ropetool.cli import command_line, local_source, notes, print_json, show, terminal_width
+from ropetool.cli import options as shared
 from ropetool.cli.named_files import check_new, write_new
 from ropetool.cli.next_steps import in_own_words
-from ropetool.cli.options import (
-    DEVICE,
-    DTYPE,
-    JSON,
-    NUMBER,
-    READING,
-    SPACE,
-    TEXTS,
-    WHOLE,
-    for_runtimes,
-    gathered,
-    target_length,
-)
-from ropetool.cli.runs import ResultOptions
 
 if TYPE_CHECKING:
+    from ropetool.cli.runs import ResultOptions
     from ropetool.lab.tuning.options import TuneOptions
 
 PLAN_OUT = "--plan-out"
 
 
 @click.command("tune")
-@click.argument("source", type=click.Path())
-@target_length("The target context length in tokens: 131072, 128k or 1M.", required=True)
+@shared.SOURCE
+@shared.target_length("The target context length in tokens: 131072, 128k or 1M.", required=True)
 @click.option(
-    "--space", type=SPACE, default="yarn", show_default=True, metavar="NAME",
+    "--space", type=shared.SPACE, default="yarn", show_default=True, metavar="NAME",
     help="The search space: yarn, ramp or pairs for the table, and pair-gain, head-gain or head-band-gain for the weights.",
 )  # fmt: skip
 @click.option(
-    "--budget",
-    type=NUMBER,
-    metavar="MINUTES",
+    "--budget", type=shared.NUMBER, metavar="MINUTES",
     help="Approximate time of search and evaluation, in minutes. Default: 10.",
-)
+)  # fmt: skip
 @click.option(
-    "--max-regression", type=NUMBER, metavar="X",
+    "--max-regression", type=shared.NUMBER, metavar="X",
     help="The largest perplexity ratio to the source within the trained length. Default: 1.1, or the ratio of YaRN if that is "
     "higher.",
 )  # fmt: skip
-@READING
-@for_runtimes("A runtime that must read the output correctly (repeatable). Default: transformers.")
-@TEXTS
-@click.option(
-    "--plan-out", type=click.Path(), help="The plan file. Default: SOURCE-tuned-N-SPACE.json, next to SOURCE."
-)
-@click.option(
-    "--seed", type=WHOLE, default=0, show_default=True, help="Random seed for the choice of documents and points."
-)
-@DEVICE
-@DTYPE
-@click.option("--report", type=click.Path(), help="Write an HTML report into this new folder.")
-@click.option("--force", is_flag=True, help="Replace the folder of an earlier report.")
-@click.option("--resume", is_flag=True, help="Continue an interrupted run.")
-@JSON
-@gathered(options="ropetool.lab.tuning.options.TuneOptions", printing=ResultOptions)
+@shared.READING
+@shared.for_runtimes("A runtime that must read the output correctly (repeatable). Default: transformers.")
+@shared.TEXTS
+@shared.plan_out("The plan file. Default: SOURCE-tuned-N-SPACE.json, next to SOURCE.")
+@shared.seed("documents and points")
+@shared.DEVICE
+@shared.DTYPE
+@shared.report("an HTML report")
+@shared.FORCE_REPORT
+@shared.RESUME
+@shared.JSON
+@shared.gathered(options="ropetool.lab.tuning.options.TuneOptions", printing="ropetool.cli.runs.ResultOptions")
 def tune_command(
     source: str, target_length: int, options: TuneOptions, plan_out: str | None, printing: ResultOptions
 ) -> None:
@@ -89,14 +71,15 @@ def tune_command(
     from ropetool.report.page import write_page
     from ropetool.report.terminal import terminal_text
 
+    if plan_out is not None:
+        check_new(PLAN_OUT, Path(plan_out))
+    printing.check_report()
     path = local_source(source)
     place = Path(plan_out) if plan_out is not None else _beside(path, target_length, options.space)
     check_new(PLAN_OUT, place)
-    printing.check_report()
-    say = None if printing.as_json else lambda line: notes([line])
     try:
         with bar() as progress, in_own_words("another --for"):
-            result = tune_source(path, target_length, options, progress=progress, say=say)
+            result = tune_source(path, target_length, options, progress=progress, say=printing.say)
     except KeyboardInterrupt as error:
         rows, unkept = getattr(error, "rows", 0), getattr(error, "unkept", "")
         again = f"{rows} rows are saved; repeat the command with --resume to continue"

@@ -10,7 +10,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,7 +32,7 @@ from ropetool.lab.tuning.points import Ground
 from ropetool.lab.tuning.results import TuneResult
 from ropetool.lab.tuning.searching import DRAWS, STAGES, Score, SearchState, Vector, search, work
 from ropetool.lab.tuning.spaces import Space
-from ropetool.plans.basis import listed
+from ropetool.plans.basis import Unpack, listed
 from ropetool.plans.plan import Plan
 from ropetool.verification import estimate
 from ropetool.verification.conditions import SOURCE, conditions, run_key
@@ -44,9 +43,6 @@ from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import TARGET, Done, Progress, Runner
 from ropetool.verification.session import documents_of
 from ropetool.verification.texts import Document, fingerprint
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 MOST_GENERATIONS = 40  # later generations hardly change the best point
 SPARE = 2.0  # a proposed budget is this multiple of the needed one, because the machine may be slower on the next try

@@ -193,6 +193,7 @@ SENTENCES = {
 }
 
 
+JSON_PLACES = ({"key": "cache", "after": "judge", "order": 90, "of_variants": False},)
 MEASURES = (
     Measure(
         NAME, "cache", 90, _prepare, of_variants=False, words=SENTENCES,

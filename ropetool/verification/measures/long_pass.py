@@ -285,6 +285,10 @@ def _prepare_judged(setting: Setting, prepared: Sequence[Measurement]) -> LongPa
     return _prepare(setting, prepared) if setting.judged else None
 
 
+JSON_PLACES = (
+    {"key": "key_tokens", "after": "judge", "order": 60},
+    {"key": "long_pass", "after": "judge", "order": 66, "variant_order": 50},
+)
 MEASURES = (
     Measure("by-position", "long_pass", 50, _prepare, measurement=LongPass.name, sections=lambda passed, result: [_long_pass(passed)]),
     Measure(

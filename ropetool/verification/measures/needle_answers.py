@@ -116,6 +116,7 @@ def _prepare(setting: Setting, prepared: Sequence[Measurement]) -> NeedleAnswers
     return needle_answers(tasks, setting.corpus.prefix, setting.trained_length)
 
 
+JSON_PLACES = ({"key": "needle_answers", "after": "lm_eval", "order": 65},)
 MEASURES = (
     Measure(
         NAME, "needle_answers", 900, _prepare, part_of=KEY_TOKENS, evidence=token_evidence("needle answers"),

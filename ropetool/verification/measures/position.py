@@ -232,6 +232,7 @@ def _prepare(setting: Setting, prepared: Sequence[Measurement]) -> PositionProbe
 SENTENCES = {POSITION: {NOT_RUN: VerdictSentence("the cost of late positions was not measured ({detail})", "{larger}")}}
 
 
+JSON_PLACES = ({"key": "position", "after": "lengths", "order": 20},)
 MEASURES = (
     Measure(
         "position", "position", 20, _prepare, suites=("standard", "full"), by_tokens=True, words=SENTENCES,

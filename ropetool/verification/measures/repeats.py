@@ -298,6 +298,7 @@ SENTENCES = {
 }
 
 
+JSON_PLACES = ({"key": "far", "after": "lengths", "order": 30},)
 MEASURES = (
     Measure(
         FAR, "far", 30, _prepare, suites=("standard", "full"), by_tokens=True, evidence=_evidence, words=SENTENCES,

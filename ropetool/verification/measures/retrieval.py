@@ -442,6 +442,7 @@ SENTENCES = {
 }
 
 
+JSON_PLACES = ({"key": "retrieval", "after": "lengths", "order": 40, "several": True},)
 MEASURES = tuple(
     Measure(
         name_of(task), "retrieval", 40 + index, _prepare(task), suites=("standard", "full") if task == KEYS else ("full",),
