@@ -5,8 +5,10 @@ What a file holds is read by the gguf package.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from running import run, snapshot
 
 import ropetool
 from ropetool import names
+from ropetool.checkpoint import listings
 from ropetool.errors import (
     AmbiguousRope,
     ConfigError,
@@ -27,6 +30,7 @@ from ropetool.errors import (
     PlanMismatch,
     UnknownRuntime,
 )  # fmt: skip
+from ropetool.plans import gguf_output, model_card
 from ropetool.plans.plan import Plan
 from ropetool.runtimes import inspection
 
@@ -344,6 +348,28 @@ def test_a_failure_at_the_last_file_leaves_nothing(monkeypatch: pytest.MonkeyPat
             with pytest.raises(KeyboardInterrupt):
                 ropetool.apply(plan, source, "out.gguf")
         assert snapshot(Path()) == before
+
+
+def test_an_earlier_card_is_read_while_no_process_renames_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def watched(function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            folder = os.open(".", os.O_RDONLY)
+            with pytest.raises(BlockingIOError):  # as for a process that is about to rename
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(folder)
+            read.append(function.__name__)
+            return function(*arguments)
+
+        return call
+
+    read: list[str] = []
+    source = model(Path("m.gguf"))
+    extended(source, "yarn", factor=2)
+    for place, name in ((model_card, "read_card"), (gguf_output.GgufOutput, "_objection"), (listings, "leftovers")):
+        monkeypatch.setattr(place, name, watched(getattr(place, name)))
+    plan = ropetool.plan(source, "yarn", factor=4)
+    ropetool.apply(plan, source, "out.gguf", force=True)
+    assert read == ["read_card", "read_card", "_objection", "_objection", "leftovers"]
 
 
 def test_our_values_are_what_the_gguf_package_calls_them() -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from glob import escape
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -113,7 +114,7 @@ def write(
         if compared is not None:
             provenance.write(record(checks), provenance.beside(stages[0]))  # names the checkpoint of the comparison
             checks += compared(stages[0], options.outtype if by_libllama else file.layout.outtype)
-        output.finish(record(checks), beside(output.files, checks))
+        output.finish(record(checks), partial(beside, output.files, checks))
     notes += _leftovers_note(target, output.files) if limits != SplitLimits() else ()
     count = sum(len(part.infos()) for part in parts)
     return ExportedFiles(tuple(output.files), count, total, checks, tuple(output.sidecars), (*notes, *output.notes))

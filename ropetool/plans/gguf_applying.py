@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from ropetool.checkpoint.gguf import GgufCheckpoint
@@ -53,9 +54,9 @@ def apply_gguf(
             if stage not in done.files:
                 write_patched(header, Patch(), stage)
             edited.append(stage.name)
-        texts = _texts_beside(plan, headers[0].path, output.files, command) if sidecars else {}
         steps.end()
-        output.finish(record_of(plan, source), texts, placed)
+        texts = partial(_texts_beside, plan, headers[0].path, output.files, command)
+        output.finish(record_of(plan, source), texts if sidecars else None, placed)
     lines = gguf_lines(str(output.files[0]), plan.max_position_embeddings, output.modelfile)
     return Applied(
         output.files[0], Counter(placed.values()), tuple(edited), (), done.tensors, tuple(lines), tuple(output.sidecars),

@@ -17,7 +17,7 @@ from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import RopetoolError
 from ropetool.files import hub
 from ropetool.files.counting import counted
-from ropetool.files.hidden import settle
+from ropetool.files.hidden import alone_in, settle
 from ropetool.files.output import Rule, check_output, check_place
 from ropetool.files.shard_names import model_name, shard_paths
 from ropetool.files.transaction import Transaction, transaction
@@ -120,29 +120,43 @@ class GgufOutput:
         self.staged = [self.transaction.stage(path) for path in self.files]
         return self.staged
 
-    def finish(self, record: Provenance, texts: Mapping[Path, str], placed: Mapping[Path, str] | None = None) -> None:
-        """Write the record, which lists all files, and these texts by path. Files of other programs stay.
+    def finish(
+        self,
+        record: Provenance,
+        texts: Callable[[], Mapping[Path, str]] | None = None,
+        placed: Mapping[Path, str] | None = None,
+    ) -> None:
+        """Write the record, which lists all files, and sidecars. Files of other programs stay.
 
+        texts: returns the text of each sidecar by path. It may read an earlier sidecar. None writes no sidecars.
         placed: the way each unchanged file got there, by its staged path.
         """
         self.transaction.flush()
-        free = self.force or not self.files[0].exists()
-        listed = list(self.staged)
+        record_path = provenance.beside(self.files[0])
+        # While another process renames an earlier output, its card has no name, or has no record that lists it.
+        with alone_in(self.target.parent):
+            free = self.force or not self.files[0].exists()
+            written = {} if texts is None else texts()
+            cards = self._write_sidecars(written, force=free)
+            staged_record = self.transaction.stage(record_path, force=free)
+            if self.force:
+                for path in listings.leftovers(self.files[0], [record_path, *self.files, *written]):
+                    self.transaction.withdraw(path)
+        record = replace(record, files=listings.of_files([*self.staged, *cards], [record_path.name], placed))
+        provenance.write(record, staged_record, record_path)
+
+    def _write_sidecars(self, texts: Mapping[Path, str], *, force: bool) -> list[Path]:
+        """Write these texts, and return the staged files. A file of another program stays, with a note."""
+        stages = []
         for place, text in texts.items():
             objection = self._objection(place)
             if objection:
                 self._notes.append(f"{place} is not replaced, because it {objection}")
                 continue
-            stage = self.transaction.stage(place, force=free)
-            model_card.write_card(stage, text)
+            stages.append(self.transaction.stage(place, force=force))
+            model_card.write_card(stages[-1], text)
             self.sidecars.append(place)
-            listed.append(stage)
-        record_path = provenance.beside(self.files[0])
-        record = replace(record, files=listings.of_files(listed, [record_path.name], placed))
-        provenance.write(record, self.transaction.stage(record_path, force=free), record_path)
-        if self.force:
-            for path in listings.leftovers(self.files[0], [record_path, *self.files, *texts]):
-                self.transaction.withdraw(path)
+        return stages
 
     def _objection(self, place: Path) -> str:
         """Return why a sidecar may not replace an existing file, or an empty string if it may or there is no file."""

@@ -51,7 +51,7 @@ def write_copy(
                 write_patched(header, edit.patch, stage)
             else:
                 placed[stage] = linking.carry(header.path, stage, copy=copy)
-        output.finish(_record(edit), {}, placed)
+        output.finish(_record(edit), placed=placed)
     return KeyWritten(tuple(output.files), Counter(placed.values()), output.notes)
 
 

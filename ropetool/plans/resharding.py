@@ -56,7 +56,7 @@ def split_model(
         for part, keys, stage in zip(groups, values, output.stage(len(groups)), strict=True):
             write_file(stage, keys, [tensors[index] for index in part])
         nbytes = sum(path.stat().st_size for path in output.staged)
-        output.finish(copied_record(GgufCheckpoint.of(headers), {"files": len(groups)}), {})
+        output.finish(copied_record(GgufCheckpoint.of(headers), {"files": len(groups)}))
     return Resharded(tuple(output.files), len(tensors), nbytes, (*_left_out(headers), *output.notes))
 
 
@@ -79,7 +79,7 @@ def merge_model(source: Path, target: Path, *, force: bool = False, progress: Pr
         (stage,) = output.stage(1)
         write_file(stage, merged_values(headers[0].values), tensors)
         nbytes = stage.stat().st_size
-        output.finish(copied_record(GgufCheckpoint.of(headers), {"files": 1}), {})
+        output.finish(copied_record(GgufCheckpoint.of(headers), {"files": 1}))
     return Resharded(tuple(output.files), len(tensors), nbytes, (*_left_out(headers), *output.notes))
 
 
