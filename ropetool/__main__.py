@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from ropetool import cli
-
-INTERRUPTED = 128  # an exit code beyond it says that a signal ended the command
+from ropetool.cli.signals import FIRST_CODE
 
 
 def main() -> None:
@@ -14,9 +14,11 @@ def main() -> None:
     try:
         cli.main()
     except SystemExit as ended:
-        if isinstance(ended.code, int) and ended.code > INTERRUPTED:
+        if isinstance(ended.code, int) and ended.code > FIRST_CODE:
             os._exit(ended.code)  # what it wrote is flushed line by line
         raise
+    except KeyboardInterrupt:  # after the command, when Ctrl-C has its usual handler again
+        os._exit(FIRST_CODE + signal.SIGINT)
 
 
 if __name__ == "__main__":

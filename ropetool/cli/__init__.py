@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import io
 import json
@@ -126,10 +127,19 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         with signals.raised():
             code = _outcome(arguments)
-    except signals.Ended as ended:  # the signal came before the command began, or while its result was printed
-        _say(str(ended))
-        code = ended.exit_code
+            if code > signals.FIRST_CODE:
+                # A context that was interrupted just before its body is not closed until it is collected.
+                gc.collect()
+    except KeyboardInterrupt as error:  # it came before the command began, or when it was done
+        code = _ended(error)
     sys.exit(code)
+
+
+def _ended(error: BaseException) -> int:
+    """Say that a signal ended the command, and return the exit code."""
+    ended = signals.behind(error) or signals.Ended(signal.SIGINT)
+    _say(str(ended))
+    return ended.exit_code
 
 
 def _outcome(arguments: list[str]) -> int:
@@ -141,9 +151,7 @@ def _outcome(arguments: list[str]) -> int:
         except click.exceptions.Abort as error:  # click raises it for an interrupt and for an EOFError
             raise (error.__cause__ or signals.Ended(signal.SIGINT)) from None
     except KeyboardInterrupt as error:
-        ended = error if isinstance(error, signals.Ended) else signals.Ended(signal.SIGINT)
-        _say(str(ended))
-        return ended.exit_code
+        return _ended(error)
     except click.ClickException as error:
         if "--json" in arguments:
             _say_json(type(error).__name__, "", error.format_message(), "")
@@ -163,6 +171,8 @@ def _outcome(arguments: list[str]) -> int:
     except MemoryError:
         return _refuse(RopetoolError("the machine ran out of memory"), arguments)
     except Exception as error:  # noqa: BLE001  every other exception is a bug
+        if signals.behind(error) is not None:
+            return _ended(error)
         if traceback:
             sys.excepthook(type(error), error, error.__traceback__)
         return _confess(error, arguments)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+FIRST_CODE = 128  # exit codes above it are of signals, as in a shell
 TOGETHER = 1.0  # seconds: a closing terminal sends SIGHUP twice, and users press Ctrl-C several times
 _AGAIN = 0.05  # seconds until a signal that was lost is sent again
 # The default handlers. A signal with another handler keeps it: under nohup, SIGHUP stays ignored.
@@ -30,10 +31,22 @@ class Ended(KeyboardInterrupt):
     @property
     def exit_code(self) -> int:
         """The code that a shell reports for a process that the signal ended."""
-        return 128 + self.number
+        return FIRST_CODE + self.number
 
     def __str__(self) -> str:
         return "Interrupted." if self.number == signal.SIGINT else f"Ended by {signal.Signals(self.number).name}."
+
+
+def behind(error: BaseException | None) -> Ended | None:
+    """Return the signal that led to an exception, or None.
+
+    Python before 3.12 raises RuntimeError from it if the signal comes while a class gets its fields.
+    """
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return error if isinstance(error, Ended) else Ended(signal.SIGINT)
+        error = error.__cause__
+    return None
 
 
 @contextmanager

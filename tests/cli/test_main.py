@@ -391,3 +391,50 @@ def test_a_signal_around_the_command_is_told_too(place: str) -> None:
         [sys.executable, "-c", AT_THE_EDGES.format(place=place)], capture_output=True, text=True, preexec_fn=as_a_shell_starts_it
     )  # fmt: skip
     assert (done.returncode, done.stderr.strip()) == (129, "Ended by SIGHUP.")
+
+
+# Where an interrupt does not arrive as what it is: when the handlers are given back, in a class that gets its fields, where
+# Python before 3.12 replaces it, and between the start of a context and its body, which leaves the context open.
+HANDLERS_BACK = """
+from ropetool.cli import signals
+def given_back(number, handler):
+    before = own(number, handler)
+    if number == signal.SIGINT and handler is signal.default_int_handler:
+        os.kill(os.getpid(), signal.SIGINT)
+    return before
+own, signal.signal = signal.signal, given_back
+"""
+IN_A_CLASS = """
+class Field:
+    def __set_name__(self, owner, name):
+        os.kill(os.getpid(), signal.SIGINT)
+inspection.inspect_opened = lambda *_: type("Owner", (), {"field": Field()})
+"""
+BEFORE_A_BODY = """
+from contextlib import contextmanager
+@contextmanager
+def folder():
+    os.mkdir("left")
+    try:
+        yield
+    finally:
+        os.rmdir("left")
+def stopped(*_):
+    context = folder()
+    context.__enter__()
+    os.kill(os.getpid(), signal.SIGINT)
+inspection.inspect_opened = stopped
+"""
+
+
+@pytest.mark.parametrize("program", [HANDLERS_BACK, IN_A_CLASS, BEFORE_A_BODY])
+def test_an_interrupt_at_an_odd_moment(tmp_path: Path, program: str) -> None:
+    write_config(tmp_path / "model", configs.config("llama", "v4"))
+    start = "import os, signal, sys\nfrom ropetool import __main__\nfrom ropetool.runtimes import inspection\n"
+    end = 'sys.argv[1:] = ["inspect", "model"]\n__main__.main()\n'
+    done = subprocess.run(
+        [sys.executable, "-c", start + program + end], cwd=tmp_path, capture_output=True, text=True, preexec_fn=as_a_shell_starts_it
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.strip().rpartition("\n")[2]) == (130, "Interrupted.")
+    assert "Traceback" not in done.stderr
+    assert os.listdir(tmp_path) == ["model"]

@@ -98,10 +98,11 @@ def body(
 
 
 def _called(arguments: Sequence[str]) -> int:
-    from ropetool.cli import main
+    from ropetool.__main__ import main
 
+    sys.argv = ["ropetool", *arguments]
     try:
-        main(list(arguments))
+        main()
     except SystemExit as done:
         sys.stdout.flush()
         return done.code if isinstance(done.code, int) else 1

@@ -35,10 +35,10 @@ DIRECTORY, PARTS, FILE = "extend, links", "extend over older GGUF parts", "exten
 # --- commands
 
 
-def writer(files: Files, order: Callable[[str], Any], more: Callable[[], None] = lambda: None) -> Callable[[Any], None]:
+def writer(files: Files, order: Callable[[str], Any], more: Callable[[], None] = lambda: None) -> Callable[[], None]:
     """Return a command line that writes these files one after the other, each whole, none of them aside."""
 
-    def main(arguments: Any) -> None:
+    def main() -> None:
         more()
         for name in sorted(files, key=order):
             content, path = files[name], Path("out", name)
@@ -55,7 +55,7 @@ def writer(files: Files, order: Callable[[str], Any], more: Callable[[], None] =
 
 
 def planted(
-    bench: Bench, scene: str, plant: Callable[[Stage], Callable[[Any], None]], hold: Callable[[Stage], str]
+    bench: Bench, scene: str, plant: Callable[[Stage], Callable[[], None]], hold: Callable[[Stage], str]
 ) -> str:
     """Return what the harness says of a scene whose command is another; the yardsticks are those of the real one."""
     stage = bench.stage(next(one for one in SCENES if one.name == scene))
@@ -82,7 +82,7 @@ def touch_source() -> None:
     os.utime("source/model/config.json")
 
 
-def leave_something(arguments: Any) -> None:
+def leave_something() -> None:
     Path("out", ".new.ropetool-1").mkdir(exist_ok=True)
     Path("out", ".new.ropetool-1", "a").write_text("a")
     sys.exit(1)
