@@ -17,7 +17,7 @@ from ropetool.choosing.options import CandidateOptions
 from ropetool.errors import ConfigError, RopetoolError
 from ropetool.escaping import command, number
 from ropetool.plans.applying import checked_texts
-from ropetool.plans.basis import CURRENT, ORIGINAL
+from ropetool.plans.basis import CURRENT, NATIVE_SHORT, ORIGINAL
 from ropetool.plans.plan import BAKE, Plan
 from ropetool.plans.search import make_plan
 from ropetool.plans.targets import tables_of, target_json
@@ -159,7 +159,7 @@ def _complete_target(plan: Plan, source: HfCheckpoint, file: Path, refusal: str)
     Raises: ConfigError with this refusal if the new plan differs in anything else.
     """
     params = dict(plan.params)
-    attention_factor = params.pop(names.ATTENTION_FACTOR, "auto")
+    attention_factor, native_short = params.pop(names.ATTENTION_FACTOR, "auto"), params.pop(NATIVE_SHORT, False)
     try:
         if plan.method == BAKE:
             raise ConfigError(refusal)
@@ -167,7 +167,7 @@ def _complete_target(plan: Plan, source: HfCheckpoint, file: Path, refusal: str)
             make_plan(
                 source, plan.method, target_length=plan.max_position_embeddings, params=params,
                 reading=plan.reading if plan.reading in (ORIGINAL, CURRENT) else None, attention_factor=attention_factor,
-                for_runtimes=for_runtimes,
+                native_short=native_short, for_runtimes=for_runtimes,
             )
             for for_runtimes in ((), plan.runtimes)
         )  # fmt: skip

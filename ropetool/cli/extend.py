@@ -71,6 +71,11 @@ GROUPS = {
     help="For yarn and ntk-by-parts: turns within the trained length below which a pair is fully scaled. "
     "Default: 1, unless the source sets it.",
 )  # fmt: skip
+@click.option(
+    "--native-short", is_flag=True,
+    help="Keep the table of the source up to its length, and use the new table only beyond it. transformers switches by the "
+    "length of the text, llama.cpp and vLLM by the context that the server allocates.",
+)  # fmt: skip
 @click.option("--rope-theta", type=shared.NUMBER, help="For abf: the new base.")
 @shared.ORIGINAL_LENGTH
 @shared.output(

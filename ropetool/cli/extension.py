@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 AUTO = "auto"  # as --method: the methods are measured before one is planned
 LISTS = ("long_factor", "short_factor")  # parameters that are lists
 METHOD_PARAMETERS = ("params", "beta_fast", "beta_slow", "rope_theta")  # options that are parameters of methods
-UNMEASURED = (*METHOD_PARAMETERS, "attention_factor", "temperature_scope", "as_type", "config_style")
+UNMEASURED = (*METHOD_PARAMETERS, "attention_factor", "temperature_scope", "as_type", "config_style", "native_short")
 
 
 def check_method(name: str) -> None:
@@ -64,6 +64,7 @@ class ExtensionOptions:
     for_runtimes: tuple[str, ...]
     config_style: str | None
     as_type: str | None
+    native_short: bool
     force_factor: bool
 
     def check(self) -> None:

@@ -19,7 +19,9 @@ EXTEND = ["ropetool", "extend"]
 STARTS = ("--from", "--original-length")  # the options that choose the start of a scaled source
 OPENED = "ropetool.opened"  # key in the context's meta: a function that opens each source once
 # Options that another method may not accept.
-METHOD_SPECIFIC = ("params", "attention_factor", "temperature_scope", "beta_fast", "beta_slow", "rope_theta")
+METHOD_SPECIFIC = (
+    "params", "attention_factor", "temperature_scope", "beta_fast", "beta_slow", "rope_theta", "native_short",
+)  # fmt: skip
 # The options that a try sets, and an option that only explains.
 DECIDED = ("source", "method", "factor", "target_length", "reading", "original_length", "tune_minutes", "explain")
 

@@ -38,6 +38,7 @@ else:
 
 
 ORIGINAL, CURRENT, UNSCALED = "original", "current", "unscaled"
+NATIVE_SHORT = "native_short"  # in the parameters of a plan
 
 
 Parameters = ParamSpec("Parameters")
@@ -92,6 +93,7 @@ class PlanArguments(TypedDict, total=False):
     for_runtimes: str | Sequence[str]
     config_style: str | None
     as_type: str | None
+    native_short: bool
     force_factor: bool
 
 
@@ -112,6 +114,8 @@ class Request:
     for_runtimes: the runtimes that must read the output. A single name becomes a tuple. Empty means transformers, or
       llama.cpp for a GGUF file.
     config_style: `v4`, `v5` or `both`, the place of the rope keys in config.json. None keeps the style of the source.
+    native_short: keep the table that the extension starts from for texts up to its length, and use the new table only
+      beyond it.
     force_factor: False refuses a method without training beyond 32 times the trained length, as the command does.
     """
 
@@ -126,6 +130,7 @@ class Request:
     temperature_scope: str | None = None
     for_runtimes: Sequence[str] = ()
     config_style: str | None = None
+    native_short: bool = False
     force_factor: bool = True
 
     def __post_init__(self) -> None:
@@ -152,7 +157,8 @@ class Request:
             else ("--target-length", str(self.target_length))
         )
         read_as = ("--as", self.as_type) if self.as_type is not None else ()
-        return command("ropetool", "extend", Path(source), "--method", self.method, *how, *more, *read_as)
+        short = ("--native-short",) if self.native_short else ()
+        return command("ropetool", "extend", Path(source), "--method", self.method, *how, *more, *short, *read_as)
 
 
 def whole_command(source: Path, request: Request) -> str:

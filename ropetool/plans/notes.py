@@ -30,6 +30,29 @@ def of_kept_tables(decoded: RopeSet, target: RopeSet) -> tuple[str, ...]:
     return (means,) if means else ()
 
 
+def of_two_tables(form: Format, edits: Sequence[FileEdit], target: RopeSet) -> tuple[str, ...]:
+    """Return notes on how runtimes that read the output choose between its short and its long table."""
+    table = target.entries[names.FULL_ATTENTION].table
+    if table is None or table.is_fixed or table.rule is not None:
+        return ()
+    length, context = table.regimes[0].up_to, target.max_position_embeddings
+    by_context = (
+        {"llama.cpp": "-c"} if form.checkpoint.format == "gguf" else {"llama.cpp": "-c", "vllm": "--max-model-len"}
+    )
+    choosing = [
+        f"{program} with `{option} {length}` uses the short table, and with `{option} {context}` the long one"
+        for program, option in by_context.items()
+        if not form.read(runtimes.all_of(program)[-1].name, edits).objection(target)
+    ]
+    notes = [f"{'; '.join(choosing)}, for texts of any length"] if choosing else []
+    if form.checkpoint.format == "hf":
+        notes.append(
+            f"transformers uses the long table in each call that goes beyond {length} tokens, but cached keys keep the table "
+            f"of their call: process a text that grows past {length} tokens again from its start"
+        )
+    return tuple(notes)
+
+
 def of_windows(target: RopeSet) -> tuple[str, ...]:
     """Return notes on windows and chunks that limit attention, regardless of the context."""
     notes = []

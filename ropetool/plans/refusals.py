@@ -75,7 +75,8 @@ def lossy(
     chosen = next(filter(serves, others), None)
     if chosen is not None and tuple(chosen.for_runtimes) == (form.checkpoint.runtime,):  # this is the default
         chosen = replace(chosen, for_runtimes=())
-    what = f"{request.method} cannot be written in {form.style} style for {', '.join(runtimes.collapse_releases(required))}"
+    short = " with --native-short" if request.native_short else ""
+    what = f"{request.method}{short} cannot be written in {form.style} style for {', '.join(runtimes.collapse_releases(required))}"
     error = LossyExport(
         f"{what}: {why}", where=form.checkpoint.where,
         try_="" if chosen is None else whole_command(form.checkpoint.path, chosen),
@@ -107,6 +108,9 @@ def lossy_gguf(
         what, why = "a table that depends on the text length", "llama.cpp uses one table for the whole context"
     elif arch.fixed_base:
         why = arch.limit
+    elif request.native_short and archs.ROPE_FACTORS_LONG not in arch.loads("longrope"):
+        what = f"{what} with --native-short"
+        why = f"llama.cpp does not read {archs.ROPE_FACTORS_SHORT} and {archs.ROPE_FACTORS_LONG} for this architecture"
     elif tried or arch.vectors:
         why = "; ".join(
             filter(None, [reasons(tried) or "llama.cpp does not read a key that could store it", arch.limit])
@@ -142,7 +146,9 @@ def _alternatives(request: Request, outset: Outset, changed: Mapping[str, Any]) 
     if outset.new_base is not None:
         base, reached = outset.new_base
         yield replace(request, method="abf", factor=None, target_length=reached, params={names.ROPE_THETA: base})
-    yield replace(request, method="length", reading=None, original_length=None)
+    if request.native_short:
+        yield from _alternatives(replace(request, native_short=False), outset, changed)
+    yield replace(request, method="length", native_short=False, reading=None, original_length=None)
 
 
 def _unread(arch: archs.Architecture, changed: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from ropetool.files.shard_names import model_name
 from ropetool.plans import notes
 from ropetool.plans.basis import (
     CURRENT,
+    NATIVE_SHORT,
     ORIGINAL,
     UNSCALED,
     PlanArguments,
@@ -34,6 +35,7 @@ from ropetool.plans.scope import Extent, extent
 from ropetool.plans.targets import tables_of
 from ropetool.rope import methods
 from ropetool.rope.methods import Derived, Goal, Method, Source
+from ropetool.rope.methods.base import with_native_short
 from ropetool.rope.reach import reach_of_new_base
 from ropetool.rope.tables import LayerRope, RopeSet, RopeTable
 from ropetool.runtimes.decoded import EncodedTarget, first_that_serves
@@ -86,7 +88,7 @@ def plan_for(source: str | Path | Checkpoint, request: Request) -> Plan:
         family=form.checkpoint.name,
         method=method.name,
         factor=search.goal.factor,
-        params=search.params_with(request.attention_factor),
+        params=search.stored_params(),
         reading=search.reading,
         trained_length=search.trained_length,
         max_position_embeddings=target.max_position_embeddings,
@@ -98,9 +100,10 @@ def plan_for(source: str | Path | Checkpoint, request: Request) -> Plan:
         candidates=tried,
         notes=(
             *type_notes, *form.notes(), *search.extent.notes, *search.notes, *notes.of_windows(target),
+            *notes.of_two_tables(form, edits, kept.read),
             *notes.of_baking(form, kept.baking), *notes.of_other_readers(form, edits, kept.read, readers, serves),
         ),
-        suffix=_suffix(method, search.goal, request.target_length, search.typed),
+        suffix=_suffix(method, search.goal, request, search.typed),
         bakes=kept.baking.words,
         tensors=kept.baking.tensors,
         weight_files=kept.baking.weight_files,
@@ -145,12 +148,15 @@ class _Search:
         """Find the start and derive the target."""
         form, decoded, request, entry = self.form, self.decoded, self.request, self.entry
         self.start = start = find_start(form, decoded, request)
-        self.goal = goal = Goal.make(
-            start.source.length, request.factor, request.target_length, request.attention_factor
-        )
+        attention_factor = request.attention_factor
+        if request.native_short and attention_factor == "auto":  # most runtimes apply one factor at every length
+            attention_factor = start.source.attention_factor
+        self.goal = goal = Goal.make(start.source.length, request.factor, request.target_length, attention_factor)
         self.values = {**self._own_values(method), **(request.params or {})}
         self.typed = method.params(self.values)
         derived = method.derive(start.source, goal, self.typed)
+        if request.native_short:
+            derived = with_native_short(derived, start.source)
         self.derived = _scoped(derived, start.source, entry, request.temperature_scope)
         self.target = _target(decoded, form.changed_layer_types(decoded), self.derived, start.trained_length)
         self.reading, self.trained_length = start.reading, start.trained_length
@@ -178,16 +184,21 @@ class _Search:
         length = self.start.trained_length
         return (form or self.form).candidates(self.entry, self.derived, self.target, length, self.goal.factor)
 
-    def params_with(self, attention_factor: str | float) -> dict[str, Any]:
-        """Return the passed parameters as plain data, and the attention factor if it is not `auto`."""
+    def params(self) -> dict[str, Any]:
+        """Return the passed parameters as plain data."""
         checked = {name: getattr(self.typed, name) for name in self.values}
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in checked.items()}
-        return plain if attention_factor == "auto" else {**plain, names.ATTENTION_FACTOR: attention_factor}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in checked.items()}
+
+    def stored_params(self) -> dict[str, Any]:
+        """Return the parameters of the plan: the passed ones, and the options that change the table of any method."""
+        request = self.request
+        factor = {} if request.attention_factor == "auto" else {names.ATTENTION_FACTOR: request.attention_factor}
+        return {**self.params(), **factor, **({NATIVE_SHORT: True} if request.native_short else {})}
 
     def changed(self) -> dict[str, Any]:
         """Return the passed parameters that differ from the method's defaults."""
         defaults = {field.name: field.default for field in fields(self.typed)}
-        return {name: value for name, value in self.params_with("auto").items() if value != defaults[name]}
+        return {name: value for name, value in self.params().items() if value != defaults[name]}
 
     def refusal(self, candidates: Sequence[EncodedTarget], tried: Sequence[Tried]) -> LossyExport:
         """Return the error with the reason why no encoding works, and a command that works."""
@@ -253,6 +264,7 @@ class _LengthSearch(_Search):
         passed = {
             "--attention-factor": request.attention_factor != "auto",
             "--temperature-scope": request.temperature_scope is not None,
+            "--native-short": request.native_short,
             "--from": request.reading == ORIGINAL, "--original-length": request.original_length is not None,
         }  # fmt: skip
         for option in (option for option, is_passed in passed.items() if is_passed):
@@ -483,9 +495,10 @@ def _target(decoded: RopeSet, layer_types: Sequence[str], derived: Derived, trai
     )  # fmt: skip
 
 
-def _suffix(method: Method, goal: Goal, target_length: int | None, params: Any) -> str:
+def _suffix(method: Method, goal: Goal, request: Request, params: Any) -> str:
+    name = f"{method.name}-native-short" if request.native_short else method.name
     if method.name == "abf":
-        return f"abf-{params.rope_theta:g}".replace("e+0", "e").replace("e+", "e")
-    if target_length is not None:
-        return f"{method.name}-{target_length}"
-    return f"{method.name}-{goal.factor:g}x"
+        return f"{name}-{params.rope_theta:g}".replace("e+0", "e").replace("e+", "e")
+    if request.target_length is not None:
+        return f"{name}-{request.target_length}"
+    return f"{name}-{goal.factor:g}x"

@@ -391,14 +391,20 @@ def _of_tables(ours: RopeTable, theirs: RopeTable) -> list[Difference]:
         differences.append(Difference("attention_factor", a.attention_factor, b.attention_factor, words, effect))
     if differences:
         return differences
-    limits = [table.regimes[0].up_to for table in (ours, theirs)]
-    if limits[0] is None:
-        words = "the rule that depends on the length differs"
-    elif limits[0] == limits[1]:
-        words = f"the table up to {limits[0]} tokens differs"
-    else:
-        words = f"the table changes at {limits[1]} tokens instead of {limits[0]}"
-    return [Difference("table", ours, theirs, words)]
+    return [Difference("table", ours, theirs, _before_the_last(ours, theirs))]
+
+
+def _before_the_last(ours: RopeTable, theirs: RopeTable) -> str:
+    """Return the difference of two tables whose last regimes are equal."""
+    first, other = ours.regimes[0], theirs.regimes[0]
+    if first.up_to is None:
+        return "the rule that depends on the length differs"
+    if first.up_to != other.up_to:
+        return f"the table changes at {other.up_to} tokens instead of {first.up_to}"
+    if first.attention_factor != other.attention_factor:
+        factors = f"{other.attention_factor:.6g} instead of {first.attention_factor:.6g}"
+        return f"up to {first.up_to} tokens, the attention factor is {factors}"
+    return f"the table up to {first.up_to} tokens differs"
 
 
 def _by_length(ours: RopeTable, theirs: RopeTable) -> str:

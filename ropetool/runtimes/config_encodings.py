@@ -18,7 +18,7 @@ from ropetool.files.hf import ABSENT, Edit
 from ropetool.rope.arithmetic import base_inv_freq
 from ropetool.rope.formulas import geometric
 from ropetool.rope.methods import Derived
-from ropetool.rope.tables import LayerRope, RopeSet
+from ropetool.rope.tables import LayerRope, Regime, RopeSet, RopeTable
 from ropetool.runtimes.decoded import EncodedTarget
 
 IN_WEIGHTS = "the rest in the weights"  # the end of the name of an encoding that bakes
@@ -63,11 +63,16 @@ def encodings(entry: LayerRope, derived: Derived, trained_length: int, family: F
     lists = _as_lists(entry, derived, trained_length, family)
     if lists:
         ways.append(Encoding("a full table as longrope lists", lists))
-    return ways + [
+    baked = [
         Encoding(f"{name} {how}, {IN_WEIGHTS}", other, baked=True)
         for name, keys, _ in ways
         for how, other in variants(keys).items()
     ]
+    by_list = _with_mscales(lists, derived.table) if lists else None
+    if by_list and by_list != lists:
+        # Two tables are for several runtimes at once. For one table, transformers would warn of the keys.
+        ways.insert(len(ways) - (not derived.table.is_fixed), Encoding("longrope lists with a factor each", by_list))
+    return ways + baked
 
 
 def _own_factors(family: Family, factor: float, trained_length: int) -> dict[str, Any]:
@@ -97,18 +102,32 @@ def _as_lists(entry: LayerRope, derived: Derived, trained_length: int, family: F
     assert entry.rope_theta is not None
     base = base_inv_freq(entry.rope_theta, entry.rotary_dim)
     factor = max(1.0, derived.max_position_embeddings / trained_length)
+    length = regimes[0].up_to or trained_length
+    short, long = _ends(derived.table)
     params: dict[str, Any] = {
-        names.SHORT_FACTOR: (base / regimes[0].inv_freq).tolist(),
-        names.LONG_FACTOR: (base / regimes[-1].inv_freq).tolist(),
+        names.SHORT_FACTOR: (base / short.inv_freq).tolist(),
+        names.LONG_FACTOR: (base / long.inv_freq).tolist(),
         names.FACTOR: factor,
-        names.ORIGINAL_MAX_POSITION_EMBEDDINGS: trained_length,
-        names.ATTENTION_FACTOR: regimes[-1].attention_factor,
-        **(_own_factors(family, regimes[-1].attention_factor, trained_length) if family.mscale_keys else {}),
+        names.ORIGINAL_MAX_POSITION_EMBEDDINGS: length,
+        names.ATTENTION_FACTOR: long.attention_factor,
+        **(_own_factors(family, long.attention_factor, trained_length) if family.mscale_keys else {}),
     }
     if family.mla and derived.softmax_multiplier != 1 and factor > 1:
         # The softmax scale is (0.1 m ln s + 1)^2 for any type, so m sets the multiplier.
         params[names.MSCALE_ALL_DIM] = (math.sqrt(derived.softmax_multiplier) - 1) / (0.1 * math.log(factor))
     return RopeKeys("longrope", entry.rope_theta, params)
+
+
+def _with_mscales(lists: RopeKeys, table: RopeTable) -> RopeKeys:
+    """Return longrope keys with the factor of each list, which vLLM and SGLang read only from these keys."""
+    short, long = _ends(table)
+    mscales = {names.SHORT_MSCALE: short.attention_factor, names.LONG_MSCALE: long.attention_factor}
+    return replace(lists, params={**lists.params, **mscales})
+
+
+def _ends(table: RopeTable) -> tuple[Regime, Regime]:
+    """Return the regimes for the shortest and for the longest sequences."""
+    return table.regimes[0], table.regimes[-1]
 
 
 def config_edits(checkpoint: HfCheckpoint, keys: RopeKeys, target: RopeSet, config_style: str) -> list[FileEdit]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ropetool.errors import InvalidRope
 from ropetool.rope.formulas import Source, logn_factor, yarn_factor
 from ropetool.rope.reach import reach
-from ropetool.rope.tables import MAX_LENGTH, Array, RopeTable, is_number
+from ropetool.rope.tables import MAX_LENGTH, Array, Regime, RopeTable, is_number
 
 # Beyond these numbers, a ramp ends far outside every table, and a runtime's float32 cannot represent the number.
 FEWEST_TURNS, MOST_TURNS = 1e-6, 1e9
@@ -121,6 +121,20 @@ def chosen_attention_factor(source: Source, goal: Goal, auto: str) -> float:
     values = {"none": 1.0, "yarn": yarn_factor(goal.factor), "logn": logn_factor(goal.factor, source.length)}
     check_preset(preset)
     return base * values[preset]
+
+
+def with_native_short(derived: Derived, source: Source) -> Derived:
+    """Return a derived target that keeps the source's table up to its length, and has the new table beyond it.
+
+    Raises: InvalidRope if the new table depends on the length already.
+    """
+    table = derived.table
+    if table.rule is not None or not table.is_fixed:
+        raise InvalidRope(
+            "the table of this method depends on the text length already", where="--native-short", try_="leave it out"
+        )
+    native = Regime(source.inv_freq, source.attention_factor, up_to=source.length)
+    return replace(derived, table=RopeTable((native, *table.regimes)), native=())
 
 
 def check_preset(name: str) -> None:
