@@ -73,6 +73,7 @@ class Advice(Shown):
       first.
     holds: the length up to which the present table holds attention, in tokens, at most the target.
     critical: the channels that saw every angle in training, and all rotary channels.
+    native_short: the command of the choice that keeps the present table for short texts; empty if no file can store it.
     shorter: if there is no choice, the plan with the longest context that a method reaches, or None.
     """
 
@@ -87,6 +88,7 @@ class Advice(Shown):
     least_base: float | None = None
     holds: int | None = None
     critical: tuple[int, int] | None = None
+    native_short: str = ""
     shorter: Proposal | None = None
 
     @property
@@ -180,6 +182,7 @@ def with_bounds(advice: Advice) -> Advice:
         least_base=None if base is None else _least_base(2 * trained.size, advice.target_length),
         holds=attention_holds(present, advice.target_length),
         critical=(critical_dimension(trained, inspected.trained_length), 2 * trained.size),
+        native_short=_with_native_short(inspected, advice.chosen),
     )  # fmt: skip
 
 
@@ -314,19 +317,32 @@ def _readers(inspected: Inspection, chosen: Way | None) -> tuple[tuple[str, ...]
     """Return the runtimes for which the chosen method works, tried one at a time, and the others."""
     if chosen is None or chosen.proposal.plan is None or inspected.checkpoint is None:
         return (), ()
-    serving, others = [], []
-    for runtime in runtimes.for_format(inspected.format):
-        try:
-            make_plan(
-                inspected.checkpoint, chosen.method, target_length=chosen.proposal.step.reach,
-                reading=chosen.proposal.step.reading or None, as_type=inspected.as_type, for_runtimes=(runtime.name,),
-                attention_factor=chosen.proposal.attention_factor,
-            )  # fmt: skip
-        except RopetoolError:
-            others.append(runtime.name)
-        else:
-            serving.append(runtime.name)
-    return tuple(serving), tuple(others)
+    every = [runtime.name for runtime in runtimes.for_format(inspected.format)]
+    serving = tuple(name for name in every if _works(inspected, chosen, (name,)))
+    return serving, tuple(name for name in every if name not in serving)
+
+
+def _with_native_short(inspected: Inspection, chosen: Way | None) -> str:
+    """Return the command of the chosen method that keeps the present table for short texts; empty if it is refused."""
+    if chosen is None or chosen.proposal.plan is None:
+        return ""
+    works = _works(inspected, chosen, chosen.proposal.plan.runtimes, native_short=True)
+    return f"{chosen.proposal.line} --native-short" if works else ""
+
+
+def _works(inspected: Inspection, chosen: Way, for_runtimes: Sequence[str], *, native_short: bool = False) -> bool:
+    """Return whether a plan of the chosen method works for these runtimes."""
+    assert inspected.checkpoint is not None
+    step = chosen.proposal.step
+    try:
+        make_plan(
+            inspected.checkpoint, chosen.method, target_length=step.reach, reading=step.reading or None,
+            as_type=inspected.as_type, for_runtimes=for_runtimes, native_short=native_short,
+            attention_factor="auto" if native_short else chosen.proposal.attention_factor,
+        )  # fmt: skip
+    except RopetoolError:
+        return False
+    return True
 
 
 def _least_base(rotary_dim: int, length: int) -> float | None:

@@ -51,6 +51,8 @@ def ways_parts(advice: Advice, title: str = "methods", *, explain: bool = False)
     for name, ranges in (("works in", advice.readers), ("not in", advice.others)):
         if ranges:
             yield listing("", [(name, ", ".join(runtimes.display_ranges(ranges)))], depth=1)
+    if advice.native_short:
+        yield listing("at no cost for short texts", [(advice.native_short,)], whole=True)
 
 
 def way_row(way: Way, explain: bool = False) -> tuple[str, str]:
@@ -68,6 +70,7 @@ def advice_json(advice: Advice) -> dict[str, Any]:
     return {
         "schema": SCHEMA, "source": str(advice.inspection.source), "trained_length": advice.inspection.trained_length,
         "target_length": advice.target_length, "command": advice.command or None,
+        "native_short": advice.native_short or None,
         "method": advice.chosen.method if advice.chosen else None, "why": advice.why,
         "longest": {"target_length": advice.shorter.step.reach, "command": advice.shorter.line} if advice.shorter else None,
         "cost": list(advice.extent.notes) if advice.extent else [],
