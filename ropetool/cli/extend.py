@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from ropetool.cli.companion import Companion
     from ropetool.cli.method_choice import MethodChoice
     from ropetool.plans.applied import Applied
+    from ropetool.plans.basis import Request
     from ropetool.plans.plan import Plan
 
 GROUPS = {
-    "How far": ("method", "factor", "target_length", "reading", "params"),
+    "How far": ("method", "factor", "target_length", "variants", "reading", "params"),
     "Output": ("output", "for_runtimes", "in_place", "dry_run", "as_json"),
 }
 
@@ -45,6 +46,11 @@ GROUPS = {
     "context length.",
 )  # fmt: skip
 @shared.target_length("The new context length in tokens, instead of --factor: 131072, 128k or 1M.")
+@click.option(
+    "--variants", type=shared.LengthList(), metavar="LENGTHS",
+    help="Instead of one length: write an output for each of 16k,32k,64k, and configs of llama-swap and LiteLLM, so that "
+    "short prompts keep the source. -o names the folder.",
+)  # fmt: skip
 @click.option("--force-factor", is_flag=True, help="Allow more than 32 times the trained length without training.")
 @shared.READING
 @click.option(
@@ -110,8 +116,9 @@ GROUPS = {
 @shared.gathered(extension=ExtensionOptions, options="ropetool.cli.apply.PlanOptions", chain="ropetool.cli.chain.Chain")
 @completed_tries()
 def extend_command(
-    source: str, extension: ExtensionOptions, options: PlanOptions, chain: Chain, companion: str | None, as_json: bool
-) -> int:
+    source: str, extension: ExtensionOptions, options: PlanOptions, chain: Chain, companion: str | None,
+    variants: list[int] | None, as_json: bool,
+) -> int:  # fmt: skip
     """Write a copy of a model with a longer context.
 
     Links the weight files and does not change the source. With --in-place it edits the GGUF file itself. Each runtime of --for
@@ -130,16 +137,21 @@ def extend_command(
     ropetool extend model --method yarn --factor 8 --dry-run
     ropetool extend model --method abf --rope-theta 1e6 --target-length 65536
     ropetool extend model --method yarn --factor 4 --companion model-eagle
+    ropetool extend model.gguf --variants 16k,32k
     ropetool extend model.gguf --method yarn --factor 4 --in-place
     ropetool extend model --method yarn --factor 8 --verify --export model-yarn-8x.gguf
     """
     from ropetool.cli.method_choice import choose
 
+    if variants is not None:
+        from ropetool.cli.variants import extend_variants
+
+        return extend_variants(source, variants, extension, options, as_json)
     _check(extension, options, chain, companion)
     options.check_path(source)
     chain.check_path(source, None if options.in_place else options.output)
     config_is_enough = options.dry_run and options.plan_out is None and extension.method != AUTO
-    origin = _Origin.of(source, config_is_enough=config_is_enough)
+    origin = Origin.of(source, config_is_enough=config_is_enough)
     chain.check_source(origin.checkpoint)
     if extension.method == AUTO:  # a measurement takes minutes
         _check_places(options, chain, origin.path)
@@ -175,7 +187,7 @@ def _check(extension: ExtensionOptions, options: PlanOptions, chain: Chain, comp
 
 
 @dataclass(frozen=True)
-class _Origin:
+class Origin:
     """The source of an extension.
 
     named: as the user wrote it, a path or a hub id.
@@ -190,7 +202,7 @@ class _Origin:
     checkpoints: dict[Path, Checkpoint] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, named: str, *, config_is_enough: bool) -> _Origin:
+    def of(cls, named: str, *, config_is_enough: bool) -> Origin:
         """Return the source. From the hub, it downloads only the config if that is enough."""
         config = config_alone(named) if config_is_enough else None
         origin = cls(named, config or local_source(named), config is not None)
@@ -209,6 +221,17 @@ class _Origin:
     def checkpoint(self) -> Checkpoint:
         """The source, opened."""
         return self.opened(self.path)
+
+    def planned(self, request: Request) -> tuple[Origin, Plan]:
+        """Return the plan of a request, and the source with all files that the plan needs."""
+        from ropetool.plans.formats import CONFIG_ONLY
+        from ropetool.plans.search import plan_for
+
+        plan = plan_for(self.checkpoint, request)
+        if self.config_only and plan.bakes:  # only the weights show which tensors change, and whether they can store it
+            return Origin.of(self.named, config_is_enough=False).planned(request)
+        kept = tuple(note for note in plan.notes if not self.config_only or note != CONFIG_ONLY)
+        return self, replace(plan, notes=kept)
 
     def close(self) -> None:
         """Let go of the opened checkpoints."""
@@ -240,20 +263,14 @@ class _Planned:
     flags: list[str]
 
 
-def _planned(origin: _Origin, choice: MethodChoice, options: PlanOptions, companion: str | None) -> _Planned:
+def _planned(origin: Origin, choice: MethodChoice, options: PlanOptions, companion: str | None) -> _Planned:
     """Plan the extension by the chosen method, and the same for the draft model."""
-    from ropetool.plans.formats import CONFIG_ONLY
     from ropetool.plans.search import plan_for
 
     request = choice.extension.request()
-    plan = choice.plan or plan_for(origin.checkpoint, request)
+    origin, plan = (origin, choice.plan) if choice.plan else origin.planned(request)
     if choice.why:
         notes((choice.why,))
-    if origin.config_only and plan.bakes:  # only the weights show which tensors change, and whether they can store it
-        origin = _Origin.of(origin.named, config_is_enough=False)
-        plan = plan_for(origin.checkpoint, request)
-    elif origin.config_only:
-        plan = replace(plan, notes=tuple(note for note in plan.notes if note != CONFIG_ONLY))
     drafting = None
     if companion is not None:
         from ropetool.cli.companion import Companion
@@ -269,7 +286,7 @@ def _planned(origin: _Origin, choice: MethodChoice, options: PlanOptions, compan
     return _Planned(plan, origin.path, options.target(plan, origin.path), drafting, flags)
 
 
-def _flags(origin: _Origin, choice: MethodChoice, plan: Plan) -> list[str]:
+def _flags(origin: Origin, choice: MethodChoice, plan: Plan) -> list[str]:
     """Return command lines that make servers compute the table of a plan from the source."""
     from ropetool.plans.flags import flag_lines
     from ropetool.plans.search import plan_for
