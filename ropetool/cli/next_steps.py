@@ -22,7 +22,17 @@ OPENED = "ropetool.opened"  # key in the context's meta: a function that opens e
 # Options that another method may not accept.
 METHOD_SPECIFIC = ("params", "attention_factor", "temperature_scope", "beta_fast", "beta_slow", "rope_theta")
 # The options that a try sets, and an option that only explains.
-DECIDED = ("source", "method", "factor", "target_length", "variants", "reading", "original_length", "tune_minutes", "explain")
+DECIDED = (
+    "source",
+    "method",
+    "factor",
+    "target_length",
+    "variants",
+    "reading",
+    "original_length",
+    "tune_minutes",
+    "explain",
+)
 
 
 # --- the options of `extend`

@@ -93,8 +93,9 @@ def _planned(origin: Origin, lengths: list[int], extension: ExtensionOptions, op
     from ropetool.plans.basis import ORIGINAL
     from ropetool.plans.variants import Variants
 
+    source = origin.checkpoint
     with _of_length(lengths[-1]):
-        choice = choose(origin.checkpoint, replace(extension, target_length=lengths[-1]), None, quiet=True)
+        choice = choose(source, replace(extension, target_length=lengths[-1]), None, quiet=True)
     if choice.why:
         notes([choice.why])
     plans = []
@@ -103,7 +104,11 @@ def _planned(origin: Origin, lengths: list[int], extension: ExtensionOptions, op
             origin, plan = origin.planned(replace(choice.extension, target_length=length).request())
             plans.append(plan)
     if plans[0].reading == ORIGINAL:
-        notes(["the source is already scaled: short prompts keep the cost of its scaling. Pass the model without it as SOURCE"])
+        notes(
+            [
+                "the source is already scaled: short prompts keep the cost of its scaling. Pass the model without it as SOURCE"
+            ]
+        )
     folder = None if options.output is None else Path(options.output)
     return Variants.of(origin.checkpoint, plans, folder, copy=options.copy)
 
@@ -156,7 +161,9 @@ def _show(planned: Variants, written: list[Applied], as_json: bool) -> None:
         print_json(routed_json(planned, results, written=True))
         return
     for variant, output in done:
-        show(terminal_text(applied_parts(variant.plan, replace(output, serving=()))) + "\n")  # the routing files have them
+        show(
+            terminal_text(applied_parts(variant.plan, replace(output, serving=()))) + "\n"
+        )  # the routing files have them
     show(terminal_text(routed_parts(planned)))
     _note_once(planned, written)
 

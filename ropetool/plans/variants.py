@@ -79,7 +79,10 @@ class Variants:
         stem = model_name(outputs[0]).removesuffix(f"-{plans[0].suffix}")
         models = (
             Served(f"{stem}-native", path, native),
-            *(Served(model_name(o), o, p.max_position_embeddings) for o, p in zip(outputs, plans, strict=True)),
+            *(
+                Served(model_name(output), _files(source, output)[0], plan.max_position_embeddings)
+                for output, plan in zip(outputs, plans, strict=True)
+            ),
         )
         variants = tuple(
             Variant(plan, output, _new_bytes(plan, source, output, copy=copy))
@@ -95,8 +98,7 @@ class Variants:
         """
         routing.check_paths(self.models)
         for variant in self.variants:
-            count = len(source.files) if source.format == "gguf" else 1
-            for path in shard_paths(variant.output, count) if count > 1 else [variant.output]:
+            for path in _files(source, variant.output):
                 check_target(variant.plan, self.source, path, force=force)
         routing.check_files(list(self.files.values()), self.source, force=force)
         needed, folder = sum(variant.new_bytes for variant in self.variants), self.variants[0].output.parent
@@ -125,11 +127,19 @@ class Variants:
     def start_lines(self) -> list[str]:
         """Return the command lines that start the routers."""
         swap, proxy = self.files.values()
-        return [command("llama-swap", "--config", swap), f"LITELLM_MASTER_KEY=sk-... {command('litellm', '--config', proxy)}"]
+        return [
+            command("llama-swap", "--config", swap),
+            f"LITELLM_MASTER_KEY=sk-... {command('litellm', '--config', proxy)}",
+        ]
 
 
 def _absolute(path: Path) -> Path:
     return Path(os.path.abspath(path))
+
+
+def _files(source: Checkpoint, output: Path) -> list[Path]:
+    """Return the files of a GGUF output, the directory of another one."""
+    return shard_paths(output, len(source.files)) if source.format == "gguf" else [output]
 
 
 def _native_context(plan: Plan, configured: int) -> int:
