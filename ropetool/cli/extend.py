@@ -48,8 +48,8 @@ GROUPS = {
 @shared.target_length("The new context length in tokens, instead of --factor: 131072, 128k or 1M.")
 @click.option(
     "--variants", type=shared.LengthList(), metavar="LENGTHS",
-    help="Instead of one length: write an output for each of 16k,32k,64k, and configs of llama-swap and LiteLLM, so that "
-    "short prompts keep the source. -o names the folder.",
+    help="Write an output for each length, as 16k,32k,64k, and configs of llama-swap and LiteLLM that send short prompts to "
+    "the source. -o names the folder of all files.",
 )  # fmt: skip
 @click.option("--force-factor", is_flag=True, help="Allow more than 32 times the trained length without training.")
 @shared.READING

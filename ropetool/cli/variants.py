@@ -48,8 +48,8 @@ def extend_variants(
         return 0
     planned.check(origin.checkpoint, force=options.force)
     notes([planned.space()])
-    written = _carried_out(planned, options)
-    _show(planned, written, as_json)
+    written, shared = _carried_out(planned, options)
+    _show(planned, written, shared, as_json)
     return 0
 
 
@@ -105,22 +105,24 @@ def _planned(origin: Origin, lengths: list[int], extension: ExtensionOptions, op
             plans.append(plan)
     if plans[0].reading == ORIGINAL:
         notes(
-            [
-                "the source is already scaled: short prompts keep the cost of its scaling. Pass the model without it as SOURCE"
-            ]
+            ["the source is already scaled: short prompts keep that cost. Pass the model without its scaling as SOURCE"]
         )
     folder = None if options.output is None else Path(options.output)
     return Variants.of(origin.checkpoint, plans, folder, copy=options.copy)
 
 
-def _carried_out(planned: Variants, options: PlanOptions) -> list[Applied]:
-    """Write the outputs, and then the routing files. If one fails, print what is written."""
+def _carried_out(planned: Variants, options: PlanOptions) -> tuple[list[Applied], int]:
+    """Write the outputs, and then the routing files. Return the outputs, and the bytes that they share.
+
+    If one fails, print what is written.
+    """
     from ropetool.cli.apply import applied
 
     written: list[Applied] = []
     try:
         for variant in planned.variants:
             written.append(applied(variant.plan, planned.source, variant.output, options))
+        shared = planned.share_storage()
         notes(planned.write_files(force=options.force))
     except BaseException:
         if written:
@@ -130,7 +132,7 @@ def _carried_out(planned: Variants, options: PlanOptions) -> list[Applied]:
                 f"{', '.join([*missing, *map(str, planned.files.values())])}. To write all of them, run the command again with --force"
             ])  # fmt: skip
         raise
-    return written
+    return written, shared
 
 
 def _show_plans(planned: Variants, as_json: bool) -> None:
@@ -149,8 +151,8 @@ def _show_plans(planned: Variants, as_json: bool) -> None:
     _note_once(planned, [])
 
 
-def _show(planned: Variants, written: list[Applied], as_json: bool) -> None:
-    """Print the plans and the outputs."""
+def _show(planned: Variants, written: list[Applied], shared: int, as_json: bool) -> None:
+    """Print the plans and the outputs. shared: the bytes that the outputs share."""
     from ropetool.report.planned import applied_json, applied_parts
     from ropetool.report.routed import routed_json, routed_parts
     from ropetool.report.terminal import terminal_text
@@ -158,13 +160,13 @@ def _show(planned: Variants, written: list[Applied], as_json: bool) -> None:
     done = list(zip(planned.variants, written, strict=True))
     if as_json:
         results = [applied_json(variant.plan, output) for variant, output in done]
-        print_json(routed_json(planned, results, written=True))
+        print_json(routed_json(planned, results, shared, written=True))
         return
     for variant, output in done:
         show(
             terminal_text(applied_parts(variant.plan, replace(output, serving=()))) + "\n"
         )  # the routing files have them
-    show(terminal_text(routed_parts(planned)))
+    show(terminal_text(routed_parts(planned, shared)))
     _note_once(planned, written)
 
 

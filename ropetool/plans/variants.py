@@ -11,6 +11,7 @@ from pathlib import Path
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.errors import ConfigError, OutputError
 from ropetool.escaping import command
+from ropetool.files import linking
 from ropetool.files.counting import byte_size
 from ropetool.files.shard_names import model_name, shard_paths
 from ropetool.plans import routing
@@ -109,6 +110,16 @@ class Variants:
                 try_="pass an -o on a disk with more space, or fewer lengths",
             )  # fmt: skip
 
+    def share_storage(self) -> int:
+        """Let the copies in GGUF outputs share their equal blocks with the first output. Return the shared bytes.
+
+        An output does not share blocks with the source, because its longer header moves the tensors to other positions.
+        """
+        if self.variants[0].plan.format != "gguf":
+            return 0
+        first, *others = [model.path for model in self.models[1:]]
+        return sum(linking.share(first, other) for other in others)
+
     def write_files(self, *, force: bool) -> tuple[str, ...]:
         """Write the routing files, both or none. Return notes. Raises: OutputError."""
         serving = self.server.serving
@@ -116,11 +127,13 @@ class Variants:
         texts = [make(self.group, self.models, serving) for make in (routing.llama_swap, routing.litellm)]
         return routing.write_files(dict(zip(self.files.values(), texts, strict=True)), self.source, force=force)
 
-    def space(self) -> str:
-        """Return how much space the outputs take, as a sentence."""
-        needed = sum(variant.new_bytes for variant in self.variants)
+    def space(self, shared: int = 0) -> str:
+        """Return how much space the outputs take, as a sentence. shared: the bytes that `share_storage` returned."""
+        needed = sum(variant.new_bytes for variant in self.variants) - shared
         if not needed:
             return "the outputs share the weight files of the source"
+        if shared:
+            return f"the outputs take {byte_size(needed)}, and share {byte_size(shared)} with each other"
         why = ": the RoPE keys are in the file of the weights" if self.variants[0].plan.format == "gguf" else ""
         return f"the outputs take {byte_size(needed)}, because they need their own weight files{why}"
 

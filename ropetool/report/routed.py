@@ -11,20 +11,29 @@ from ropetool.report.planned import SCHEMA
 from ropetool.sections import Part, listing
 
 
-def routed_parts(planned: Variants) -> Iterator[Part]:
-    """Yield the prompts that LiteLLM sends to each output, the space, and the lines that start the routers."""
+def routed_parts(planned: Variants, shared: int = 0) -> Iterator[Part]:
+    """Yield the prompts that LiteLLM sends to each output, the space, and the lines that start the routers.
+
+    shared: the bytes that the outputs share.
+    """
     limits = prompt_limits(planned.models)
     rows = [
         (model.name, f"context {model.context}", f"prompts up to {limit} tokens" if limit else "longer prompts")
         for model, limit in zip(planned.models, limits, strict=True)
     ]
     yield listing("routing by prompt length", rows)
-    yield listing("space", [(planned.space(),)])
+    yield listing("space", [(planned.space(shared),)])
     yield listing("routers", [(line,) for line in planned.start_lines()], whole=True)
 
 
-def routed_json(planned: Variants, results: Sequence[dict[str, Any]], *, written: bool) -> dict[str, Any]:
-    """Return what `ropetool extend --variants --json` prints. results: the JSON of each output."""
+def routed_json(
+    planned: Variants, results: Sequence[dict[str, Any]], shared: int = 0, *, written: bool
+) -> dict[str, Any]:
+    """Return what `ropetool extend --variants --json` prints.
+
+    results: the JSON of each output.
+    shared: the bytes that the outputs share.
+    """
     limits = prompt_limits(planned.models)
     models = [
         {"name": model.name, "path": str(model.path), "context": model.context, "max_input_tokens": limit}
@@ -34,5 +43,5 @@ def routed_json(planned: Variants, results: Sequence[dict[str, Any]], *, written
         "schema": SCHEMA, "written": written, "variants": list(results), "models": models,
         "server": planned.server.program, "model_group": planned.group,
         "routing": {router: str(path) for router, path in planned.files.items()},
-        "new_bytes": sum(variant.new_bytes for variant in planned.variants),
+        "new_bytes": sum(variant.new_bytes for variant in planned.variants), "shared_bytes": shared,
     }  # fmt: skip

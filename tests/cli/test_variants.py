@@ -111,7 +111,9 @@ def test_all_outputs_go_into_the_folder_of_o(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     names = ["model-yarn-1024.gguf", "model-yarn-2048.gguf"]
     records = [f"{name}.ropetool.json" for name in names]
-    assert sorted(os.listdir("out")) == sorted([*names, *records, "model-yarn-litellm.yaml", "model-yarn-llama-swap.yaml"])
+    assert sorted(os.listdir("out")) == sorted(
+        [*names, *records, "model-yarn-litellm.yaml", "model-yarn-llama-swap.yaml"]
+    )
 
 
 def test_without_a_method_all_variants_have_the_one_recommended_for_the_longest(tmp_path: Path) -> None:
