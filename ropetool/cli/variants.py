@@ -105,7 +105,7 @@ def _planned(origin: Origin, lengths: list[int], extension: ExtensionOptions, op
             plans.append(plan)
     if plans[0].reading == ORIGINAL:
         notes(
-            ["the source is already scaled: short prompts keep that cost. Pass the model without its scaling as SOURCE"]
+            ["the source is already scaled, which costs quality on short prompts: pass the model without it as SOURCE"]
         )
     folder = None if options.output is None else Path(options.output)
     return Variants.of(origin.checkpoint, plans, folder, copy=options.copy)
@@ -122,7 +122,7 @@ def _carried_out(planned: Variants, options: PlanOptions) -> tuple[list[Applied]
     try:
         for variant in planned.variants:
             written.append(applied(variant.plan, planned.source, variant.output, options))
-        shared = planned.share_storage()
+        shared = 0 if options.copy else planned.share_storage()
         notes(planned.write_files(force=options.force))
     except BaseException:
         if written:
@@ -163,9 +163,8 @@ def _show(planned: Variants, written: list[Applied], shared: int, as_json: bool)
         print_json(routed_json(planned, results, shared, written=True))
         return
     for variant, output in done:
-        show(
-            terminal_text(applied_parts(variant.plan, replace(output, serving=()))) + "\n"
-        )  # the routing files have them
+        bare = replace(output, serving=())  # the routing files contain these lines
+        show(terminal_text(applied_parts(variant.plan, bare)) + "\n")
     show(terminal_text(routed_parts(planned, shared)))
     _note_once(planned, written)
 

@@ -87,13 +87,13 @@ def share(first: Path, second: Path) -> int:
     The content stays the same. Returns the number of shared bytes.
     """
     shared = 0
-    with first.open("rb") as source, second.open("r+b") as target:
-        size = min(os.fstat(file.fileno()).st_size for file in (source, target))
-        try:
+    try:
+        with first.open("rb") as source, second.open("r+b") as target:
+            size = min(os.fstat(file.fileno()).st_size for file in (source, target))
             for start in range(0, size, _BUFFER):
                 shared += system.share(source.fileno(), target.fileno(), start, min(_BUFFER, size - start))
-        except OSError:  # a file system without shared blocks, or an end inside a block
-            pass
+    except OSError:  # a file system without shared blocks, or an end inside a block
+        pass
     return shared
 
 

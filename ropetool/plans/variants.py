@@ -67,8 +67,7 @@ class Variants:
         Raises: ConfigError for a length within the context of the source; LossyExport if no server reads all outputs.
         """
         path = _absolute(source.path)
-        defaults = [plan.output_beside(source.path) for plan in plans]
-        outputs = [default if folder is None else _absolute(folder / default.name) for default in defaults]
+        outputs = [_output(plan, source.path, folder) for plan in plans]
         inspected = [inspect_checkpoint(source), *(inspect_checkpoint(source.edited(plan.edits)) for plan in plans)]
         native = _native_context(plans[0], inspected[0].rope.max_position_embeddings if inspected[0].rope else 0)
         shortest = plans[0].max_position_embeddings
@@ -77,7 +76,7 @@ class Variants:
                 f"by {plans[0].method}, the shortest variant has a context of {shortest} tokens, and the source {native}",
                 where="--variants", try_="longer lengths, or another method",
             )  # fmt: skip
-        stem = model_name(outputs[0]).removesuffix(f"-{plans[0].suffix}")
+        stem = model_name(plans[0].output_beside(source.path)).removesuffix(f"-{plans[0].suffix}")
         models = (
             Served(f"{stem}-native", path, native),
             *(
@@ -148,6 +147,14 @@ class Variants:
 
 def _absolute(path: Path) -> Path:
     return Path(os.path.abspath(path))
+
+
+def _output(plan: Plan, source: Path, folder: Path | None) -> Path:
+    """Return the path of an output: the default name, with the length if it lacks the length, as after `abf`."""
+    default = plan.output_beside(source)
+    end, length = default.suffix if plan.format == "gguf" else "", f"-{plan.max_position_embeddings}"
+    name = default.name.removesuffix(end).removesuffix(length) + length + end
+    return default.with_name(name) if folder is None else _absolute(folder / name)
 
 
 def _files(source: Checkpoint, output: Path) -> list[Path]:

@@ -79,6 +79,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--python", required=True, help="a Python with litellm[proxy] and llama-cpp-python[server]")
     parser.add_argument("--variants", default="16k")
+    parser.add_argument("--threads", default=str(os.cpu_count()), help="of each server; 1 is faster on a busy machine")
     options = parser.parse_args()
     key, wrong = f"sk-{secrets.token_urlsafe(24)}", 0
     with tempfile.TemporaryDirectory() as folder, ExitStack() as servers:
@@ -90,8 +91,9 @@ def main() -> None:
             url = entry["litellm_params"]["api_base"]
             port = url.removesuffix("/v1").rpartition(":")[2]
             command = ["--model", model["path"], "--n_ctx", str(model["context"]), "--model_alias", model["name"]]
+            command += ["--port", port, "--n_threads", options.threads, "--n_threads_batch", options.threads]
             log = Path(folder, f"{port}.log")
-            servers.enter_context(running(log, options.python, "-m", "llama_cpp.server", *command, "--port", port))
+            servers.enter_context(running(log, options.python, "-m", "llama_cpp.server", *command))
             wait_for(f"{url}/models")
         proxy = [str(Path(options.python).with_name("litellm")), "--config", str(config), "--host", "127.0.0.1"]
         log = Path(folder, "proxy.log")

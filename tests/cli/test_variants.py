@@ -17,7 +17,7 @@ from models import config_of, set_config, write_model
 from running import run, snapshot
 
 from ropetool.errors import OutputError
-from ropetool.plans import applying, routing
+from ropetool.plans import applying, routing, serving
 
 YARN = ("--method", "yarn")
 LENGTHS = {"model-native": 512, "model-yarn-1024": 1024, "model-yarn-2048": 2048}
@@ -126,6 +126,18 @@ def test_without_a_method_all_variants_have_the_one_recommended_for_the_longest(
     assert [each["plan"]["method"] for each in plans] == [method[1]] * 2
 
 
+def test_outputs_of_a_new_base_are_named_by_their_length(tmp_path: Path) -> None:
+    """Alone, the name of an output of abf has only the base."""
+    done = run("extend", "model.gguf", "--method", "abf", "--rope-theta", "1e6", "--variants", "1k,2k", "--json")
+    assert done.code == 0, done.err
+    assert [each["name"] for each in done.json["models"]] == [
+        "model-native",
+        "model-abf-1e6-1024",
+        "model-abf-1e6-2048",
+    ]
+    assert [context_in(each["path"]) for each in done.json["models"]] == [512, 1024, 2048]
+
+
 # --- routing files
 
 
@@ -211,7 +223,7 @@ def test_a_source_in_another_scale_is_named(tmp_path: Path) -> None:
     assert [each["context"] for each in done.json["models"]] == [1024, 2048]
     done = run("extend", "scaled.gguf", *YARN, "--variants", "2k", "--from", "original", "--dry-run", "--json")
     assert [each["context"] for each in done.json["models"]] == [1024, 2048]
-    assert "Note: the source is already scaled: short prompts keep the cost of its scaling" in done.err
+    assert "Note: the source is already scaled, which costs quality on short prompts" in done.err
 
 
 def test_the_length_that_the_user_names_is_the_context_of_the_source() -> None:
@@ -351,13 +363,26 @@ def test_options_that_exclude_each_other_are_refused(options: str, code: int, wo
     assert words in done.err
 
 
-def test_a_method_that_no_server_reads_as_transformers_does_is_refused(tmp_path: Path) -> None:
+def test_without_a_server_that_reads_all_outputs_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = snapshot(tmp_path)
-    set_config(tmp_path / "model", rope_scaling={"rope_type": "dynamic", "factor": 2.0})
-    done = run("extend", "model", "--method", "linear", "--variants", "2k", "--from", "current")
-    assert done.code == 1, done.out
-    assert "Error: " in done.err
-    assert snapshot(tmp_path).keys() == before.keys()
+    differs = "would compute something else"
+    monkeypatch.setattr(
+        serving, "_objection", lambda _, output: differs if output.rope.max_position_embeddings > 512 else ""
+    )
+    done = run("extend", "model", *YARN, "--variants", "1k")
+    assert (done.code, snapshot(tmp_path)) == (1, before)
+    assert f"no server can serve all outputs: vllm@0.32: {differs}; sglang@0.5.16: {differs}" in done.err
+
+
+@pytest.mark.parametrize("method", ["dynamic", "yarn"])
+def test_the_server_is_one_that_reads_what_transformers_reads(method: str) -> None:
+    """vLLM and SGLang use one table for all lengths, so `dynamic` in the source is not read as transformers reads it."""
+    scaling = {"rope_type": method, "factor": 2.0, "original_max_position_embeddings": 512}
+    set_config(Path("model"), rope_scaling=scaling, max_position_embeddings=1024)
+    done = run("extend", "model", *YARN, "--variants", "4k", "--from", "original", "--dry-run", "--json")
+    assert (done.code == 0) == (method == "yarn"), done.err
 
 
 def test_a_next_step_has_all_lengths(tmp_path: Path) -> None:
