@@ -18,7 +18,7 @@ from ropetool.errors import ConfigError, RopetoolError
 
 if TYPE_CHECKING:
     from ropetool.cli.apply import PlanOptions
-    from ropetool.cli.extend import Origin
+    from ropetool.cli.origin import Origin
     from ropetool.plans.applied import Applied
     from ropetool.plans.variants import Variants
 
@@ -38,7 +38,7 @@ def extend_variants(
     source: str, lengths: list[int], extension: ExtensionOptions, options: PlanOptions, as_json: bool
 ) -> int:
     """Extend a model to each length, or print the plans of --dry-run. Return the exit code."""
-    from ropetool.cli.extend import Origin
+    from ropetool.cli.origin import Origin
 
     _check(lengths, extension, options)
     origin = Origin.of(source, config_is_enough=options.dry_run)
