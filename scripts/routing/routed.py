@@ -69,8 +69,11 @@ def prompts(contexts: list[int]) -> Iterator[tuple[str, str, int]]:
     yield "a short prompt", novel[:2000], 0
     for index, context in enumerate(contexts[1:], 1):  # about 4.4 characters for a token
         yield f"a prompt of about 0.6 times {context} tokens", novel[: int(0.6 * context * 4.4)], index
-    first = RUSSIAN * (int(0.7 * contexts[0]) // 30)  # LiteLLM counts 30 tokens in a sentence, SmolLM2 45
-    yield "a prompt that LiteLLM counts too low", first, 1
+    yield (
+        "a prompt that LiteLLM counts too low",
+        RUSSIAN * (contexts[0] // 51),
+        1,
+    )  # it counts 37 tokens each, SmolLM2 55
 
 
 def main() -> None:
@@ -80,10 +83,21 @@ def main() -> None:
     parser.add_argument("--python", required=True, help="a Python with litellm[proxy] and llama-cpp-python[server]")
     parser.add_argument("--variants", default="16k")
     parser.add_argument("--threads", default=str(os.cpu_count()), help="of each server; 1 is faster on a busy machine")
-    options = parser.parse_args()
+    options, more = parser.parse_known_args()
     key, wrong = f"sk-{secrets.token_urlsafe(24)}", 0
     with tempfile.TemporaryDirectory() as folder, ExitStack() as servers:
-        extend = ["extend", options.model, "--method", "yarn", "--variants", options.variants, "-o", folder, "--json"]
+        extend = [
+            "extend",
+            options.model,
+            "--method",
+            "yarn",
+            "--variants",
+            options.variants,
+            "-o",
+            folder,
+            "--json",
+            *more,
+        ]
         done = subprocess.run([sys.executable, "-m", "ropetool", *extend], check=True, stdout=subprocess.PIPE, cwd=ROOT)
         written = json.loads(done.stdout)
         config = Path(written["routing"]["litellm"])
