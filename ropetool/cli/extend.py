@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ropetool.cli import config_alone, local_source, notes, print_json, show, terminal_width
+from ropetool.cli import notes, print_json, show, terminal_width
 from ropetool.cli import options as shared
 from ropetool.cli.extension import AUTO, ExtensionOptions
-from ropetool.cli.next_steps import OPENED, completed_tries
+from ropetool.cli.next_steps import completed_tries
 from ropetool.escaping import command, word
 
 if TYPE_CHECKING:
-    from ropetool.checkpoint.opening import Checkpoint
     from ropetool.cli.apply import PlanOptions
     from ropetool.cli.chain import Chain
     from ropetool.cli.companion import Companion
     from ropetool.cli.method_choice import MethodChoice
+    from ropetool.cli.origin import Origin
     from ropetool.plans.applied import Applied
     from ropetool.plans.plan import Plan
 
 GROUPS = {
-    "How far": ("method", "factor", "target_length", "reading", "params"),
+    "How far": ("method", "factor", "target_length", "variants", "reading", "params"),
     "Output": ("output", "for_runtimes", "in_place", "dry_run", "as_json"),
 }
 
@@ -45,6 +45,11 @@ GROUPS = {
     "context length.",
 )  # fmt: skip
 @shared.target_length("The new context length in tokens, instead of --factor: 131072, 128k or 1M.")
+@click.option(
+    "--variants", type=shared.LengthList(), metavar="LENGTHS",
+    help="Write an output for each length, as 16k,32k,64k, and configs of llama-swap and LiteLLM that send short prompts to "
+    "the source. -o names the folder of all files.",
+)  # fmt: skip
 @click.option("--force-factor", is_flag=True, help="Allow more than 32 times the trained length without training.")
 @shared.READING
 @click.option(
@@ -115,8 +120,9 @@ GROUPS = {
 @shared.gathered(extension=ExtensionOptions, options="ropetool.cli.apply.PlanOptions", chain="ropetool.cli.chain.Chain")
 @completed_tries()
 def extend_command(
-    source: str, extension: ExtensionOptions, options: PlanOptions, chain: Chain, companion: str | None, as_json: bool
-) -> int:
+    source: str, extension: ExtensionOptions, options: PlanOptions, chain: Chain, companion: str | None,
+    variants: list[int] | None, as_json: bool,
+) -> int:  # fmt: skip
     """Write a copy of a model with a longer context.
 
     Links the weight files and does not change the source. With --in-place it edits the GGUF file itself. Each runtime of --for
@@ -135,16 +141,22 @@ def extend_command(
     ropetool extend model --method yarn --factor 8 --dry-run
     ropetool extend model --method abf --rope-theta 1e6 --target-length 65536
     ropetool extend model --method yarn --factor 4 --companion model-eagle
+    ropetool extend model.gguf --variants 16k,32k
     ropetool extend model.gguf --method yarn --factor 4 --in-place
     ropetool extend model --method yarn --factor 8 --verify --export model-yarn-8x.gguf
     """
     from ropetool.cli.method_choice import choose
+    from ropetool.cli.origin import Origin
 
+    if variants is not None:
+        from ropetool.cli.variants import extend_variants
+
+        return extend_variants(source, variants, extension, options, as_json)
     _check(extension, options, chain, companion)
     options.check_path(source)
     chain.check_path(source, None if options.in_place else options.output)
     config_is_enough = options.dry_run and options.plan_out is None and extension.method != AUTO
-    origin = _Origin.of(source, config_is_enough=config_is_enough)
+    origin = Origin.of(source, config_is_enough=config_is_enough)
     chain.check_source(origin.checkpoint)
     if extension.method == AUTO:  # a measurement takes minutes
         _check_places(options, chain, origin.path)
@@ -179,47 +191,6 @@ def _check(extension: ExtensionOptions, options: PlanOptions, chain: Chain, comp
     extension.check()
 
 
-@dataclass(frozen=True)
-class _Origin:
-    """The source of an extension.
-
-    named: as the user wrote it, a path or a hub id.
-    path: the files on this disk.
-    config_only: the folder has the config of a hub id, but no weights.
-    checkpoints: the source and the draft model once they are opened, by path.
-    """
-
-    named: str
-    path: Path
-    config_only: bool
-    checkpoints: dict[Path, Checkpoint] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, named: str, *, config_is_enough: bool) -> _Origin:
-        """Return the source. From the hub, it downloads only the config if that is enough."""
-        config = config_alone(named) if config_is_enough else None
-        origin = cls(named, config or local_source(named), config is not None)
-        click.get_current_context().meta[OPENED] = origin.opened
-        return origin
-
-    def opened(self, path: Path) -> Checkpoint:
-        """Return the checkpoint of a path. It is opened once."""
-        from ropetool.checkpoint.opening import open_checkpoint
-
-        if path not in self.checkpoints:
-            self.checkpoints[path] = open_checkpoint(path)
-        return self.checkpoints[path]
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """The source, opened."""
-        return self.opened(self.path)
-
-    def close(self) -> None:
-        """Let go of the opened checkpoints."""
-        self.checkpoints.clear()
-
-
 def _check_places(options: PlanOptions, chain: Chain, source: Path) -> None:
     """Refuse an output that cannot be written. Raises: OutputError."""
     from ropetool.files.output import check_output
@@ -245,20 +216,14 @@ class _Planned:
     flags: list[str]
 
 
-def _planned(origin: _Origin, choice: MethodChoice, options: PlanOptions, companion: str | None) -> _Planned:
+def _planned(origin: Origin, choice: MethodChoice, options: PlanOptions, companion: str | None) -> _Planned:
     """Plan the extension by the chosen method, and the same for the draft model."""
-    from ropetool.plans.formats import CONFIG_ONLY
     from ropetool.plans.search import plan_for
 
     request = choice.extension.request()
-    plan = choice.plan or plan_for(origin.checkpoint, request)
+    origin, plan = (origin, choice.plan) if choice.plan else origin.planned(request)
     if choice.why:
         notes((choice.why,))
-    if origin.config_only and plan.bakes:  # only the weights show which tensors change, and whether they can store it
-        origin = _Origin.of(origin.named, config_is_enough=False)
-        plan = plan_for(origin.checkpoint, request)
-    elif origin.config_only:
-        plan = replace(plan, notes=tuple(note for note in plan.notes if note != CONFIG_ONLY))
     drafting = None
     if companion is not None:
         from ropetool.cli.companion import Companion
@@ -274,7 +239,7 @@ def _planned(origin: _Origin, choice: MethodChoice, options: PlanOptions, compan
     return _Planned(plan, origin.path, options.target(plan, origin.path), drafting, flags)
 
 
-def _flags(origin: _Origin, choice: MethodChoice, plan: Plan) -> list[str]:
+def _flags(origin: Origin, choice: MethodChoice, plan: Plan) -> list[str]:
     """Return command lines that make servers compute the table of a plan from the source."""
     from ropetool.plans.flags import flag_lines
     from ropetool.plans.search import plan_for

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,17 @@ METHOD_SPECIFIC = (
     "params", "attention_factor", "temperature_scope", "beta_fast", "beta_slow", "rope_theta", "native_short",
 )  # fmt: skip
 # The options that a try sets, and an option that only explains.
-DECIDED = ("source", "method", "factor", "target_length", "reading", "original_length", "tune_minutes", "explain")
+DECIDED = (
+    "source",
+    "method",
+    "factor",
+    "target_length",
+    "variants",
+    "reading",
+    "original_length",
+    "tune_minutes",
+    "explain",
+)
 
 
 # --- the options of `extend`
@@ -75,7 +86,7 @@ def completed(line: str, context: click.Context) -> str:
             tried = original if _problem(original, context) is None else with_flag(tried, FORCE)
             problem = _problem(tried, context)
         if problem is None:
-            return command(*tried)
+            return command(*_of_all_lengths(tried, values, context))
     return ""
 
 
@@ -116,10 +127,26 @@ def _problem(line: Sequence[str], context: click.Context) -> RopetoolError | Non
     assert values is not None  # the words in front are those of `extend`
     opened: Callable[[Path], Checkpoint] = context.meta.get(OPENED, open_checkpoint)
     try:
-        plan_for(opened(Path(values["source"])), instance(ExtensionOptions, values).request())
+        for length in _lengths(values, context):
+            options = replace(instance(ExtensionOptions, values), target_length=length)
+            plan_for(opened(Path(values["source"])), options.request())
     except RopetoolError as error:
         return error
     return None
+
+
+def _lengths(values: dict[str, Any], context: click.Context) -> list[int | None]:
+    """Return the lengths that a try replaces: all of --variants if it names one of them, else its own."""
+    own, variants = values["target_length"], context.params.get("variants") or []
+    return variants if own in variants else [own]
+
+
+def _of_all_lengths(line: Sequence[str], values: dict[str, Any], context: click.Context) -> list[str]:
+    """Return a try in the words of --variants if that is the present command."""
+    lengths = _lengths(values, context)
+    if lengths != context.params.get("variants"):
+        return list(line)
+    return with_options(line, {"--target-length": None, "--variants": ",".join(map(str, lengths))})
 
 
 # --- other commands

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import struct
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -10,6 +12,8 @@ from typing import Any
 
 fcntl: Any = import_module("fcntl") if find_spec("fcntl") else None  # Windows does not have it
 _FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
+_FIDEDUPERANGE = 0xC0189436  # linux/fs.h: _IOWR(0x94, 54, struct file_dedupe_range)
+_DEDUPE_RANGE = struct.Struct("=QQHHIqQQiI")  # with a single struct file_dedupe_range_info
 
 
 def lock(descriptor: int) -> bool | None:
@@ -62,3 +66,20 @@ def clone(source: int, destination: int) -> None:
     if fcntl is None or sys.platform != "linux":
         raise OSError(errno.EOPNOTSUPP, "this system cannot clone files")
     fcntl.ioctl(destination, _FICLONE, source)
+
+
+def share(source: int, target: int, start: int, nbytes: int) -> int:
+    """Make two files share the blocks of a range, as btrfs and xfs can, if the kernel finds equal bytes in both.
+
+    source, target: descriptors.
+    start, nbytes: the range in both files. It consists of whole blocks, or ends with both files.
+    Returns the number of shared bytes: 0 if the bytes differ. Raises: OSError if the system cannot share them.
+    """
+    if fcntl is None or sys.platform != "linux":
+        raise OSError(errno.EOPNOTSUPP, "this system cannot share blocks")
+    request = bytearray(_DEDUPE_RANGE.pack(start, nbytes, 1, 0, 0, target, start, 0, 0, 0))
+    fcntl.ioctl(source, _FIDEDUPERANGE, request)
+    *_, shared, status, _ = _DEDUPE_RANGE.unpack(request)
+    if status < 0:
+        raise OSError(-status, os.strerror(-status))
+    return int(shared) if status == 0 else 0

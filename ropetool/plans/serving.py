@@ -5,9 +5,12 @@ Each program's reading of the output is decoded. A release that would compute so
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ropetool import runtimes
+from ropetool.errors import LossyExport
+from ropetool.runtimes import Runtime
 from ropetool.runtimes.base import Serving
 from ropetool.runtimes.decoded import Decoded
 from ropetool.runtimes.inspection import Inspection
@@ -36,6 +39,22 @@ def serving_lines(output: Inspection, shown: str) -> list[str]:
         alike.setdefault(line or own[serving], []).append(runtime.name)
     lines = [f"{', '.join(runtimes.display_ranges(names))}: {line}" for line, names in alike.items()]
     return [*lines, *others]
+
+
+def server_of(outputs: Sequence[Inspection]) -> Runtime:
+    """Return the first server whose newest known release computes the same from all outputs as their own runtime.
+
+    Raises: LossyExport if no server does.
+    """
+    newest = {runtime.program: runtime for runtime in runtimes.for_format(outputs[0].format) if runtime.serving}
+    objections = []
+    for runtime in sorted(newest.values(), key=lambda runtime: runtime.program != runtimes.FIRST_SERVER):
+        readings = [(output, output.readings.named(runtime.name)) for output in outputs]
+        reasons = [_objection(reading, output) for output, reading in readings if reading is not None]
+        if not any(reasons):
+            return runtime
+        objections.append(f"{runtime.name}: {next(filter(None, reasons))}")
+    raise LossyExport(f"no server can serve all outputs: {'; '.join(objections)}", where=str(outputs[0].source))
 
 
 def gguf_lines(shown: str, context: int, modelfile: Path | None = None) -> list[str]:

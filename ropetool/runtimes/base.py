@@ -117,16 +117,22 @@ class Serving:
     others: returns a line for each program that runs files by this one, with its name. It accepts a path, a context in
       tokens, and the place of a Modelfile or None.
     takes_exports: True if `flags` also accepts a directory, for a file that it was exported to.
+    listening: the options for a port and for the name that clients use, with places for both.
     """
 
     command: str
     flags: Callable[[PlannedChange, Decode], Sequence[str]] | None = None
     others: Callable[[str, int, Path | None], Sequence[str]] = no_others
     takes_exports: bool = False
+    listening: str = "--port {} --served-model-name {}"
 
     def line(self, file: str, context: int) -> str:
         """Return the command line for a file with this context in tokens."""
         return self.command.format(word(Path(file)), context)
+
+    def named_line(self, file: str, context: int, port: str, name: str) -> str:
+        """Return the command line for a file, with the port and with the name that clients use."""
+        return f"{self.line(file, context)} {self.listening.format(port, word(name))}"
 
 
 def once_each(read: Callable[[C], V]) -> Callable[[C], V]:

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import resource
+import struct
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ import pytest
 
 from ropetool.errors import CheckpointError, OutputError
 from ropetool.files import copying
-from ropetool.files.linking import place
+from ropetool.files.linking import place, share
 
 CONTENT = bytes(range(256)) * 41 + b"end"
 
@@ -212,7 +213,7 @@ def test_a_full_disk_or_a_limit_on_file_size_is_refused_and_leaves_nothing(tmp_p
                 place(source, disk / "copy")
             assert list(disk.iterdir()) == []
     program = (
-        "import sys; from pathlib import Path; from ropetool.files.linking import place\n"
+        "import sys; from pathlib import Path; from ropetool.files.linking import place, share\n"
         "from ropetool.errors import OutputError\n"
         "try: place(Path(sys.argv[1]), Path(sys.argv[2]), copy=True)\n"
         "except OutputError as error: print(error.where, error.message, sep='|')"
@@ -254,3 +255,80 @@ def test_a_missing_folder_is_an_output_error(source: Path, tmp_path: Path) -> No
     with pytest.raises(OutputError) as refused:
         place(source, tmp_path / "none" / "copy")
     assert refused.value.where == str(tmp_path / "none" / "copy")
+
+
+# --- sharing the blocks of two files
+
+
+@pytest.fixture
+def btrfs(tmp_path: Path) -> Iterator[Path]:
+    """Yield a small file system that shares blocks; skip the test where this user cannot mount one."""
+    image, folder = tmp_path / "image", tmp_path / "mounted"
+    image.write_bytes(b"")
+    os.truncate(image, 128 << 20)
+    folder.mkdir()
+    try:
+        subprocess.run(["mkfs.btrfs", "-q", image], check=True, capture_output=True)
+        subprocess.run(["mount", "-o", "loop", image, folder], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no btrfs: {error}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def two_files(folder: Path) -> tuple[Path, Path, int]:
+    """Return files that differ in their first bytes, with an end inside a block, and the size of their equal parts."""
+    step, data = 1 << 20, os.urandom(1 << 20)
+    first, second = folder / "first", folder / "second"
+    first.write_bytes(b"A" + data + data + b"end")
+    second.write_bytes(b"B" + data + data + b"end")
+    return first, second, step + 4
+
+
+def test_equal_blocks_are_shared_and_both_files_stay_the_same(btrfs: Path) -> None:
+    first, second, equal = two_files(btrfs)
+    before = first.read_bytes(), second.read_bytes()
+    assert share(first, second) == equal
+    assert (first.read_bytes(), second.read_bytes()) == before
+    subprocess.run(["sync", "-f", btrfs], check=True)
+    used = subprocess.run(["btrfs", "filesystem", "du", "-s", "--raw", second], check=True, capture_output=True)
+    _, exclusive, shared = used.stdout.split()[-4:-1]
+    assert int(exclusive) <= 1 << 20
+    assert int(shared) >= 1 << 20
+
+
+def test_a_kernel_that_compares_is_asked_for_each_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, equal = two_files(tmp_path)
+
+    def dedupe(source: int, request: int, argument: bytearray) -> int:
+        """As linux/fs.h: struct file_dedupe_range, followed by one struct file_dedupe_range_info."""
+        assert request == 0xC0189436  # FIDEDUPERANGE
+        assert len(argument) == 24 + 32
+        start, nbytes, count = struct.unpack_from("=QQH", argument)
+        target, target_start = struct.unpack_from("=qQ", argument, 24)
+        assert count == 1
+        alike = os.pread(source, nbytes, start) == os.pread(target, nbytes, target_start)
+        struct.pack_into("=Qi", argument, 40, nbytes if alike else 0, 0 if alike else 1)
+        return 0
+
+    monkeypatch.setattr(fcntl, "ioctl", dedupe)
+    assert share(first, second) == equal
+
+
+@pytest.mark.parametrize("status", [None, -errno.EINVAL, -errno.EOPNOTSUPP])
+def test_where_blocks_cannot_be_shared_nothing_happens(
+    status: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: int, request: int, argument: bytearray) -> int:
+        if status is None:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        struct.pack_into("=Qi", argument, 40, 0, status)
+        return 0
+
+    first, second, _ = two_files(tmp_path)
+    before = first.read_bytes(), second.read_bytes()
+    monkeypatch.setattr(fcntl, "ioctl", refuse)
+    assert share(first, second) == 0
+    assert (first.read_bytes(), second.read_bytes()) == before

@@ -83,4 +83,4 @@ def flags(change: PlannedChange, _: Decode) -> Sequence[str]:
     return server_options.lines(change)
 
 
-SERVING = Serving(COMMAND, flags, embedded_lines, takes_exports=True)
+SERVING = Serving(COMMAND, flags, embedded_lines, takes_exports=True, listening="--port {} --alias {}")
