@@ -15,6 +15,7 @@ from typing import Any
 
 import models
 import numpy as np
+import tokenizer_making
 from models import Tensors
 
 CONFIG: dict[str, Any] = {
@@ -43,6 +44,7 @@ def write(path: Path, name: str, **changes: Any) -> tuple[Path, dict[str, np.nda
     form, rng = FORMATS[name], np.random.default_rng(5)
     config = {**CONFIG, "quantization_config": dict(form.quantization), **changes}
     source = models.checkpoint(path, "llama", dtype="BF16", **config)
+    models.save(source / "tokenizer_config.json", {**tokenizer_making.TOKENIZER_CONFIG, "eos_token": "<|eos|>"})
     tensors, numbers = models.weights({**models.BY_HAND["llama"], **config}, "BF16"), {}
     for tensor, (_, values) in list(tensors.items()):
         if values.ndim == 2 and ".layers." in tensor:
@@ -105,7 +107,7 @@ def _gptq(name: str, shape: tuple[int, int], rng: np.random.Generator) -> tuple[
     rows, columns = shape
     groups = rng.permutation(np.arange(columns) // GROUP).astype(np.int32)
     codes = rng.integers(0, 16, (columns, rows))
-    zeros = rng.integers(1, 17, (columns // GROUP, rows))
+    zeros = rng.integers(1, 16, (columns // GROUP, rows))
     stored, scales = _scales(rng, (columns // GROUP, rows), "F16")
     tensors: Tensors = {
         f"{name}.qweight": ("I32", words(codes, 4, 0)), f"{name}.qzeros": ("I32", words(zeros - 1, 4, 1)),
@@ -166,7 +168,11 @@ def _float8_blocks(name: str, shape: tuple[int, int], rng: np.random.Generator) 
 
 
 def _compressed(form: str, weights: Mapping[str, Any], inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    group = {"targets": ["Linear"], "weights": {"dynamic": False, "symmetric": True, **weights}, "input_activations": inputs}
+    group = {
+        "targets": ["Linear"],
+        "weights": {"dynamic": False, "symmetric": True, **weights},
+        "input_activations": inputs,
+    }
     return {
         "quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed", "ignore": ["lm_head"],
         "config_groups": {"group_0": group}, "kv_cache_scheme": None,
