@@ -23,8 +23,11 @@ CONFIG: dict[str, Any] = {
     "head_dim": 16, "torch_dtype": "bfloat16",
 }  # fmt: skip
 GROUP = 32  # columns that share a scale
-BLOCK = (32, 48)  # rows and columns that share a scale of FP8 blocks; the last block of a tensor may be smaller
+WHOLE, RAGGED = (32, 16), (40, 48)  # rows and columns that share a scale of FP8; ragged blocks end after the tensor
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column that each nibble of a word holds, from the lowest
+
+
+Pack = Callable[[str, tuple[int, int], np.random.Generator], tuple[Tensors, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Format:
     """
 
     quantization: Mapping[str, Any]
-    pack: Callable[[str, tuple[int, int], np.random.Generator], tuple[Tensors, np.ndarray]]
+    pack: Pack
 
 
 def write(path: Path, name: str, **changes: Any) -> tuple[Path, dict[str, np.ndarray]]:
@@ -95,11 +98,14 @@ def _spread(grid: np.ndarray, steps: tuple[int, int], shape: tuple[int, int]) ->
     return grid.repeat(steps[0], 0).repeat(steps[1], 1)[: shape[0], : shape[1]]
 
 
-def _fp8(name: str, shape: tuple[int, int], rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
-    codes = fp8_codes(rng, shape)
-    stored, scales = _scales(rng, (-(-shape[0] // BLOCK[0]), -(-shape[1] // BLOCK[1])), "F32")
-    tensors = {f"{name}.weight": ("F8_E4M3", codes), f"{name}.weight_scale_inv": stored}
-    return tensors, fp8_numbers()[codes] * _spread(scales, BLOCK, shape)
+def _fp8(block: tuple[int, int], end: str = "_scale_inv") -> Pack:
+    def pack(name: str, shape: tuple[int, int], rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+        codes = fp8_codes(rng, shape)
+        stored, scales = _scales(rng, (-(-shape[0] // block[0]), -(-shape[1] // block[1])), "F32")
+        tensors: Tensors = {f"{name}.weight": ("F8_E4M3", codes), f"{name}.weight{end}": stored}
+        return tensors, fp8_numbers()[codes] * _spread(scales, block, shape)
+
+    return pack
 
 
 def _gptq(name: str, shape: tuple[int, int], rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
@@ -130,7 +136,7 @@ def _awq(name: str, shape: tuple[int, int], rng: np.random.Generator) -> tuple[T
     return tensors, ((codes - zeros.repeat(GROUP, 0)) * scales.repeat(GROUP, 0)).T
 
 
-def _packed_int(bits: int, symmetric: bool) -> Callable[..., tuple[Tensors, np.ndarray]]:
+def _packed_int(bits: int, *, symmetric: bool) -> Pack:
     """Pack codes of some bits in a row, and the zeros of asymmetric ones down a column; both are stored plus half their range."""
     half = 1 << (bits - 1)
 
@@ -161,12 +167,6 @@ def _float8(name: str, shape: tuple[int, int], rng: np.random.Generator) -> tupl
     return {f"{name}.weight": ("F8_E4M3", codes), f"{name}.weight_scale": stored}, fp8_numbers()[codes] * scales
 
 
-def _float8_blocks(name: str, shape: tuple[int, int], rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
-    tensors, numbers = _fp8(name, shape, rng)
-    tensors[f"{name}.weight_scale"] = tensors.pop(f"{name}.weight_scale_inv")
-    return tensors, numbers
-
-
 def _compressed(form: str, weights: Mapping[str, Any], inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
     group = {
         "targets": ["Linear"],
@@ -179,12 +179,15 @@ def _compressed(form: str, weights: Mapping[str, Any], inputs: Mapping[str, Any]
     }  # fmt: skip
 
 
+def _fp8_config(block: tuple[int, int]) -> dict[str, Any]:
+    return {"quant_method": "fp8", "weight_block_size": list(block), "fmt": "e4m3", "activation_scheme": "dynamic"}
+
+
 _TOKENS = {"strategy": "token", "dynamic": True, "symmetric": True}
-_FP8_BLOCKS = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": list(BLOCK)}
+_FP8_BLOCKS = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": list(RAGGED)}
 FORMATS: dict[str, Format] = {
-    "fp8": Format(
-        {"quant_method": "fp8", "weight_block_size": list(BLOCK), "fmt": "e4m3", "activation_scheme": "dynamic"}, _fp8
-    ),
+    "fp8": Format(_fp8_config(WHOLE), _fp8(WHOLE)),
+    "fp8-ragged": Format(_fp8_config(RAGGED), _fp8(RAGGED)),
     "gptq": Format(
         {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True, "sym": False, "checkpoint_format": "gptq"},
         _gptq,
@@ -213,6 +216,6 @@ FORMATS: dict[str, Format] = {
     ),
     "float-quantized-blocks": Format(
         _compressed("float-quantized", _FP8_BLOCKS, {"num_bits": 8, "type": "float", **_TOKENS, "strategy": "group", "group_size": 32}),
-        _float8_blocks,
+        _fp8(RAGGED, "_scale"),
     ),
 }  # fmt: skip

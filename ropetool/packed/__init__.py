@@ -9,12 +9,14 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.errors import CheckpointError, UnsupportedDtype
-from ropetool.escaping import command
+from ropetool.errors import CheckpointError, MissingDependency, UnsupportedDtype, lacking
+from ropetool.escaping import command, install_line
 from ropetool.files.hf.jsontext import shown
+from ropetool.packed import fp8
 from ropetool.packed.base import Format
 
 QUANTIZATION_CONFIG = "quantization_config"
@@ -46,17 +48,36 @@ def check_readable(quantization: Any, where: str) -> None:
     form.check_readable(quantization, where)
 
 
-def check_runs(checkpoint: HfCheckpoint, *, gpu: bool) -> None:
-    """Raise CheckpointError for packed weights that transformers cannot run, or would run with incorrect numbers.
+def not_run(checkpoint: HfCheckpoint, *, gpu: bool = False) -> str:
+    """Return why transformers cannot run the packed weights of a checkpoint, or would run incorrect numbers; else "".
 
     gpu: whether the model runs on a GPU from NVIDIA.
     """
     form = of(checkpoint.config.get(QUANTIZATION_CONFIG))
-    problem = form.not_run(checkpoint, gpu) if form is not None else ""
+    problem = "" if form is None else lacking(form.packages) or form.not_run(checkpoint, gpu)
+    return problem and f"transformers cannot run weights that are packed by {form.method if form else ''}: {problem}"
+
+
+def unpacked_by_transformers(checkpoint: HfCheckpoint, *, gpu: bool) -> bool:
+    """Return whether transformers unpacks the weights of a checkpoint while it reads them.
+
+    gpu: whether the model runs on a GPU from NVIDIA, where transformers runs FP8 weights without unpacking them.
+    Raises: CheckpointError for packed weights that transformers cannot run, with the command that measures them;
+    MissingDependency if only packages of an extra are missing.
+    """
+    form, problem = of(checkpoint.config.get(QUANTIZATION_CONFIG)), not_run(checkpoint, gpu=gpu)
+    if form is None:
+        return False
+    if problem and form.extra and lacking(form.packages):
+        raise MissingDependency(problem, where=str(checkpoint.path), try_=install_line(form.extra))
     if problem:
-        raise CheckpointError(
-            f"transformers cannot run its weights, which are packed by {form.method if form else ''}: {problem}",
-            where=str(checkpoint.path),
-            try_=f"{command('vllm', 'serve', checkpoint.path)}, then "
-            f"{command('ropetool', 'verify', checkpoint.path, '--server', 'http://localhost:8000')}",
-        )  # fmt: skip
+        raise CheckpointError(problem, where=str(checkpoint.path), try_=_measured(checkpoint.path, form))
+    return form.dequantize and not (gpu and form.method == fp8.METHOD)
+
+
+def _measured(path: Path, form: Format) -> str:
+    """Return the commands that measure a checkpoint without transformers: with llama.cpp if export unpacks it, else vLLM."""
+    if form.unpack is not None:
+        return f"{command('ropetool', 'export', path)}, then {command('ropetool', 'verify', 'FILE.gguf')}"
+    verify = command("ropetool", "verify", path, "--server", "http://localhost:8000")
+    return f"{command('vllm', 'serve', path)}, then {verify}"

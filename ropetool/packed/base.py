@@ -84,13 +84,18 @@ class Format:
     method: its quant_method in quantization_config.
     check_readable: raises an error if export cannot read weights with this quantization_config. where: config.json.
     unpack: returns the packed matrices among the tensors of a checkpoint; None if there are none to unpack.
+    packages: the packages that transformers needs to run it. extra: the extra that installs them; "" for none.
     not_run: returns why transformers cannot run the checkpoint, or "". gpu: whether it runs on a GPU from NVIDIA.
+    dequantize: whether its quantization_config has the setting "dequantize" for weights that no kernel runs on a CPU.
     """
 
     method: str
     check_readable: Callable[[Mapping[str, Any], str], None]
     unpack: Callable[[Mapping[str, Part], Mapping[str, Any]], Unpacked] | None = None
+    packages: tuple[str, ...] = ()
+    extra: str = ""
     not_run: Callable[[HfCheckpoint, bool], str] = lambda checkpoint, gpu: ""
+    dequantize: bool = False
 
 
 def unreadable(method: str, packs: str, where: str, try_: str) -> UnsupportedDtype:

@@ -22,6 +22,7 @@ from ropetool.errors import CorruptFile, MissingDependency, RopetoolError, Unsup
 from ropetool.escaping import install_line
 from ropetool.files import dtypes
 from ropetool.files.hf.jsontext import shown
+from ropetool.files.regular import open_regular
 from ropetool.packed.base import Format, Part, Singles, Unpacked, python, unreadable
 
 METHOD = "compressed-tensors"
@@ -34,10 +35,14 @@ UNUSED = (
     ".k_zero_point", ".v_zero_point", ".q_zero_point",
 )  # fmt: skip
 _PACKAGES = ("compressed_tensors", "torch", "transformers")
+EXTRA = "packed"  # of pyproject.toml
 _WORD = 32  # bits; this many rows of packed zeros end at a whole word
 _TORCH = {
     "I32": "int32", "I8": "int8", "U8": "uint8", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
 }  # fmt: skip
+_ZEROS = {"I32": "<i4", "I8": "i1", "U8": "u1"}
+# Parts of layouts that ropetool does not unpack: an activation order, and sparse weights.
+_OTHERS = (PACKED, ZERO, SHAPE, "weight_g_idx", "weight_global_scale", "bitmask", "compressed", "row_offsets")
 _CODE = (
     "from compressed_tensors.entrypoints.convert import CompressedTensorsDequantizer as D, convert_checkpoint as c; "
     "c({source}, {copy}, D({source}))"
@@ -113,30 +118,29 @@ class _Module:
 
     def _scales(self, raw: bytes, first: int, count: int) -> Singles:
         stored = self.parts[SCALE].stored
-        scales = dtypes.decode(raw, stored.dtype).astype(np.float32).reshape(stored.shape or (1,))
-        return self._of_rows(scales, first, count)
+        scales: Singles = dtypes.decode(raw, stored.dtype).astype(np.float32).reshape(stored.shape or (1,))
+        return scales[self._of_rows(first, count)]
 
     def _zeros(self, raw: bytes, first: int, count: int) -> npt.NDArray[Any]:
         stored = self.parts[ZERO].stored
-        zeros = np.frombuffer(raw, {"I32": "<i4", "I8": "i1", "U8": "u1"}[stored.dtype]).reshape(stored.shape or (1,))
-        if self.group.form != WHOLE:
-            return self._of_rows(zeros, first, count).copy()
+        zeros: npt.NDArray[Any] = np.frombuffer(raw, _ZEROS[stored.dtype]).reshape(stored.shape or (1,))
+        if stored.dtype != "I32":
+            return zeros[self._of_rows(first, count)].copy()
         bits = self.group.weights.num_bits
         return zeros[first * bits // _WORD : -(-(first + count) * bits // _WORD)].copy()
 
-    def _of_rows(self, values: npt.NDArray[Any], first: int, count: int) -> npt.NDArray[Any]:
-        """Return the scales or zeros of these rows."""
-        return values[first // self.block : -(-(first + count) // self.block)] if self.block else values
+    def _of_rows(self, first: int, count: int) -> slice:
+        """Return the place of the scales or zeros of these rows."""
+        return slice(first // self.block, -(-(first + count) // self.block)) if self.block else slice(None)
 
 
 def _groups(quantization: Mapping[str, Any], where: str) -> list[_Group]:
     """Return the groups of modules. Raises: CorruptFile for settings that the library does not read."""
     from compressed_tensors.quantization import QuantizationConfig
-    from pydantic import ValidationError
 
     try:
         config = QuantizationConfig.model_validate(quantization)
-    except (ValidationError, KeyError, ValueError, NotImplementedError) as error:
+    except (KeyError, TypeError, ValueError, NotImplementedError) as error:
         sentence = " ".join(str(error).split())
         raise CorruptFile(
             f"compressed-tensors cannot read quantization_config: {sentence:.200}", where=where
@@ -158,7 +162,7 @@ def _check_readable(quantization: Mapping[str, Any], where: str) -> None:
         raise MissingDependency(
             f"export needs compressed-tensors to unpack its weights: {missing}",
             where=where,
-            try_=install_line("packed"),
+            try_=install_line(EXTRA),
         )
     for key in ("sparsity_config", "transform_config"):
         if quantization.get(key):
@@ -194,10 +198,10 @@ def _unpack(held: Mapping[str, Part], quantization: Mapping[str, Any]) -> Unpack
         matrices[f"{module}.{PLAIN}"] = (unpacking.weight, unpacking)
         used |= {f"{module}.{part}" for part in (PACKED, PLAIN, SCALE, ZERO, SHAPE)}
     for name, part in held.items():
-        if name not in used and (part.stored.dtype in _TORCH or ".weight_" in name):
+        if name not in used and name.endswith(tuple(f".{part}" for part in _OTHERS)):
             raise UnsupportedDtype(
-                f"{name} has type {part.stored.dtype}, which belongs to no packed matrix that ropetool unpacks",
-                where=str(part.path), try_="export the checkpoint before quantisation",
+                f"{name} belongs to a layout that ropetool does not unpack", where=str(part.path),
+                try_="export the checkpoint before quantisation",
             )  # fmt: skip
     return Unpacked(matrices, frozenset(used))
 
@@ -244,7 +248,7 @@ def _packed_shape(shape: Part | None, name: str, weight: Part) -> tuple[int, int
         raise CorruptFile(
             f"{name} needs its two sizes as I64 in {name.removesuffix(PACKED)}{SHAPE}", where=str(weight.path)
         )
-    with shape.path.open("rb") as file:
+    with open_regular(shape.path) as file:
         file.seek(shape.stored.begin)
         rows, columns = np.frombuffer(file.read(16), "<i8").tolist()
     return rows, columns
@@ -257,7 +261,7 @@ def _rows_of_a_scale(parts: Mapping[str, Part], shape: tuple[int, int], group: _
     if group.strategy == "group":
         across = group.weights.group_size
     whole = group.strategy == "tensor"
-    expected = (1,) if whole else (-(-rows // down), -(-columns // across))
+    expected = (1, 1) if whole else (-(-rows // down), -(-columns // across))
     for part in parts.values():
         counts, wanted = part.stored.shape, expected
         if part.stored.dtype == "I32" and not whole:  # packed zeros
@@ -281,10 +285,7 @@ def _group_of(module: str, groups: Sequence[_Group]) -> _Group | None:
 
 
 def _not_run(checkpoint: HfCheckpoint, gpu: bool) -> str:
-    """Return why transformers does not run it: without the library, or with numbers from the settings of another group."""
-    missing = lacking(("compressed_tensors",))
-    if missing:
-        return f"{missing}; {install_line('packed')}"
+    """Return why transformers does not run it: it would unpack matrices with the settings of a different group."""
     if len(set(_settings(checkpoint.config["quantization_config"]))) > 1:
         return (
             "its groups have different settings, and transformers unpacks all matrices with the settings of one group"
@@ -299,4 +300,6 @@ def _settings(quantization: Mapping[str, Any]) -> Iterator[str]:
             yield json.dumps([group.get("weights"), group.get("format")], sort_keys=True)
 
 
-FORMAT = Format(METHOD, _check_readable, _unpack, _not_run)
+FORMAT = Format(
+    METHOD, _check_readable, _unpack, packages=("compressed_tensors",), extra=EXTRA, not_run=_not_run, dequantize=True
+)

@@ -175,4 +175,4 @@ def _not_run(checkpoint: HfCheckpoint, gpu: bool) -> str:
     return ""
 
 
-FORMAT = Format(METHOD, lambda quantization, where: None, _unpack, _not_run)
+FORMAT = Format(METHOD, lambda quantization, where: None, _unpack, not_run=_not_run, dequantize=True)

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.errors import lacking
 from ropetool.packed.base import Format, python, unreadable
 
 METHOD = "gptq"
@@ -30,8 +28,4 @@ def _check_readable(quantization: Mapping[str, Any], where: str) -> None:
     raise unreadable(METHOD, packs, where, unpacking_line(Path(where).parent))
 
 
-def _not_run(checkpoint: HfCheckpoint, gpu: bool) -> str:
-    return lacking(("gptqmodel", "optimum"))
-
-
-FORMAT = Format(METHOD, _check_readable, not_run=_not_run)
+FORMAT = Format(METHOD, _check_readable, packages=("gptqmodel", "optimum"))
