@@ -90,8 +90,11 @@ def fp8_codes(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
     return codes
 
 
-def _scales(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> tuple[tuple[str, np.ndarray], np.ndarray]:
-    return rounded(rng.uniform(0.002, 0.02, shape), dtype)
+def _scales(
+    rng: np.random.Generator, shape: tuple[int, ...], dtype: str, largest: int
+) -> tuple[tuple[str, np.ndarray], np.ndarray]:
+    """Return scales that give codes up to `largest` the numbers of a sound model."""
+    return rounded(rng.uniform(0.5, 1.5, shape) * 0.3 / largest, dtype)
 
 
 def _spread(grid: np.ndarray, steps: tuple[int, int], shape: tuple[int, int]) -> np.ndarray:
@@ -101,7 +104,7 @@ def _spread(grid: np.ndarray, steps: tuple[int, int], shape: tuple[int, int]) ->
 def _fp8(block: tuple[int, int], end: str = "_scale_inv") -> Pack:
     def pack(name: str, shape: tuple[int, int], rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
         codes = fp8_codes(rng, shape)
-        stored, scales = _scales(rng, (-(-shape[0] // block[0]), -(-shape[1] // block[1])), "F32")
+        stored, scales = _scales(rng, (-(-shape[0] // block[0]), -(-shape[1] // block[1])), "F32", 448)
         tensors: Tensors = {f"{name}.weight": ("F8_E4M3", codes), f"{name}.weight{end}": stored}
         return tensors, fp8_numbers()[codes] * _spread(scales, block, shape)
 
@@ -114,7 +117,7 @@ def _gptq(name: str, shape: tuple[int, int], rng: np.random.Generator) -> tuple[
     groups = rng.permutation(np.arange(columns) // GROUP).astype(np.int32)
     codes = rng.integers(0, 16, (columns, rows))
     zeros = rng.integers(1, 16, (columns // GROUP, rows))
-    stored, scales = _scales(rng, (columns // GROUP, rows), "F16")
+    stored, scales = _scales(rng, (columns // GROUP, rows), "F16", 8)
     tensors: Tensors = {
         f"{name}.qweight": ("I32", words(codes, 4, 0)), f"{name}.qzeros": ("I32", words(zeros - 1, 4, 1)),
         f"{name}.scales": stored, f"{name}.g_idx": ("I32", groups),
@@ -127,7 +130,7 @@ def _awq(name: str, shape: tuple[int, int], rng: np.random.Generator) -> tuple[T
     rows, columns = shape
     codes = rng.integers(0, 16, (columns, rows))
     zeros = rng.integers(0, 16, (columns // GROUP, rows))
-    stored, scales = _scales(rng, (columns // GROUP, rows), "F16")
+    stored, scales = _scales(rng, (columns // GROUP, rows), "F16", 8)
     order = (np.arange(rows).reshape(-1, 8)[:, AWQ_ORDER]).reshape(-1)
     tensors: Tensors = {
         f"{name}.qweight": ("I32", words(codes[:, order], 4, 1)), f"{name}.qzeros": ("I32", words(zeros[:, order], 4, 1)),
@@ -143,7 +146,7 @@ def _packed_int(bits: int, *, symmetric: bool) -> Pack:
     def pack(name: str, shape: tuple[int, int], rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
         grid = (shape[0], shape[1] // GROUP)
         codes, zeros = rng.integers(-half, half, shape), rng.integers(-half, half, grid) * (not symmetric)
-        stored, scales = _scales(rng, grid, "BF16")
+        stored, scales = _scales(rng, grid, "BF16", half)
         tensors: Tensors = {
             f"{name}.weight_packed": ("I32", words(codes + half, bits, 1)), f"{name}.weight_scale": stored,
             f"{name}.weight_shape": ("I64", np.array(shape, np.int64)),
@@ -157,13 +160,13 @@ def _packed_int(bits: int, *, symmetric: bool) -> Pack:
 
 def _int8(name: str, shape: tuple[int, int], rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
     codes = rng.integers(-128, 128, shape).astype(np.int8)
-    stored, scales = _scales(rng, (shape[0], 1), "BF16")
+    stored, scales = _scales(rng, (shape[0], 1), "BF16", 128)
     return {f"{name}.weight": ("I8", codes), f"{name}.weight_scale": stored}, codes * scales
 
 
 def _float8(name: str, shape: tuple[int, int], rng: np.random.Generator) -> tuple[Tensors, np.ndarray]:
     codes = fp8_codes(rng, shape)
-    stored, scales = _scales(rng, (shape[0], 1), "BF16")
+    stored, scales = _scales(rng, (shape[0], 1), "BF16", 448)
     return {f"{name}.weight": ("F8_E4M3", codes), f"{name}.weight_scale": stored}, fp8_numbers()[codes] * scales
 
 
