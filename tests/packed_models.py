@@ -58,8 +58,14 @@ def write(path: Path, name: str, **changes: Any) -> tuple[Path, dict[str, np.nda
     return source, numbers
 
 
-def rounded(values: np.ndarray, dtype: str) -> tuple[tuple[str, np.ndarray], np.ndarray]:
-    """Return positive numbers as a tensor of this type, and the numbers that it holds, in float64."""
+def rounded(values: np.ndarray, dtype: str, *, nearest: bool = False) -> tuple[tuple[str, np.ndarray], np.ndarray]:
+    """Return positive numbers as a tensor of this type, and the numbers that it holds, in float64.
+
+    nearest: round bfloat16 to nearest, ties to even, instead of cutting off.
+    """
+    if nearest:
+        bits = values.astype("<f4").view("<u4").astype(np.uint64)
+        values = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16).astype("<u4").view("<f4")
     stored = models.stored(values, dtype)
     if dtype == "BF16":
         return (dtype, stored), (stored.astype("<u4") << 16).view("<f4").astype(np.float64)

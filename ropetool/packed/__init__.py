@@ -16,7 +16,6 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import CheckpointError, MissingDependency, UnsupportedDtype, lacking
 from ropetool.escaping import command, install_line
 from ropetool.files.hf.jsontext import shown
-from ropetool.packed import fp8
 from ropetool.packed.base import Format
 
 QUANTIZATION_CONFIG = "quantization_config"
@@ -72,7 +71,15 @@ def unpacked_by_transformers(checkpoint: HfCheckpoint, *, gpu: bool) -> bool:
         raise MissingDependency(problem, where=str(checkpoint.path), try_=install_line(form.extra))
     if problem:
         raise CheckpointError(problem, where=str(checkpoint.path), try_=_measured(checkpoint.path, form))
-    return form.dequantize and not (gpu and form.method == fp8.METHOD)
+    return form.dequantize and not (gpu and form.gpu)
+
+
+def measuring(quantization: Any, path: Path) -> str:
+    """Return the command that measures a checkpoint: on a server if transformers lacks packages for its packed weights."""
+    form = of(quantization)
+    if form is not None and not form.extra and lacking(form.packages):
+        return _measured(path, form)
+    return command("ropetool", "verify", path)
 
 
 def _measured(path: Path, form: Format) -> str:

@@ -86,7 +86,8 @@ class Format:
     unpack: returns the packed matrices among the tensors of a checkpoint; None if there are none to unpack.
     packages: the packages that transformers needs to run it. extra: the extra that installs them; "" for none.
     not_run: returns why transformers cannot run the checkpoint, or "". gpu: whether it runs on a GPU from NVIDIA.
-    dequantize: whether its quantization_config has the setting "dequantize" for weights that no kernel runs on a CPU.
+    dequantize: whether the setting "dequantize" in quantization_config lets transformers unpack the weights.
+    gpu: whether transformers runs the packed weights on a GPU from NVIDIA.
     """
 
     method: str
@@ -96,6 +97,7 @@ class Format:
     extra: str = ""
     not_run: Callable[[HfCheckpoint, bool], str] = lambda checkpoint, gpu: ""
     dequantize: bool = False
+    gpu: bool = False
 
 
 def unreadable(method: str, packs: str, where: str, try_: str) -> UnsupportedDtype:

@@ -72,7 +72,7 @@ class _Group:
 
 
 @dataclass(frozen=True)
-class _Module:
+class Module:
     """The unpacking of a weight.
 
     parts: the scales, and the zeros of asymmetric weights.
@@ -188,7 +188,7 @@ def _unpack(held: Mapping[str, Part], quantization: Mapping[str, Any]) -> Unpack
     """
     first = next(iter(held.values()), None)
     groups = _groups(quantization, "" if first is None else str(first.path.parent / "config.json"))
-    matrices: dict[str, tuple[Part, _Module]] = {}
+    matrices: dict[str, tuple[Part, Module]] = {}
     used = {name for name in held if name.endswith(UNUSED)}
     for name in held:
         if not name.endswith(f".{SCALE}"):
@@ -206,7 +206,7 @@ def _unpack(held: Mapping[str, Part], quantization: Mapping[str, Any]) -> Unpack
     return Unpacked(matrices, frozenset(used))
 
 
-def _module(module: str, held: Mapping[str, Part], groups: Sequence[_Group]) -> _Module:
+def _module(module: str, held: Mapping[str, Part], groups: Sequence[_Group]) -> Module:
     scale = held[f"{module}.{SCALE}"]
     group = _group_of(module, groups)
     if group is None:
@@ -239,7 +239,7 @@ def _module(module: str, held: Mapping[str, Part], groups: Sequence[_Group]) -> 
             where=str(weight.path),
         )
     rows, columns = shape
-    return _Module(weight, (rows, columns), parts, group, _rows_of_a_scale(parts, (rows, columns), group))
+    return Module(weight, (rows, columns), parts, group, _rows_of_a_scale(parts, (rows, columns), group))
 
 
 def _packed_shape(shape: Part | None, name: str, weight: Part) -> tuple[int, int]:

@@ -61,7 +61,7 @@ def is_fp8(quantization: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class _Blocks:
+class Blocks:
     """The unpacking of a weight. block: the rows and columns that share a scale."""
 
     weight: Part
@@ -105,7 +105,7 @@ def _unpack(held: Mapping[str, Part], quantization: Mapping[str, Any]) -> Unpack
     return Unpacked(weights, frozenset(weights) | {name for name in held if name.endswith((SCALES, *UNUSED))})
 
 
-def _with_scales(source: Part, scales: Part | None, quantization: Mapping[str, Any]) -> _Blocks:
+def _with_scales(source: Part, scales: Part | None, quantization: Mapping[str, Any]) -> Blocks:
     stored, where = source.stored, str(source.path)
     if scales is None or len(stored.shape) != 2:
         raise UnsupportedDtype(
@@ -126,7 +126,7 @@ def _with_scales(source: Part, scales: Part | None, quantization: Mapping[str, A
             f"{[-(-size // step) for size, step in zip(stored.shape, block, strict=True)]}",
             where=str(scales.path),
         )
-    return _Blocks(source, scales, block)
+    return Blocks(source, scales, block)
 
 
 def _block(block_size: Any, shape: tuple[int, ...], grid: tuple[int, ...], where: str) -> tuple[int, int]:
@@ -175,4 +175,4 @@ def _not_run(checkpoint: HfCheckpoint, gpu: bool) -> str:
     return ""
 
 
-FORMAT = Format(METHOD, lambda quantization, where: None, _unpack, not_run=_not_run, dequantize=True)
+FORMAT = Format(METHOD, lambda quantization, where: None, _unpack, not_run=_not_run, dequantize=True, gpu=True)
