@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import models
 import numpy as np
 import packed_models
 import pytest
+from running import run
 
-from ropetool.errors import CheckpointError, MissingDependency
+import ropetool
+from ropetool.errors import CheckpointError, LossyExport, MissingDependency
 from ropetool.packed import every
 from ropetool.verification.session import unchanged_source
 
@@ -117,8 +120,6 @@ def test_transformers_still_computes_ragged_blocks_incorrectly(tmp_path: Path) -
 
 
 def test_a_source_that_cannot_run_is_no_baseline_of_a_gguf_file(tmp_path: Path) -> None:
-    import ropetool
-
     source, _ = packed_models.write(tmp_path / "m", "fp8-ragged")
     extended = ropetool.extend(source, tmp_path / "yarn", method="yarn", factor=4).output
     file = models.export(extended, tmp_path / "x.gguf", allow_unverified=True).output
@@ -133,8 +134,6 @@ def test_every_format_is_discovered() -> None:
 
 @pytest.mark.parametrize("name", packed_models.FORMATS)
 def test_an_extension_edits_only_the_config(name: str, tmp_path: Path) -> None:
-    import ropetool
-
     source, _ = packed_models.write(tmp_path / "m", name)
     written = ropetool.extend(source, tmp_path / "out", method="yarn", factor=4)
     assert written.edited == ("config.json",)
@@ -147,18 +146,22 @@ def test_an_extension_edits_only_the_config(name: str, tmp_path: Path) -> None:
     assert ("vllm serve" in written.following.verify) is served
 
 
-def test_a_factor_that_the_config_cannot_hold_is_refused(tmp_path: Path) -> None:
-    import ropetool
-    from ropetool.errors import RopetoolError
+FACTOR: dict[str, Any] = {"factor": 4, "for_runtimes": ("transformers", "vllm"), "attention_factor": 1.3}
 
-    for name in packed_models.FORMATS:
-        source, _ = packed_models.write(tmp_path / name, name)
-        options: dict[str, Any] = {"factor": 4, "for_runtimes": ("transformers", "vllm"), "attention_factor": 1.3}
-        try:
-            plan = ropetool.plan(source, "yarn", **options)
-        except RopetoolError as error:
-            assert "packed" in error.message or "share" in error.message, error.message
-            assert error.try_
-        else:
-            assert name in ("fp8", "float-quantized", "fp8-ragged", "float-quantized-blocks")
-            assert plan.bakes
+
+@pytest.mark.parametrize("name", ["gptq", "awq", "pack-quantized", "int-quantized"])
+def test_a_factor_that_neither_config_nor_weights_hold_is_refused(name: str, tmp_path: Path) -> None:
+    source, _ = packed_models.write(tmp_path / name, name)
+    with pytest.raises(LossyExport, match=r"the weights cannot store the rest: (is packed|has type I8)") as caught:
+        ropetool.plan(source, "yarn", **FACTOR)
+    line = shlex.split(caught.value.try_)
+    assert line[:2] == ["ropetool", "extend"]
+    done = run(*line[1:], "-o", tmp_path / "out")
+    assert done.code == 0, done.err
+    assert (tmp_path / "out" / "model.safetensors").samefile(source / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["fp8", "float-quantized", "float-quantized-blocks"])
+def test_scales_hold_a_factor_of_whole_blocks(name: str, tmp_path: Path) -> None:
+    source, _ = packed_models.write(tmp_path / name, name)
+    assert ropetool.plan(source, "yarn", **FACTOR).bakes
