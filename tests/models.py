@@ -28,7 +28,10 @@ from ropetool.verification.readback.weights import compare_weights
 
 # --- files
 
-DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8", "I8": "i1", "U8": "u1", "F8_E4M3": "u1"}
+DTYPES = {
+    "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8", "I8": "i1", "U8": "u1", "F8_E4M3": "u1", "I32": "<i4",
+    "I64": "<i8",
+}  # fmt: skip
 Tensors = dict[str, tuple[str, np.ndarray]]  # with the types of safetensors, BF16 and F8_E4M3 as their bits
 
 

@@ -27,6 +27,7 @@ LAYERS = (
     ("files", "probing", "servers"),
     ("families",),
     ("checkpoint",),
+    ("packed",),
     ("runtimes",),
     ("weights",),
     ("plans",),
@@ -42,7 +43,7 @@ LAYERS = (
 # Other people's packages: at module level by package, inside functions by the module that may.
 AT_MODULE_LEVEL = {
     "rope": {"numpy"}, "files": {"numpy"}, "checkpoint": {"numpy"}, "runtimes": {"numpy"}, "weights": {"numpy"},
-    "plans": {"numpy"}, "comparison": {"numpy"}, "verification": {"numpy"}, "identify": {"numpy"},
+    "plans": {"numpy"}, "packed": {"numpy"}, "comparison": {"numpy"}, "verification": {"numpy"}, "identify": {"numpy"},
     "choosing": {"numpy"}, "gguf_model": {"numpy"}, "gguf_export": {"numpy"}, "gguf_import": {"numpy"},
     "doctor": {"numpy"}, "servers": {"requests"}, "report": {"numpy", "rich"}, "cli": {"click"}, "__main__": {"click"},
     "lab": {"numpy", "click"},
@@ -55,6 +56,7 @@ INSIDE_FUNCTIONS = {
     "verification": {"torch", "transformers", "accelerate", "tokenizers", "safetensors", "llama_cpp"},
     "gguf_export": {"torch", "tokenizers"},
     "gguf_model": {"gguf"},
+    "packed": {"compressed_tensors", "torch"},
     "comparison": {"gguf"},
     "escaping": {"pandas"},
     "probing": {"torch", "transformers"},

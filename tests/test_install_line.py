@@ -18,6 +18,7 @@ EXTRAS = {
     "report": "matplotlib",
     "hub": "huggingface-hub",
     "pandas": "pandas",
+    "packed": "compressed-tensors",
 }
 ROOT = Path(__file__).parents[1]
 

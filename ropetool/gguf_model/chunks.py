@@ -6,8 +6,8 @@ It raises an error for numbers that the file cannot represent.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ropetool.errors import CheckpointError, LossyExport
 from ropetool.files import dtypes, quantise
-from ropetool.gguf_model import fp8, mxfp4
+from ropetool.gguf_model import mxfp4
 from ropetool.gguf_model.sources import SourceTensor
 from ropetool.gguf_model.tensors import Placed
 from ropetool.weights.edits import RowChange
@@ -33,7 +33,8 @@ class Chunk:
     """Bytes of a source tensor and the tensor that they become part of.
 
     begin: the place of the first byte in the source's file.
-    scales: the FP8 scales of the whole source, or the MXFP4 scales of this chunk; empty without scales.
+    scales: the MXFP4 scales of this chunk; empty without scales.
+    parts: the other tensors that unpack the source, by their role.
     """
 
     placed: Placed
@@ -41,6 +42,13 @@ class Chunk:
     begin: int
     nbytes: int
     scales: bytes = b""
+    parts: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def first(self) -> int:
+        """The place of the first number among the numbers of the source."""
+        stored = self.source.stored
+        return (self.begin - stored.begin) * math.prod(self.source.shape) // max(1, stored.end - stored.begin)
 
 
 def unit(placed: Placed, source: SourceTensor) -> int:
@@ -50,10 +58,12 @@ def unit(placed: Placed, source: SourceTensor) -> int:
     if _is_opaque(source):
         return 1
     elements = quantise.BLOCK
-    if source.scales is not None:
-        elements = source.stored.shape[-1]
+    if source.unpacking is not None:
+        elements = source.unpacking.together * source.shape[-1]
     if source.order is not None:
         elements = math.lcm(elements, source.order.unit)
+    if source.unpacking is not None:
+        return elements // source.shape[-1] * ((source.stored.end - source.stored.begin) // source.shape[0])
     return elements * _stored_type(source).itemsize
 
 
@@ -67,8 +77,9 @@ def convert(raw: npt.NDArray[np.uint8], chunk: Chunk, allow_nan: bool) -> memory
     if _is_opaque(chunk.source):
         return raw.data
     elements: npt.NDArray[Any] = raw.view(_stored_type(chunk.source))
-    if chunk.source.scales is not None:
-        elements = _unscaled(elements, chunk)
+    if chunk.source.unpacking is not None:
+        row = chunk.first // chunk.source.shape[-1]
+        elements = chunk.source.unpacking.numbers(raw, row, chunk.parts).reshape(-1)
     if chunk.source.gains is not None:
         elements = _multiplied(elements, chunk, chunk.source.gains)
     dtype = chunk.placed.dtype
@@ -85,27 +96,17 @@ def convert(raw: npt.NDArray[np.uint8], chunk: Chunk, allow_nan: bool) -> memory
 
 def _is_opaque(source: SourceTensor) -> bool:
     """Return whether the source already contains blocks, which the file keeps unchanged."""
-    return source.stored.dtype not in dtypes.STORAGE and source.stored.dtype not in fp8.TABLES
+    return source.stored.dtype not in dtypes.STORAGE and source.unpacking is None
 
 
 def _stored_type(source: SourceTensor) -> np.dtype[Any]:
-    return np.dtype(np.uint8) if source.stored.dtype in fp8.TABLES else dtypes.storage(source.stored.dtype)
-
-
-def _unscaled(elements: npt.NDArray[np.uint8], chunk: Chunk) -> npt.NDArray[np.float32]:
-    source, columns = chunk.source, chunk.source.stored.shape[-1]
-    assert source.scales is not None
-    first = (chunk.begin - source.stored.begin) // columns
-    grid = fp8.scale_grid(chunk.scales, source.scales)
-    return fp8.weights(elements.reshape(-1, columns), first, source, grid).reshape(-1)
+    return np.dtype(np.uint8) if source.unpacking is not None else dtypes.storage(source.stored.dtype)
 
 
 def _multiplied(elements: npt.NDArray[Any], chunk: Chunk, gains: RowChange) -> npt.NDArray[np.float32]:
     """Return the elements times the factors of their rows, in float64, each rounded once to float32."""
-    stored = chunk.source.stored
-    columns = math.prod(stored.shape) // gains.factor.size
-    first = (chunk.begin - stored.begin) // _stored_type(chunk.source).itemsize
-    factor = gains.factor[np.arange(first, first + elements.size) // columns]
+    columns = math.prod(chunk.source.shape) // gains.factor.size
+    factor = gains.factor[np.arange(chunk.first, chunk.first + elements.size) // columns]
     numbers = _numbers(elements, chunk.source).astype(np.float64)
     multiplied: npt.NDArray[np.float32] = ((numbers + gains.offset) * factor - gains.offset).astype(np.float32)
     return multiplied
@@ -163,11 +164,11 @@ def _check(elements: npt.NDArray[Any], chunk: Chunk, allow_nan: bool) -> None:
 
 
 def _not_finite(numbers: dtypes.Floats, chunk: Chunk) -> CheckpointError:
-    stored = chunk.source.stored
+    stored, shape = chunk.source.stored, chunk.source.shape
     first = int(np.flatnonzero(~np.isfinite(numbers))[0])
     what = "NaN" if np.isnan(numbers[first]) else "an infinity"
-    at = (chunk.begin - stored.begin) // _stored_type(chunk.source).itemsize + first
-    columns = stored.shape[-1] if len(stored.shape) > 1 else 1
+    at = chunk.first + first
+    columns = shape[-1] if len(shape) > 1 else 1
     place = f"row {at // columns}, column {at % columns}" if columns > 1 else f"element {at}"
     blocks = f", which {chunk.placed.dtype} blocks cannot store" if chunk.placed.dtype in quantise.BLOCK_TYPES else ""
     return CheckpointError(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ropetool.files.hf import SafetensorsInfo
 from ropetool.gguf_model.shapes.orders import Permutation
+from ropetool.packed.base import Part, Unpacking
 from ropetool.weights.edits import RowChange
 
 
@@ -15,8 +16,8 @@ class SourceTensor:
     """A tensor of the checkpoint, with the changes on the way to the GGUF file.
 
     path: the file that contains the tensor.
-    scales: the scales of an FP8 weight or of MXFP4 experts; None for other tensors.
-    block: the rows and columns that share an FP8 scale.
+    scales: the scales of MXFP4 experts; None for other tensors.
+    unpacking: the way to the numbers of a packed matrix; None for other tensors.
     gains: factors for its rows, applied before any other change; None for no factors.
     order: the order of its elements in the output; None for the stored order.
     """
@@ -24,6 +25,23 @@ class SourceTensor:
     path: Path
     stored: SafetensorsInfo
     scales: SourceTensor | None = None
-    block: tuple[int, int] = (0, 0)
+    unpacking: Unpacking | None = None
     gains: RowChange | None = None
     order: Permutation | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of its numbers, which differs from the stored shape for packed matrices."""
+        return self.stored.shape if self.unpacking is None else self.unpacking.shape
+
+    @property
+    def dtype(self) -> str:
+        """The type of its numbers, in notes."""
+        return self.stored.dtype if self.unpacking is None else self.unpacking.dtype
+
+    @property
+    def others(self) -> tuple[Part, ...]:
+        """The tensors that are read with it."""
+        if self.unpacking is not None:
+            return tuple(self.unpacking.parts.values())
+        return () if self.scales is None else (self.scales,)

@@ -96,20 +96,20 @@ class _Weights:
 
 def _paths(layout: Layout) -> list[Path]:
     sources = [source for placed in layout.tensors for source in placed.sources]
-    return sorted({source.path for source in sources} | {source.scales.path for source in sources if source.scales})
+    return sorted({one.path for source in sources for one in (source, *source.others)})
 
 
 def _chunks(layout: Layout, weights: Mapping[Path, _Weights]) -> Iterator[Chunk]:
     for placed in layout.tensors:
         for source in placed.sources:
-            yield from _chunks_of(placed, source, _scales(source, weights))
+            yield from _chunks_of(placed, source, _parts(source, weights))
 
 
-def _chunks_of(placed: Placed, source: SourceTensor, scales: bytes) -> Iterator[Chunk]:
+def _chunks_of(placed: Placed, source: SourceTensor, parts: Mapping[str, bytes]) -> Iterator[Chunk]:
     stored = source.stored
     step = _step(placed, source)
     for begin in range(stored.begin, stored.end, step):
-        yield Chunk(placed, source, begin, min(step, stored.end - begin), scales)
+        yield Chunk(placed, source, begin, min(step, stored.end - begin), parts=parts)
 
 
 def _step(placed: Placed, source: SourceTensor) -> int:
@@ -127,11 +127,13 @@ def _threads(layout: Layout) -> int:
     return max(1, min(MAX_THREADS, processors(), AT_WORK // largest))
 
 
-def _scales(source: SourceTensor, weights: Mapping[Path, _Weights]) -> bytes:
-    if source.scales is None or mxfp4.is_packed(source):
-        return b""
-    stored = source.scales.stored
-    return bytes(weights[source.scales.path].read(stored.begin, stored.end - stored.begin))
+def _parts(source: SourceTensor, weights: Mapping[Path, _Weights]) -> Mapping[str, bytes]:
+    """Return the other tensors that unpack a source, whole: at most an eighth of it, for groups of 32 numbers in 4 bits."""
+    parts = {} if source.unpacking is None else source.unpacking.parts
+    return {
+        role: bytes(weights[part.path].read(part.stored.begin, part.stored.end - part.stored.begin))
+        for role, part in parts.items()
+    }
 
 
 def _with_own_scales(chunk: Chunk, weights: Mapping[Path, _Weights]) -> Chunk:

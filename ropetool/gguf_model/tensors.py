@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ropetool import packed
 from ropetool.errors import CheckpointError, CorruptFile, LossyExport, UnsupportedDtype
 from ropetool.families.tensors import Function
 from ropetool.files.dtypes import STORAGE
@@ -18,7 +19,7 @@ from ropetool.files.gguf import ggml_type
 from ropetool.files.gguf.entries import TensorInfo, padded
 from ropetool.files.hf import Header
 from ropetool.files.regular import open_regular
-from ropetool.gguf_model import fp8, mxfp4
+from ropetool.gguf_model import mxfp4
 from ropetool.gguf_model.outtypes import AUTO, BLOCKS, MXFP4_MOE, OUTTYPES, check_outtype, dtype_of, nbytes_of
 from ropetool.gguf_model.shapes import ExpectedTensor, ModelShape, tensors, unread
 from ropetool.gguf_model.sources import SourceTensor
@@ -27,8 +28,7 @@ from ropetool.weights.edits import RowChange
 
 CHUNK = 1 << 20  # bytes that are compared at a time
 ALIGNMENT = 32  # llama.cpp's default, in bytes
-_READ = (*STORAGE, *fp8.TABLES)
-_AUTOMATIC = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F8_E4M3": "bf16", "F8_E5M2": "bf16"}
+_AUTOMATIC = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 # Buffers in old checkpoints, which transformers computes again.
 _COMPUTED = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")
 
@@ -80,7 +80,7 @@ def lay_out(
     """Return the layout of the output.
 
     interleaved: whether the runtime pairs neighbouring channels, but the checkpoint pairs channels half a head apart.
-    quantization: the quantization_config of the config. It describes the scales of FP8 weights and the MXFP4 experts.
+    quantization: the quantization_config of the config. It describes packed weights.
     gains: factors for the rows of tensors, by tensor name.
     wrapped: whether the checkpoint also contains other models, such as a vision model.
     Raises: CorruptFile if a tensor is missing or has a different shape; LossyExport for a tensor without a place in the
@@ -92,11 +92,12 @@ def lay_out(
         for name, stored in header.tensors.items()
         if not name.endswith(_COMPUTED)
     }
+    held = _unpacked(held, quantization)
     kept = text_names(held) if wrapped else {name: name for name in held}
     others = left_out(held, kept)
     held = {kept[name]: source for name, source in held.items() if name in kept}
     gains = {kept[name]: change for name, change in (gains or {}).items()}
-    held = mxfp4.paired(fp8.paired(held, quantization), quantization)
+    held = mxfp4.paired(held, quantization)
     held, model, head_notes = _tied(held, model.stored_as(held))
     held |= {name: replace(held[name], gains=change) for name, change in gains.items() if name in held}
     expected = list(_checked(tensors(model, interleaved), held, where))
@@ -112,6 +113,20 @@ def lay_out(
     return Layout(MXFP4_MOE if packed and OUTTYPES[chosen].dtype in STORAGE else chosen, placed, notes)
 
 
+def _unpacked(held: Mapping[str, SourceTensor], quantization: Any) -> dict[str, SourceTensor]:
+    """Return the tensors by name, with packed matrices under the name of the plain weight. Raises: as Format.unpack."""
+    form = packed.of(quantization)
+    if form is None or form.unpack is None:
+        return dict(held)
+    unpacked = form.unpack(held, quantization)
+    others = {name: source for name, source in held.items() if name not in unpacked.used}
+    matrices = {
+        name: SourceTensor(part.path, part.stored, unpacking=unpacking)
+        for name, (part, unpacking) in unpacked.matrices.items()
+    }
+    return others | matrices
+
+
 def _checked(
     expected: Iterator[ExpectedTensor], held: Mapping[str, SourceTensor], where: str
 ) -> Iterator[ExpectedTensor]:
@@ -124,15 +139,15 @@ def _checked(
             if mxfp4.is_packed(source):
                 mxfp4.check_shape(source, one.shape)
                 continue
-            if source.stored.dtype not in _READ or (source.stored.dtype in fp8.TABLES and source.scales is None):
+            if source.stored.dtype not in STORAGE and source.unpacking is None:
                 raise UnsupportedDtype(
                     f"{name} has type {source.stored.dtype}; supported: {', '.join(STORAGE)}, and FP8 with the "
                     "quant_method fp8 in quantization_config",
                     where=str(source.path),
                 )
-            if source.stored.shape != one.shape:
+            if source.shape != one.shape:
                 raise CorruptFile(
-                    f"{name} has shape {list(source.stored.shape)}; config.json requires {list(one.shape)}",
+                    f"{name} has shape {list(source.shape)}; config.json requires {list(one.shape)}",
                     where=str(source.path),
                 )
         yield one
@@ -180,8 +195,8 @@ def _tied(
 
 
 def _same(one: SourceTensor, other: SourceTensor) -> bool:
-    """Return whether two tensors have the same type, shape, scales and bytes."""
-    if (one.stored.dtype, one.stored.shape, one.scales) != (other.stored.dtype, other.stored.shape, other.scales):
+    """Return whether two tensors are not packed and have the same type, shape and bytes."""
+    if (one.stored.dtype, one.stored.shape) != (other.stored.dtype, other.stored.shape) or one.others or other.others:
         return False
     try:
         with open_regular(one.path) as first, open_regular(other.path) as second:
@@ -220,10 +235,13 @@ def _outtype(outtype: str, sources: list[SourceTensor]) -> tuple[str, tuple[str,
     """Return the type of the matrices, and a note if this type rounds them. `auto` is the type of most numbers."""
     check_outtype(outtype)
     numbers: Counter[str] = Counter()
+    nearest = dict(_AUTOMATIC)
     for source in sources:
-        if len(source.stored.shape) > 1 and not mxfp4.is_packed(source):
-            numbers[source.stored.dtype] += math.prod(source.stored.shape)
-    chosen = outtype if outtype != AUTO else _AUTOMATIC.get(numbers.most_common(1)[0][0], "f32")
+        if len(source.shape) > 1 and not mxfp4.is_packed(source):
+            numbers[source.dtype] += math.prod(source.shape)
+            if source.unpacking is not None:
+                nearest[source.dtype] = source.unpacking.nearest
+    chosen = outtype if outtype != AUTO else nearest.get(numbers.most_common(1)[0][0], "f32")
     rounded = sorted(numbers.keys() - {OUTTYPES[chosen].dtype} - ({"BF16", "F16"} if chosen == "f32" else set()))
     return chosen, (f"matrices in {', '.join(rounded)} are rounded to {chosen}",) if rounded else ()
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropetool import packed
 from ropetool.checkpoint import provenance, style
 from ropetool.checkpoint.edits import PLAN_AGAIN
 from ropetool.checkpoint.identity import Identity
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import PlanMismatch
-from ropetool.escaping import Shown, command
+from ropetool.escaping import Shown
 from ropetool.files import hub
 from ropetool.plans import model_card
 from ropetool.plans.plan import BAKE, Plan
@@ -68,12 +69,15 @@ class Applied(Shown):
     following: Following | None = None
 
 
-def following(plan: Plan, output: Path, caches: Mapping[str, KvCache]) -> Following | None:
-    """Return the next step after a plan, or None for a bake. caches: the KV cache by layer type."""
+def following(plan: Plan, output: Path, caches: Mapping[str, KvCache], quantization: Any = None) -> Following | None:
+    """Return the next step after a plan, or None for a bake.
+
+    caches: the KV cache by layer type. quantization: the quantization_config of the config.
+    """
     if plan.method == BAKE:
         return None
     context = plan.max_position_embeddings
-    line = command("ropetool", "verify", output)
+    line = packed.measuring(quantization, output)
     return Following(sum(cache.bytes_at(context) for cache in caches.values()) if caches else None, line)
 
 

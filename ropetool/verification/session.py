@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ropetool import names
+from ropetool import names, packed
 from ropetool.checkpoint import edit_log, provenance
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
@@ -138,7 +138,7 @@ def unchanged_source(target: Path, notes: list[str]) -> Path | None:
             passed_on = record.kind == provenance.EXPORT or record.plan.get("method") == BAKE
             if passed_on and provenance.record(source) is not None:
                 continue
-            problem = without_class(HfCheckpoint.open(source)) if source.is_dir() and not target.is_dir() else ""
+            problem = _not_run(source) if source.is_dir() and not target.is_dir() else ""
             if not problem:
                 return source
             problem = f"cannot run: {problem}"
@@ -150,6 +150,11 @@ def unchanged_source(target: Path, notes: list[str]) -> Path | None:
             notes.append(f"the source {source} {problem}, so {own}; pass the source as --baseline")
         return None
     return None
+
+
+def _not_run(source: Path) -> str:
+    checkpoint = HfCheckpoint.open(source)
+    return without_class(checkpoint) or packed.not_run(checkpoint)
 
 
 def _before_edits(checkpoint: Checkpoint, look: Inspection, trained: int, notes: list[str]) -> int:

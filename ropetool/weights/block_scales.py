@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -57,13 +59,26 @@ def _placed(edit: TensorEdit, targets: FoldTargets) -> TensorEdit:
 def _block_rows(targets: FoldTargets, edit: TensorEdit, scales: Stored) -> int:
     """Return the number of rows that share a scale."""
     count = scales.shape[0] if scales.shape else 1
-    block_size = targets.quantization.get("weight_block_size")
+    block_size = _block_size(targets.quantization, edit.tensor)
     block = int(block_size[0]) if isinstance(block_size, list) and len(scales.shape) == 2 else -(-edit.height // count)
     if block < 1 or -(-edit.height // block) != count:
         raise UnsupportedDtype(
             f"has {count} rows of scales for {edit.height} rows in blocks of {block}", where=edit.tensor
         )
     return block
+
+
+def _block_size(quantization: Mapping[str, Any], where: str) -> Any:
+    """Return the rows and columns of a block, by DeepSeek's key or by compressed-tensors' groups; None if it has no blocks.
+
+    Raises: UnsupportedDtype for groups with different blocks.
+    """
+    groups = quantization.get("config_groups")
+    weights = [group.get("weights") for group in groups.values()] if isinstance(groups, Mapping) else []
+    sizes = [one["block_structure"] for one in weights if isinstance(one, Mapping) and one.get("block_structure")]
+    if any(size != sizes[0] for size in sizes):
+        raise UnsupportedDtype("is in a checkpoint whose groups have blocks of different sizes", where=where)
+    return quantization.get("weight_block_size") or next(iter(sizes), None)
 
 
 def _scaled(edit: TensorEdit, name: str, targets: FoldTargets, block: int) -> TensorEdit:

@@ -130,6 +130,23 @@ def test_an_order_across_blocks_is_refused() -> None:
         on_scales(edits, wrong)
 
 
+def test_compressed_tensors_says_the_size_of_its_blocks_elsewhere() -> None:
+    """Of 576 rows with 5 rows of scales, a block has 128 rows; a fifth of the rows would be 116."""
+
+    def grouped(*sizes: list[int]) -> FoldTargets:
+        groups = {str(i): {"weights": {"block_structure": size}} for i, size in enumerate(sizes)}
+        return view(weight_block_size=None, config_groups=groups)
+
+    some = grouped([128, 128])
+    (expected,) = on_scales(gain_edits(view(), FULL, [1.3] * 32, "k", "test"), view())
+    (edit,) = on_scales(gain_edits(some, FULL, [1.3] * 32, "k", "test"), some)
+    assert edit.factors == expected.factors
+    assert edit.factors[-1] == 1.3
+    two = grouped([128, 128], [64, 128])
+    with pytest.raises(UnsupportedDtype, match="groups have blocks of different sizes"):
+        on_scales(gain_edits(two, FULL, [1.3] * 32, "k", "test"), two)
+
+
 @pytest.mark.parametrize("how", ["E8M0", "ue8m0"])
 def test_powers_of_two_take_powers_of_two_alone(how: str) -> None:
     some = view("F8_E8M0") if how == "E8M0" else view(scale_fmt="ue8m0")

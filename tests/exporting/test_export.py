@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import shlex
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -313,7 +311,7 @@ REFUSED: list[tuple[dict[str, Any], type[RopetoolError], str]] = [
     ({"hidden_act": "gelu"}, LossyExport, "hidden_act is \"gelu\""),
     *(
         ({"quantization_config": {"quant_method": method}}, UnsupportedDtype, f"packed by {method}: ")
-        for method in ("gptq", "awq", "compressed-tensors", "bitsandbytes")
+        for method in ("gptq", "awq", "bitsandbytes")
     ),
     ({"quantization_config": {"quant_method": "hqq"}}, UnsupportedDtype, 'quantization_config has the quant_method "hqq"'),
     ({"vocab_size": None}, ConfigError, "is missing"),
@@ -341,17 +339,6 @@ def test_a_config_that_cannot_be_exported_is_refused(
         models.export(source, tmp_path / "x.gguf")
     assert str(source) in caught.value.where
     assert {path.name for path in tmp_path.iterdir()} == {"model"}
-
-
-def test_packed_weights_are_sent_to_the_library_that_unpacks_them(tmp_path: Path) -> None:
-    source = models.checkpoint(tmp_path / "it's packed", quantization_config={"quant_method": "awq"})
-    with pytest.raises(UnsupportedDtype) as caught:
-        models.export(source, tmp_path / "x.gguf")
-    line = shlex.split(caught.value.try_)[-1]  # as a shell reads it, and then as Python does
-    call = ast.parse(line).body[-1]
-    assert isinstance(call, ast.Expr)
-    assert isinstance(call.value, ast.Call)
-    assert [ast.literal_eval(argument) for argument in call.value.args] == [str(source), f"{source}-bf16"]
 
 
 def test_what_qwen_files_have_no_place_for(tmp_path: Path) -> None:

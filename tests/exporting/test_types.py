@@ -18,7 +18,8 @@ import pytest
 from gguf.quants import dequantize, quantize
 
 from ropetool.errors import CheckpointError, ConfigError, CorruptFile, LossyExport, UnknownName, UnsupportedDtype
-from ropetool.gguf_model import fp8, outtypes, streaming
+from ropetool.gguf_model import outtypes, streaming
+from ropetool.packed import fp8
 
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8, "num_key_value_heads": 4}
 UP = "model.layers.1.mlp.up_proj.weight"

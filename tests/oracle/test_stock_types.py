@@ -10,7 +10,7 @@ import models
 import numpy as np
 import pytest
 
-from ropetool.gguf_model import chunks
+from ropetool.packed import fp8
 
 # 328 is not a multiple of 32, so the rows of down_proj are no whole blocks; 48 and 80 leave blocks cut off at the edges.
 CHANGES: dict[str, Any] = {
@@ -76,8 +76,10 @@ def test_the_tensors_are_the_stock_converters(kind: str, outtype: str, folder: P
 
 
 def test_scales_of_the_wrong_rows_would_be_seen(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = chunks.fp8.weights
-    monkeypatch.setattr(chunks.fp8, "weights", lambda rows, first, *rest: right(rows, max(0, first - 1), *rest))
+    right = fp8.Blocks.numbers
+    monkeypatch.setattr(
+        fp8.Blocks, "numbers", lambda blocks, raw, first, parts: right(blocks, raw, max(0, first - 1), parts)
+    )
     monkeypatch.setattr("ropetool.gguf_model.streaming.CHUNK", 5000)
     ours = models.export(folder / "FP8", tmp_path / "x.gguf", outtype="f16").output
     made = converter.compared("scales of the wrong rows", folder / "FP8", ours)

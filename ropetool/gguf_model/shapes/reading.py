@@ -15,11 +15,9 @@ from ropetool.families.family import Family
 from ropetool.families.tensors import ConfigValue, Count, Export, PerLayer, derived, sized
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf.jsontext import shown
-from ropetool.gguf_model.fp8 import is_fp8
-from ropetool.gguf_model.mxfp4 import is_mxfp4
-from ropetool.gguf_model.packed import QUANTIZATION_CONFIG, check_readable
 from ropetool.gguf_model.shapes.base import ModelShape
 from ropetool.gguf_model.shapes.rules import RULES
+from ropetool.packed import QUANTIZATION_CONFIG, check_readable
 from ropetool.rope.tables import is_number
 from ropetool.runtimes import hf_formulas
 from ropetool.runtimes.llama_cpp import architectures as keys
@@ -219,7 +217,7 @@ def _epsilon(model: ModelShape) -> float:
 
 def _check_computable(config: Mapping[str, Any], table: Export, where: str) -> None:
     quantization = config.get(QUANTIZATION_CONFIG)
-    if quantization is not None and not (is_fp8(quantization) or is_mxfp4(quantization)):
+    if quantization is not None:
         check_readable(quantization, where)
     known = table.activations
     activation = config.get(table.activation_key, known[0])

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ropetool import packed
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import CheckpointError, MissingFile, NotACheckpoint
 from ropetool.files.parts import pickled
 from ropetool.names import CONFIG_JSON, MODEL_TYPE, PICKLE_SUFFIXES
@@ -54,7 +56,8 @@ class TorchRunner:
     as_type: the model_type of a built-in class, if the config's own type is only in remote code.
 
     Raises: MissingDependency without torch and transformers; ConfigError for a missing device or an unknown dtype;
-    CheckpointError for files that transformers cannot read. Remote code never runs, and pickle files are never loaded.
+    CheckpointError for files that transformers cannot read, and for packed weights that it cannot run. Remote code never
+    runs, and pickle files are never loaded.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class TorchRunner:
         self._chunk_tokens = chunk_tokens or (CPU_CHUNK_TOKENS if on_cpu else GPU_CHUNK_TOKENS)
         self._loaded: TorchModel | None = None
         _check_files(path)
+        self._unpacked = packed.unpacked_by_transformers(HfCheckpoint.open(path), gpu=self._device.type == "cuda")
         with reading(self._transformers, path):
             self._options = {"config": self._built_in(as_type)} if as_type else {}
         self._tokenizer = TorchTokenizer(path, self._options)
@@ -91,7 +95,8 @@ class TorchRunner:
         versions = f"torch {self._torch.__version__}, transformers {self._transformers.__version__}"
         device = "layers on all devices" if self._spread else self._device
         untested = ", untested on Apple's GPU" if self._device.type == "mps" else ""
-        return f"{versions}, {device}, {dtype}{untested}"
+        weights = ", packed weights unpacked" if self._unpacked else ""
+        return f"{versions}, {device}, {dtype}{untested}{weights}"
 
     @property
     def arithmetic(self) -> str:
@@ -371,12 +376,22 @@ class TorchRunner:
                 output_loading_info=True,
                 device_map="auto" if self._spread else self._device,
                 **self._options,
+                **({"config": self._unpacking()} if self._unpacked else {}),
             )
         if info["missing_keys"]:
             # transformers would go on with random numbers in their place.
             missing = sorted(info["missing_keys"])
             raise CheckpointError(f"the weights lack {len(missing)} tensors, first {missing[0]}", where=str(self.path))
-        return model.eval()
+        # Of a model that it unpacks, transformers leaves the other weights in the stored type.
+        return model.eval() if not self._unpacked or self._dtype == "auto" else model.to(self._dtype).eval()
+
+    def _unpacking(self) -> Any:
+        """Return the config with the setting that unpacks the weights while they are read."""
+        config = self._options.get("config") or self._transformers.AutoConfig.from_pretrained(
+            str(self.path), local_files_only=True, trust_remote_code=False
+        )
+        config.quantization_config = {**config.quantization_config, "dequantize": True}
+        return config
 
 
 def _check_files(path: Path) -> None:

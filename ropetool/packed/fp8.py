@@ -1,25 +1,24 @@
-"""FP8 weights of a checkpoint: the scales of each weight, and the numbers that weight and scales represent.
+"""FP8 weights: the scales of each weight, and the numbers that weight and scales represent.
 
 The multiplication is in float32, as in transformers and in llama.cpp's converter.
+Source: DeepSeek-V3, inference/kernel.py; transformers 5.23.0, integrations/finegrained_fp8.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import CorruptFile, UnsupportedDtype
 from ropetool.files import dtypes
 from ropetool.files.hf.jsontext import shown
+from ropetool.packed.base import Format, Part, Singles, Unpacked
 
-if TYPE_CHECKING:
-    from ropetool.gguf_model.sources import SourceTensor
-
-Singles = npt.NDArray[np.float32]
 METHOD = "fp8"  # quant_method of DeepSeek's format: the scales of a weight are a separate tensor
 SCALES = "_scale_inv"  # suffix of the weight's name; despite "inv", the weight is multiplied by the scales
 UNUSED = (".activation_scale", "_activation_scale", ".input_scale")  # scales of inputs, which llama.cpp does not round
@@ -61,22 +60,52 @@ def is_fp8(quantization: Any) -> bool:
     return isinstance(quantization, Mapping) and quantization.get("quant_method") == METHOD
 
 
-def paired(held: Mapping[str, SourceTensor], quantization: Any) -> dict[str, SourceTensor]:
-    """Return the tensors by name, with the scales of FP8 weights as `scales` of their weight, not as separate entries.
+@dataclass(frozen=True)
+class Blocks:
+    """The unpacking of a weight. block: the rows and columns that share a scale."""
 
-    Without an fp8 quantization_config, returns the tensors unchanged.
+    weight: Part
+    scales: Part
+    block: tuple[int, int]
+    nearest: str = "bf16"
+    together: int = 1
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.weight.stored.shape
+        return rows, columns
+
+    @property
+    def dtype(self) -> str:
+        return self.weight.stored.dtype
+
+    @property
+    def parts(self) -> Mapping[str, Part]:
+        return {SCALES: self.scales}
+
+    def numbers(self, raw: npt.NDArray[np.uint8], first: int, parts: Mapping[str, bytes]) -> Singles:
+        rows = raw.reshape(-1, self.shape[1])
+        down, across = self.block
+        scales = _scale_grid(parts[SCALES], self.scales)[(first + np.arange(len(rows))) // down]
+        columns = np.repeat(scales, across, axis=1)[:, : rows.shape[1]]
+        scaled: Singles = TABLES[self.dtype][rows] * columns
+        return scaled
+
+
+def _unpack(held: Mapping[str, Part], quantization: Mapping[str, Any]) -> Unpacked:
+    """Return the FP8 matrices.
+
     Raises: UnsupportedDtype for weights without scales; CorruptFile for scales that do not cover their weight.
     """
-    if not is_fp8(quantization):
-        return dict(held)
-    weights_and_others = {name: source for name, source in held.items() if not name.endswith((SCALES, *UNUSED))}
-    for name, source in weights_and_others.items():
-        if source.stored.dtype in TABLES:
-            weights_and_others[name] = _with_scales(source, held.get(name + SCALES), quantization)
-    return weights_and_others
+    weights = {
+        name: (part, _with_scales(part, held.get(name + SCALES), quantization))
+        for name, part in held.items()
+        if part.stored.dtype in TABLES and not name.endswith((SCALES, *UNUSED))
+    }
+    return Unpacked(weights, frozenset(weights) | {name for name in held if name.endswith((SCALES, *UNUSED))})
 
 
-def _with_scales(source: SourceTensor, scales: SourceTensor | None, quantization: Mapping[str, Any]) -> SourceTensor:
+def _with_scales(source: Part, scales: Part | None, quantization: Mapping[str, Any]) -> Blocks:
     stored, where = source.stored, str(source.path)
     if scales is None or len(stored.shape) != 2:
         raise UnsupportedDtype(
@@ -97,7 +126,7 @@ def _with_scales(source: SourceTensor, scales: SourceTensor | None, quantization
             f"{[-(-size // step) for size, step in zip(stored.shape, block, strict=True)]}",
             where=str(scales.path),
         )
-    return replace(source, scales=scales, block=block)
+    return Blocks(source, scales, block)
 
 
 def _block(block_size: Any, shape: tuple[int, ...], grid: tuple[int, ...], where: str) -> tuple[int, int]:
@@ -114,7 +143,7 @@ def _block(block_size: Any, shape: tuple[int, ...], grid: tuple[int, ...], where
     return block_size[0], block_size[1]
 
 
-def scale_grid(raw: bytes | bytearray, source: SourceTensor) -> Singles:
+def _scale_grid(raw: bytes, source: Part) -> Singles:
     """Return the scales of a weight from their bytes. Shapes: (blocks of rows, blocks of columns)."""
     stored = source.stored
     if stored.dtype == E8M0:
@@ -126,14 +155,24 @@ def scale_grid(raw: bytes | bytearray, source: SourceTensor) -> Singles:
     return np.asarray(values, np.float32).reshape(stored.shape if len(stored.shape) == 2 else (1, 1))
 
 
-def weights(rows: npt.NDArray[np.uint8], first: int, source: SourceTensor, grid: Singles) -> Singles:
-    """Return the numbers of consecutive rows.
+def _not_run(checkpoint: HfCheckpoint, gpu: bool) -> str:
+    """Return why transformers computes incorrect numbers: without a GPU, it takes all blocks of a matrix as equally large."""
+    quantization = checkpoint.config["quantization_config"]
+    size = quantization.get("weight_block_size")
+    if gpu or not isinstance(size, list) or len(size) != 2:
+        return ""
+    for name, tensor in checkpoint.stored.items():
+        scales = checkpoint.stored.get(name + SCALES)
+        if tensor.dtype not in TABLES or scales is None or len(scales.shape) != 2:
+            continue
+        if any(
+            length % step and blocks > 1 for length, step, blocks in zip(tensor.shape, size, scales.shape, strict=True)
+        ):
+            return (
+                f"{name} has shape {list(tensor.shape)}, which blocks of {size} do not divide, and without a GPU "
+                "transformers supports only whole blocks"
+            )
+    return ""
 
-    first: the number of the first row.
-    Shapes: (rows, columns) -> same.
-    """
-    down, across = source.block
-    scales = grid[(first + np.arange(len(rows))) // down]
-    columns = np.repeat(scales, across, axis=1)[:, : rows.shape[1]]
-    scaled: Singles = TABLES[source.stored.dtype][rows] * columns
-    return scaled
+
+FORMAT = Format(METHOD, lambda quantization, where: None, _unpack, not_run=_not_run, dequantize=True, gpu=True)

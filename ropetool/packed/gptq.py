@@ -1,0 +1,31 @@
+"""GPTQ: whole numbers with a scale and a zero for each group of a column.
+
+Source: transformers 5.23.0, quantizers/quantizer_gptq.py. gptqmodel 7.7.0 unpacks tiny checkpoints on a CPU as AutoGPTQ
+packs them, with activation order too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ropetool.packed.base import Format, python, unreadable
+
+METHOD = "gptq"
+
+
+def unpacking_line(source: Path) -> str:
+    """Return the command lines that install gptqmodel and write an unpacked copy of a checkpoint."""
+    copy = json.dumps(f"{source}-bf16")
+    code = f"from gptqmodel.utils.model_dequant import dequantize_model as d; d({json.dumps(str(source))}, {copy})"
+    return f"pip install gptqmodel, in an environment of its own, then {python(code)}"
+
+
+def _check_readable(quantization: Mapping[str, Any], where: str) -> None:
+    packs = "whole numbers of 2 to 8 bits with a scale and a zero for each group of a column"
+    raise unreadable(METHOD, packs, where, unpacking_line(Path(where).parent))
+
+
+FORMAT = Format(METHOD, _check_readable, packages=("gptqmodel", "optimum"))
