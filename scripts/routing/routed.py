@@ -82,7 +82,9 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--python", required=True, help="a Python with litellm[proxy] and llama-cpp-python[server]")
     parser.add_argument("--variants", default="16k")
-    parser.add_argument("--threads", default=str(os.cpu_count()), help="threads of each server; 1 is faster on a busy machine")
+    parser.add_argument(
+        "--threads", default=str(os.cpu_count()), help="threads of each server; 1 is faster on a busy machine"
+    )
     options, more = parser.parse_known_args()
     key, wrong = f"sk-{secrets.token_urlsafe(24)}", 0
     with tempfile.TemporaryDirectory() as folder, ExitStack() as servers:
