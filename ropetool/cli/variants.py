@@ -88,7 +88,7 @@ def _of_length(length: int) -> Iterator[None]:
 
 
 def _planned(origin: Origin, lengths: list[int], extension: ExtensionOptions, options: PlanOptions) -> Variants:
-    """Plan every length by the same method: by default the one that is recommended for the longest."""
+    """Plan every length by the same method: by default, the recommended method for the longest length."""
     from ropetool.cli.method_choice import choose
     from ropetool.plans.basis import ORIGINAL
     from ropetool.plans.variants import Variants
@@ -114,7 +114,7 @@ def _planned(origin: Origin, lengths: list[int], extension: ExtensionOptions, op
 def _carried_out(planned: Variants, options: PlanOptions) -> tuple[list[Applied], int]:
     """Write the outputs, and then the routing files. Return the outputs, and the bytes that they share.
 
-    If one fails, print what is written.
+    After an error, print the names of the written files.
     """
     from ropetool.cli.apply import applied
 

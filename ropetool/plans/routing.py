@@ -3,7 +3,7 @@
 llama-swap starts the server that a request names, and has no rule for prompt lengths: internal/config/selectors.go of
 its commit 0bdb372 (August 2026) knows `warm`, `pin` and `spillover`. LiteLLM chooses by length: in release 1.108.7,
 Router._pre_call_checks removes the servers whose max_input_tokens is below its count of the prompt, then
-get_order_filtered_deployments keeps the lowest order. It counts with cl100k_base, whatever tokenizer the model has. If
+get_order_filtered_deployments keeps the lowest order. It counts with cl100k_base, not with the model's tokenizer. If
 a server refuses a prompt as too long, context_window_fallbacks name the next ones.
 """
 

@@ -158,7 +158,7 @@ def _output(plan: Plan, source: Path, folder: Path | None) -> Path:
 
 
 def _files(source: Checkpoint, output: Path) -> list[Path]:
-    """Return the files of a GGUF output, the directory of another one."""
+    """Return the files of a GGUF output, or the directory of a Hugging Face output."""
     return shard_paths(output, len(source.files)) if source.format == "gguf" else [output]
 
 

@@ -63,7 +63,7 @@ def wait_for(url: str, key: str = "") -> None:
 
 
 def prompts(contexts: list[int]) -> Iterator[tuple[str, str, int]]:
-    """Yield prompts: what they try, the text, and the index of the server that should answer."""
+    """Yield prompts: a title, the text, and the index of the server that should answer."""
     with lzma.open(TEXT, "rt", encoding="utf-8") as file:
         novel = file.read()
     yield "a short prompt", novel[:2000], 0
@@ -82,7 +82,9 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--python", required=True, help="a Python with litellm[proxy] and llama-cpp-python[server]")
     parser.add_argument("--variants", default="16k")
-    parser.add_argument("--threads", default=str(os.cpu_count()), help="of each server; 1 is faster on a busy machine")
+    parser.add_argument(
+        "--threads", default=str(os.cpu_count()), help="threads of each server; 1 is faster on a busy machine"
+    )
     options, more = parser.parse_known_args()
     key, wrong = f"sk-{secrets.token_urlsafe(24)}", 0
     with tempfile.TemporaryDirectory() as folder, ExitStack() as servers:

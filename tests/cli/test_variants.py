@@ -117,7 +117,7 @@ def test_all_outputs_go_into_the_folder_of_o(tmp_path: Path) -> None:
 
 
 def test_without_a_method_all_variants_have_the_one_recommended_for_the_longest(tmp_path: Path) -> None:
-    """Alone, the shorter length would get another one."""
+    """A separate extension to the shorter length has a different method."""
     method = [
         run("extend", "model", "--target-length", length, "--dry-run", "--json").json["plan"]["method"]
         for length in ("768", "4k")
@@ -127,7 +127,7 @@ def test_without_a_method_all_variants_have_the_one_recommended_for_the_longest(
 
 
 def test_outputs_of_a_new_base_are_named_by_their_length(tmp_path: Path) -> None:
-    """Alone, the name of an output of abf has only the base."""
+    """The default name of an output of abf contains only the base."""
     done = run("extend", "model.gguf", "--method", "abf", "--rope-theta", "1e6", "--variants", "1k,2k", "--json")
     assert done.code == 0, done.err
     assert [each["name"] for each in done.json["models"]] == [

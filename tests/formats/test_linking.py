@@ -262,7 +262,7 @@ def test_a_missing_folder_is_an_output_error(source: Path, tmp_path: Path) -> No
 
 @pytest.fixture
 def btrfs(tmp_path: Path) -> Iterator[Path]:
-    """Yield a small file system that shares blocks; skip the test where this user cannot mount one."""
+    """Yield a small file system that shares blocks. Skip the test if this user cannot mount it."""
     image, folder = tmp_path / "image", tmp_path / "mounted"
     image.write_bytes(b"")
     os.truncate(image, 128 << 20)
