@@ -36,6 +36,7 @@ LONG: dict[str, tuple[str, ...]] = {
         "verification/test_yardstick_runner.py", "cli/test_compare_with.py", "verification/test_duration.py",
         "cli/test_terminal.py::test_the_demo_as_quickstart_runs_it",
         "conformance/test_conformance_kit.py", "lab/test_lab.py::test_a_run_that_was_cut_ends_in_the_same_weights",
+        "test_model_index.py::test_verify_writes_what_it_measured",
         "choosing/test_tune.py", "choosing/test_tune_demo.py::test_the_record_is_of_this_code", "verification/test_scaled.py",
     ),
     "grid": ("test_corpus.py", "test_gguf_architectures.py"),

@@ -56,6 +56,7 @@ INSIDE_FUNCTIONS = {
     "gguf_export": {"torch", "tokenizers"},
     "gguf_model": {"gguf"},
     "comparison": {"gguf"},
+    "plans.model_index": {"yaml"},
     "escaping": {"pandas"},
     "probing": {"torch", "transformers"},
     "cli": {"numpy", "rich"},

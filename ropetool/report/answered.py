@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from ropetool import charts
 from ropetool.report.losses import by_length
 from ropetool.sections import BAD, GOOD, NONE, WARN, Cell, Section, Table, counted, row
+from ropetool.verification.certifying import OF_FILES
 from ropetool.verification.gate import BROKEN as BROKEN_TEXTS
-from ropetool.verification.gate import LENGTHS, LONG, SHORT, YARDSTICK
-from ropetool.verification.measures.rotary import ROTATION
-from ropetool.verification.readback.terms import DRESS, FILES, TABLES, WEIGHTS
+from ropetool.verification.gate import LENGTHS, LONG, SHORT
 from ropetool.verification.results import FAIL, FALSE, NOT_KNOWN, NOT_RUN, PASS, TRUE, VerifyResult, is_true
 from ropetool.verification.verdict.answers import Answers, Question
 from ropetool.verification.verdict.bounds import (
@@ -29,7 +28,6 @@ from ropetool.verification.verdict.deciding import FILE, TEXTS
 
 TONES = {KEEP: GOOD, WORKS: GOOD, COSTS: WARN, BROKEN: BAD, MEASURED: WARN}
 POSITION = "position"  # a check that measures the cost of a position, not the use of text
-OF_FILES = (TABLES, WEIGHTS, FILES, DRESS, ROTATION, YARDSTICK)  # the checks of the first question
 HOURS = 120  # minutes from which a duration is shown in hours
 MARGIN = 1.2  # times the expected minutes; another minute is for loading the models
 
