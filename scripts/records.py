@@ -220,6 +220,7 @@ RECORDS = (
         "front-picture", (DEMO,), ("front/front_picture.py", "--measure"), 4, ("docs/front.svg", "tests/choosing/front.json"),
         "../README.md",
     ),
+    Record("recording", (DEMO, "ropetool/report/*.py"), ("front/recording.py",), 2, ("docs/recording.svg",), "../README.md"),
     Record(
         "bake-grid-transformers",
         (

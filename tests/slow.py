@@ -31,6 +31,7 @@ LONG: dict[str, tuple[str, ...]] = {
         "baking/test_bake_gguf_parity.py", "cli/test_bake_command.py", "cli/test_verify_command.py",
         "test_gpu_script.py", "test_packaging.py", "identify/test_planted.py",
         "test_docs.py::test_the_worked_example_prints_what_the_tutorial_shows", "test_docs.py::test_the_python_examples_run",
+        "test_docs.py::test_the_recording_shows_what_commands_print",
         "test_docs.py::test_the_json_of_export_is_documented", "test_docs.py::test_the_json_of_verify_is_documented",
         "cli/test_terminal.py::test_verify", "verification/test_second_model.py", "verification/test_remade.py",
         "verification/test_yardstick_runner.py", "cli/test_compare_with.py", "verification/test_duration.py",
