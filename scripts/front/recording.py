@@ -57,7 +57,9 @@ def printed(command: str, folder: Path) -> str:
     """Return what a command writes to a terminal, with its control sequences. Raises: SystemExit if it fails."""
     screen, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-    kept = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")}
+    kept = {
+        key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
+    }
     environment = {**kept, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "ROPETOOL_CACHE": str(folder / "cache")}
     with open(folder / "stderr", "wb") as notes:
         process = subprocess.Popen(
@@ -129,7 +131,9 @@ def _element(row: int, column: int, text: Text) -> str:
     classes = " ".join(sorted(STYLES[word] for word in words - {"none"}))
     style = f' class="{classes}"' if classes else ""
     x, y = MARGIN + WIDTH * column, MARGIN + HEIGHT * row + SIZE
-    return f'<text x="{x:g}" y="{y}" textLength="{len(text) * WIDTH:g}"{style}>{escape(text.plain, quote=False)}</text>\n'
+    return (
+        f'<text x="{x:g}" y="{y}" textLength="{len(text) * WIDTH:g}"{style}>{escape(text.plain, quote=False)}</text>\n'
+    )
 
 
 def shown() -> dict[str, list[str]]:
