@@ -74,6 +74,7 @@ MODELS = (
         "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32", 32768, ("#009e73", "D"),
     ),
 )  # fmt: skip
+TITLES = {model.name: model.title.partition(",")[0] for model in MODELS}
 
 
 def record() -> dict[str, Any]:
@@ -110,7 +111,6 @@ def _table(model: Model) -> Iterator[str]:
 
 def _compared() -> Iterator[str]:
     """Yield the ratios of longer runs, on eight passages at each length."""
-    titles = {model.name: model.title.partition(",")[0] for model in MODELS}
     yield "| model | extension | short texts | at length |"
     yield "| --- | --- | --- | --- |"
     for name, step in json.loads(COMPARED.read_text(encoding="utf-8")).items():
@@ -119,7 +119,7 @@ def _compared() -> Iterator[str]:
             ratio = f"{row['ratio']:.3f} ({row['lower']:.3f} to {row['upper']:.3f}) at {row['length']:,}"
             by_extension.setdefault(row["extension"], []).append(ratio)
         for extension, (*shorter, longest) in by_extension.items():
-            yield f"| {titles[name.partition('/')[0]]} | {extension} | {shorter[0] if shorter else ''} | {longest} |"
+            yield f"| {TITLES[name.partition('/')[0]]} | {extension} | {shorter[0] if shorter else ''} | {longest} |"
 
 
 def _cost(question: Mapping[str, Any] | None) -> str:

@@ -44,6 +44,8 @@ def measure(monkeypatch: pytest.MonkeyPatch, *arguments: str, ends_at: str = "")
         commands.append(" ".join(words))
         if ends_at and ends_at in commands[-1]:
             raise KeyboardInterrupt
+        if words[1] == "import":
+            (folder / page.IMPORT).mkdir()
         return {"answers": ANSWERS, "runtime": "torch"}
 
     monkeypatch.setattr(real_models, "run", run)
@@ -63,7 +65,6 @@ def test_an_interrupted_run_goes_on_where_it_stopped(model: Any, monkeypatch: py
         extend.format("yarn", 2, "yarn-2x"), "ropetool verify yarn-2x", extend.format("ntk", 4, "ntk-4x"), "ropetool verify ntk-4x",
     ]  # fmt: skip
     assert list(page.record()) == ["m/yarn-2x"]
-    (real_models.FOLDER / "m" / "import").mkdir()
     assert measure(monkeypatch) == commands[3:]
     assert measure(monkeypatch) == []
     row = page.record()["m/ntk-4x"]
@@ -72,6 +73,21 @@ def test_an_interrupted_run_goes_on_where_it_stopped(model: Any, monkeypatch: py
         key: ANSWERS[key] for key in ("verdict", "short", "long", "length", "minutes")
     }
     assert page.PICTURE.read_bytes().count(b"<svg") == 1
+
+
+def test_a_row_that_fails_stays_missing_and_the_others_are_measured(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(folder: Path, *words: str) -> dict[str, Any]:
+        if "yarn-2x" in words:
+            raise RuntimeError("exit 1")
+        return {"answers": ANSWERS, "runtime": "torch"}
+
+    monkeypatch.setattr(real_models, "run", run)
+    monkeypatch.setattr("sys.argv", ["measure"])
+    with pytest.raises(SystemExit):
+        real_models.main()
+    assert list(page.record()) == ["m/ntk-4x"]
 
 
 def test_rows_of_other_code_are_measured_again_on_request(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
