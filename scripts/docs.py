@@ -38,6 +38,7 @@ import converted_page
 import defects_page
 import family_page
 import identified_page
+import real_models_page
 import tune_demo_page
 import verdicts_page
 import yardsticks_page
@@ -82,7 +83,7 @@ def generated() -> Iterator[tuple[Path, str]]:
         "docs/export.md": {"held": _table(family_page.HELD, family_page.held()), "converted": converted_page.table()},
         "scripts/conformance_kit/conformance.md": conformance_page.tables(),
         "docs/inspecting.md": {"identified": identified_page.table(), "rules": rule_table()},
-        "docs/measurements.md": yardsticks_page.parts(),
+        "docs/measurements.md": {**yardsticks_page.parts(), "real-models": real_models_page.section()},
         "docs/architecture.md": {"tree": tree(), "layers": layer_table()},
     }  # fmt: skip
     for name, parts in blocks.items():

@@ -220,6 +220,7 @@ RECORDS = (
         "front-picture", (DEMO,), ("front/front_picture.py", "--measure"), 4, ("docs/front.svg", "tests/choosing/front.json"),
         "../README.md",
     ),
+    Record("recording", (DEMO, "ropetool/report/*.py"), ("front/recording.py",), 2, ("docs/recording.svg",), "../README.md"),
     Record(
         "bake-grid-transformers",
         (
@@ -277,7 +278,15 @@ RECORDS = (
         "gguf-loading", ("ropetool/runtimes/llama_cpp/key_types.json",), ("gguf_keys/gguf_loading.py",), 1,
         ("ropetool/runtimes/llama_cpp/loading.json",), versions=("llama-cpp-python",), needs=LLAMA_SOURCES,
     ),
-    Record("real-models", (), ("real_models/measure",), 1440, ("tests/verification/real_models.json",), "measurements.md"),
+    Record(
+        "real-models",
+        (
+            *TORCH, "ropetool/rope/**/*.py", "ropetool/gguf_import/*.py", "ropetool/verification/verdict/*.py",
+            "ropetool/verification/statistics.py", "ropetool/verification/texts.py", "ropetool/texts/medium/*.xz",
+        ),
+        ("real_models/measure", "--stale"), 200, ("tests/verification/real_models.json",), "measurements.md",
+        versions=("torch", "transformers"), needs="the files of the models (scripts/real_models/README.md)",
+    ),
     Record("laboratory", (), ("lab/train",), 120, ("tests/lab/record.json",), "measurements.md"),
 )  # fmt: skip
 BY_NAME = {record.name: record for record in RECORDS}

@@ -498,6 +498,8 @@ def edited(path: Path, *keys: str | int, value: Any) -> None:
         (("full_hash",), False, "full_hash is false"), (("suite",), None, "suite is null"), (("made",), 5, "made is 5"),
         (("command",), ["x"], r'command is \["x"\]'), (("text_fingerprint",), 1, "text_fingerprint is 1"),
         (("versions",), {"torch": 2}, 'versions is {"torch": 2}'), (("versions",), [], r"versions is \[\]"),
+        (("summary",), 3, "summary is 3"), (("summary",), {"verdict": "keep", "file": "true"}, "figures of summary is absent"),
+        (("summary",), {"verdict": "keep", "file": "true", "figures": [{"question": "x"}]}, "length of figure 0 is absent"),
         (("unbound",), -1, "unbound is -1"), (("unbound",), "x", 'unbound is "x"'),
         (("fingerprint",), "sampled:12", 'fingerprint is "sampled:12"'), (("fingerprint",), "x" * 64, 'fingerprint is "xxx'),
         (("lengths",), [1, "x"], r'lengths is \[1, "x"\]'), (("lengths",), 3, "lengths is 3"), (("baseline",), 3, "baseline is 3"),

@@ -30,6 +30,7 @@ from ropetool.lab.tuning.options import TuneOptions
 from ropetool.lab.tuning.report import tune_json
 from ropetool.plans.advice import advise, with_bounds
 from ropetool.plans.bakes import BakeOptions
+from ropetool.report import answered
 from ropetool.report.advised import advice_json
 from ropetool.report.inspected import inspection_json
 from ropetool.report.verdict import verify_json
@@ -248,11 +249,9 @@ def test_the_worked_example_prints_what_the_tutorial_shows(tmp_path: Path, monke
 
 
 def test_the_front_page_shows_what_commands_printed() -> None:
-    """Its outputs are parts of those of the tutorial, and of recorded ones of a real model; `...` stands for what is left out."""
+    """Its outputs are parts of those of the tutorial; `...` stands for what is left out."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     printed = {" ".join(["ropetool", *line]): shown(name) for name, line in docs.examples()}
-    record = json.loads((ROOT / "tests/verification/real_models.json").read_text(encoding="utf-8"))
-    printed |= {step["command"]: step["printed"] for step in record.values() if isinstance(step["printed"], str)}
     found = re.findall(r"^```console\n\$ (ropetool [^\n]+)\n```\n\n```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert len(found) == 4
     for command, excerpt in found:
@@ -272,6 +271,36 @@ def test_the_picture_of_the_front_page_is_drawn_from_its_record() -> None:
     losses = {name: dict(found) for name, found in record["losses"].items()}
     assert losses["as it is"][2048] > losses["linear x8"][2048] > losses["yarn x8"][2048]  # as the text beside it says
     assert losses["ntk x8"][512] < losses["as it is"][512] < losses["ntk x8"][2048]
+
+
+def test_the_recording_shows_what_commands_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = script("front/recording.py")
+    shown = recording.shown()
+    assert tuple(shown) == recording.COMMANDS
+    shutil.copytree(DEMO, tmp_path / "model")
+    for command, rows in shown.items():
+        assert complaint(command.split()[1:]) == ""
+        if " verify " in command:  # its figures depend on the machine
+            with monkeypatch.context() as patch:
+                patch.chdir(tmp_path)
+                result = ropetool.verify("X", far_text=False)
+            assert rows[0].startswith(f"{result.answers.verdict}: X: perplexity ")
+            questions = [line[0].text for line in answered.questions_section(result).table.rows]
+            assert [row.strip().partition("  ")[0] for row in rows if "?" in row][: len(questions)] == questions
+            continue
+        output = plain(recording.printed(command, tmp_path))
+        printed = [row.plain.rstrip() for row in recording.screen(command, output)[1:] if row.plain.strip()]
+        left = iter(rows)
+        assert [row for row in printed if row not in left] == []
+        assert len(rows) - len(printed) <= 3  # how files were placed
+
+
+def test_the_recording_is_small_and_names_no_place(tmp_path: Path) -> None:
+    picture = script("front/recording.py").PICTURE
+    text = picture.read_text(encoding="utf-8")
+    assert len(text) < 60_000
+    assert not re.search(r"/(tmp|home|root|work)/|https?://(?!www\.w3\.org/2000/svg)|@import|<(image|script|a)\b", text)
+    assert "(docs/recording.svg)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_front_page_is_short() -> None:

@@ -58,6 +58,7 @@ INSIDE_FUNCTIONS = {
     "gguf_model": {"gguf"},
     "packed": {"compressed_tensors", "torch"},
     "comparison": {"gguf"},
+    "plans.model_index": {"yaml"},
     "escaping": {"pandas"},
     "probing": {"torch", "transformers"},
     "cli": {"numpy", "rich"},

@@ -24,6 +24,7 @@ from ropetool.files.hf.jsontext import shown
 from ropetool.files.json_types import (
     BOOLEAN,
     LIST,
+    NUMBER,
     OBJECT,
     STRING,
     STRING_MEMBERS,
@@ -72,6 +73,8 @@ class Certificate:
     grade: the requested grade. Certificates of earlier versions have no grade, and count as `research`.
     cache_type: the type of llama.cpp's cache of keys and values, if the user set it; then the result is only for this
       cache.
+    summary: for the model card, the verdict, the answer about the file, and each measured perplexity ratio with its
+      length and bounds; None in certificates of earlier versions.
     """
 
     verdict: str
@@ -90,6 +93,7 @@ class Certificate:
     unbound: int | None = None
     grade: str = RESEARCH
     cache_type: str | None = None
+    summary: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for a JSON file. A figure that is not finite becomes null."""
@@ -391,11 +395,17 @@ _LENGTHS = JsonType(
     "a list of lengths",
     lambda value: isinstance(value, list) and all(type(length) is int and 0 < length <= MAX_LENGTH for length in value),
 )
+_SUMMARY = {"verdict": STRING, "file": STRING, "figures": LIST}
+_FIGURE = {
+    "question": STRING, "length": whole(1, MAX_LENGTH), "ratio": NUMBER, "lower": NUMBER, "upper": NUMBER,
+    "texts": whole(1, MAX_LENGTH),
+}  # fmt: skip
 # These keys are missing in certificates of earlier versions.
 _LATER = {
     "grade": _WORD, "lengths": _LENGTHS, "baseline": optional(STRING),
     "cache_type": optional(matching(re.compile(r"[a-z0-9_]{1,20}"), "a type")), "texts": optional(OBJECT),
     "unbound": optional(JsonType("a number of bytes", lambda value: type(value) is int and value >= 0)),
+    "summary": optional(OBJECT),
 }  # fmt: skip
 
 
@@ -409,6 +419,10 @@ def _check(data: Any) -> None:
         check_members(texts, _TEXTS, _MANIFEST, "texts")
         if len(texts["names"]) > texts["documents"]:
             raise CorruptFile(f"texts has {len(texts['names'])} names for {texts['documents']} documents")
+    if data.get("summary") is not None:
+        check_members(data["summary"], _SUMMARY, place="summary")
+        for number, figure in enumerate(data["summary"]["figures"]):
+            check_members(figure, _FIGURE, place=f"figure {number}")
     contradiction = _contradiction(data)
     if contradiction:
         raise CorruptFile(contradiction)

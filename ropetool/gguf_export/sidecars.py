@@ -13,7 +13,7 @@ from typing import Any
 from ropetool.checkpoint import certificate
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.files import hub
-from ropetool.plans import model_card
+from ropetool.plans import model_card, model_index
 from ropetool.plans.serving import commands, gguf_lines
 from ropetool.rope.deviation import Deviation
 from ropetool.verification.results import KL, KL_NAMES, PASS, Check
@@ -73,7 +73,8 @@ def texts(
         base_model=base.repo if base else "", long=source.record is not None,
     )  # fmt: skip
     card = model_card.with_verification(card, certificate_json, of_source=True)
-    return model_card.texts_beside(files, card, exporting.context_length)
+    results = None if certificate_json is None else model_index.entry(certificate_json, names[0].name, of_source=True)
+    return model_card.texts_beside(files, card, exporting.context_length, results)
 
 
 def serving(files: Sequence[Path], context: int, sidecars: Collection[Path]) -> list[str]:

@@ -16,6 +16,7 @@ from ropetool.escaping import command, escaped, words
 from ropetool.files import hub
 from ropetool.files.regular import open_regular
 from ropetool.files.transaction import staged
+from ropetool.plans import model_index
 from ropetool.plans.basis import CURRENT, ORIGINAL
 from ropetool.plans.plan import BAKE, Plan
 from ropetool.rope import methods
@@ -72,14 +73,17 @@ def write_card(place: Path, card: str) -> None:
     place.write_bytes(re.sub("[\ud800-\udc7f\udd00-\udfff]", "\ufffd", card).encode("utf-8", "surrogateescape"))
 
 
-def texts_beside(files: Sequence[Path], card: str, context: int) -> dict[Path, str]:
+def texts_beside(
+    files: Sequence[Path], card: str, context: int, results: Mapping[str, Any] | None = None
+) -> dict[Path, str]:
     """Return the texts of the card and the Modelfile of a GGUF model, by path. The Modelfile may be missing.
 
+    results: the entry of `model_index`, or None.
     The user's text in an existing card stays. A Modelfile that the user has edited is not replaced.
     """
     place = beside(files[0], CARD)
     existing = read_card(place) if place.is_file() else ""
-    texts = {} if existing is None else {place: grafted(existing, card)}
+    texts = {} if existing is None else {place: with_results(grafted(existing, card), results)}
     ollama = modelfile_place(files)
     if ollama is not None and _may_replace_modelfile(ollama):
         texts[ollama] = modelfile(files[0].name, context)
@@ -98,9 +102,10 @@ def refresh(checkpoint: Path, certificate: Mapping[str, Any]) -> None:
     """Write the figures of a certificate into the card of an output, if it has ropetool's section."""
     place = card_place(checkpoint)
     card = read_card(place)
-    if not card or place.is_symlink():
+    if not card or VERIFICATION not in _split(card)[1] or place.is_symlink():
         return
-    updated = with_verification(card, certificate)
+    results = model_index.entry(certificate, hub.name_of(checkpoint))
+    updated = with_results(with_verification(card, certificate), results)
     if updated != card:
         inside = checkpoint / names.CONFIG_JSON if checkpoint.is_dir() else checkpoint
         with staged(place, inside, force=True) as stage:
@@ -180,7 +185,7 @@ def with_step(card: str, step: str, command: str, serving: Sequence[str], *, bas
     lines = f"\n\n### Serving\n\n{_fenced(chr(10).join(serving))}" if serving else ""
     section = f"{steps}{number}. {step}{shown}\n\n{VERIFICATION}\n\n{_verification(None)}\n\n{SERVING}{lines}"
     tags = (TAG, LONG_TAG) if long else (TAG,)
-    return with_front_matter(_joined(before, section, after), base_model, tags)
+    return with_front_matter(with_results(_joined(before, section, after), None), base_model, tags)
 
 
 def with_verification(card: str, certificate: Mapping[str, Any] | None, *, of_source: bool = False) -> str:
@@ -308,6 +313,15 @@ def with_front_matter(card: str, base_model: str, tags: Sequence[str]) -> str:
     if base_model and not re.search(r"^base_model[ \t]*:", inner, re.MULTILINE):
         inner += f"base_model: {_yaml(base_model)}{newline}"
     return f"{match[1]}{inner}{match[3]}{card[match.end() :]}"
+
+
+def with_results(card: str, results: Mapping[str, Any] | None) -> str:
+    """Return the card with this entry of `model_index` in its front matter, or without an entry for None."""
+    match = _FRONT.match(card)
+    if match is None:
+        return card if results is None else f"---\n{model_index.with_entry('', results)}---\n\n{card}"
+    newline = "\r\n" if match[1].endswith("\r\n") else "\n"
+    return f"{match[1]}{model_index.with_entry(match[2], results, newline)}{match[3]}{card[match.end() :]}"
 
 
 def _yaml(text: str) -> str:

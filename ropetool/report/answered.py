@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from ropetool import charts
 from ropetool.report.losses import by_length
 from ropetool.sections import BAD, GOOD, NONE, WARN, Cell, Section, Table, counted, row
+from ropetool.verification.certifying import OF_FILES
 from ropetool.verification.gate import BROKEN as BROKEN_TEXTS
-from ropetool.verification.gate import LENGTHS, LONG, SHORT, YARDSTICK
-from ropetool.verification.measures.rotary import ROTATION
-from ropetool.verification.readback.terms import DRESS, FILES, TABLES, WEIGHTS
+from ropetool.verification.gate import LENGTHS, LONG, SHORT
 from ropetool.verification.results import FAIL, FALSE, NOT_KNOWN, NOT_RUN, PASS, TRUE, VerifyResult, is_true
 from ropetool.verification.verdict.answers import Answers, Question
 from ropetool.verification.verdict.bounds import (
@@ -29,7 +28,6 @@ from ropetool.verification.verdict.deciding import FILE, TEXTS
 
 TONES = {KEEP: GOOD, WORKS: GOOD, COSTS: WARN, BROKEN: BAD, MEASURED: WARN}
 POSITION = "position"  # a check that measures the cost of a position, not the use of text
-OF_FILES = (TABLES, WEIGHTS, FILES, DRESS, ROTATION, YARDSTICK)  # the checks of the first question
 HOURS = 120  # minutes from which a duration is shown in hours
 MARGIN = 1.2  # times the expected minutes; another minute is for loading the models
 
@@ -151,23 +149,23 @@ def _answer(answers: Answers, question: Question | None, otherwise: str) -> tupl
         return Cell("not measured", WARN), otherwise
     texts = f"{question.length:,} tokens, {counted(question.texts, 'text')}"
     if question.lower is None or question.upper is None:
-        return Cell(f"perplexity {_share(question.ratio)}"), f"{texts}; {_own_interval(answers, question)}"
+        return Cell(f"perplexity {share(question.ratio)}"), f"{texts}; {_own_interval(answers, question)}"
     tone = (
         GOOD if question.upper <= KEPT else BAD if question.lower > WORKING else WARN if question.lower > KEPT else ""
     )
     return Cell(
-        f"perplexity {_share(question.ratio)}", tone
-    ), f"{texts}; 95 % bounds {_share(question.lower)} to {_share(question.upper)}"
+        f"perplexity {share(question.ratio)}", tone
+    ), f"{texts}; 95 % bounds {share(question.lower)} to {share(question.upper)}"
 
 
 def _cost(where: str, answers: Answers, question: Question) -> str:
     if question.upper is None or question.lower is None:
         bounds = _own_interval(answers, question)
     elif answers.verdict == KEEP and question.ratio >= 1:
-        bounds = f"at most {_share(question.upper)}"
+        bounds = f"at most {share(question.upper)}"
     else:
-        bounds = f"{_share(question.lower)} to {_share(question.upper)}"
-    return f"{_share(question.ratio)} {where} ({bounds})"
+        bounds = f"{share(question.lower)} to {share(question.upper)}"
+    return f"{share(question.ratio)} {where} ({bounds})"
 
 
 def _broken(result: VerifyResult, answers: Answers) -> str:
@@ -196,18 +194,18 @@ def _own_interval(answers: Answers, question: Question) -> str:
     if not math.isfinite(reach):
         return "for these tokens only"
     mean = math.log(question.ratio)
-    return f"{_share(math.exp(mean - reach))} to {_share(math.exp(mean + reach))} for these tokens only"
+    return f"{share(math.exp(mean - reach))} to {share(math.exp(mean + reach))} for these tokens only"
 
 
 def _gap(gap: float | None, error: float | None) -> str:
     if gap is None:
         return NONE
     if error is None or not math.isfinite(error):
-        return _share(math.exp(gap))
-    return f"{_share(math.exp(gap))} ± {200 * error:.1f} %"
+        return share(math.exp(gap))
+    return f"{share(math.exp(gap))} ± {200 * error:.1f} %"
 
 
-def _share(ratio: float) -> str:
+def share(ratio: float) -> str:
     """Return a ratio of perplexities as a percentage, or as a factor from 3 on."""
     if ratio >= 3:
         return f"x{ratio:.1f}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ropetool import __version__
 from ropetool.checkpoint import certificate, fingerprints, provenance
@@ -12,7 +14,35 @@ from ropetool.checkpoint.certificate import Certificate
 from ropetool.errors import ConfigError
 from ropetool.files import hub
 from ropetool.plans import model_card
-from ropetool.verification.results import CUSTOM, VerifyResult
+from ropetool.verification.gate import LENGTHS, LONG, SHORT, YARDSTICK
+from ropetool.verification.measures.rotary import ROTATION
+from ropetool.verification.readback.terms import DRESS, FILES, TABLES, WEIGHTS
+from ropetool.verification.results import CUSTOM, LengthResult, VerifyResult, is_true
+from ropetool.verification.verdict.answers import Question
+
+OF_FILES = (TABLES, WEIGHTS, FILES, DRESS, ROTATION, YARDSTICK)  # the checks of the file, without a text
+
+
+def summary(result: VerifyResult) -> dict[str, Any]:
+    """Return the verdict, the answer about the file, and each measured perplexity ratio, for the model card.
+
+    A question without bounds has no answer.
+    """
+    file = is_true(check for check in result.checks if check.name in OF_FILES)
+    answers = result.answers
+    measured: list[tuple[str, LengthResult | Question, int]]
+    if answers is None:
+        measured = [(LENGTHS, entry, entry.segments) for entry in result.lengths]
+    else:
+        questions = {SHORT: answers.short, LONG: answers.long}
+        measured = [(name, question, question.texts) for name, question in questions.items() if question is not None]
+    figures = [
+        {"question": name, "length": figure.length, "ratio": figure.ratio, "lower": figure.lower, "upper": figure.upper,
+         "texts": texts}
+        for name, figure, texts in measured
+        if figure.lower is not None and figure.upper is not None and math.isfinite(figure.upper)
+    ]  # fmt: skip
+    return {"verdict": result.verdict if answers is None else answers.verdict, "file": file, "figures": figures}
 
 
 def certified(result: VerifyResult, target: Path, place: Path | None, marked: str, command: str) -> VerifyResult:
@@ -58,6 +88,7 @@ def certified(result: VerifyResult, target: Path, place: Path | None, marked: st
         unbound=fingerprints.unbound(target, marked),
         grade=result.grade,
         cache_type=result.cache_type,
+        summary=summary(result),
     )
     reach_note = certificate.reach(new.to_json())
     if reach_note:

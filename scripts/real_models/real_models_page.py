@@ -1,210 +1,166 @@
-"""What docs/measurements.md says, from the record of scripts/real_models/measure."""
+"""The published models, and what docs and README show of the record of scripts/real_models/measure."""
 
 from __future__ import annotations
 
 import json
-import math
-import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-RESULT = ROOT / "tests" / "verification" / "real_models.json"
-PAGE = ROOT / "docs" / "measurements.md"
-MARKS = "<!-- real-models -->", "<!-- /real-models -->"
-# Of what verify and compare print: long, and not shown.
-DROPPED = ("texts", "documents", "bands", "long_pass", "certificate", "protocols", "kinds")
-MEASURES = ("verify-", "compare-")
-"""How the names of steps begin that measure extensions."""
-LOOKS = {"yarn": ("#0072b2", "o"), "llama3": ("#d55e00", "s"), "ntk": ("#009e73", "D"), "linear": ("#cc79a7", "^")}
-"""How a method is drawn, in colours of Okabe and Ito."""
-Record = dict[str, dict[str, Any]]
-Steps = Mapping[str, Sequence[Any]]
-"""The steps of each model, by its title."""
+RECORD = ROOT / "tests" / "verification" / "real_models.json"
+PICTURE = ROOT / "docs" / "real-models.svg"
+COMPARED = RECORD.with_name("real_models_compared.json")
+ALT = "Perplexity ratio at the longest length that was read, by method, with 95 % bounds"
+COMPARED_WORDS = "Longer runs, on eight passages: perplexity ratios, with one-sided 95 % bounds:"
+IMPORT = "import"
+NOT_MEASURED = "not measured"
 
 
-def known() -> Record:
-    """Return the committed record, a step under its name; empty where there is none."""
-    found: Record = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
-    return found
+@dataclass(frozen=True)
+class Row:
+    """An extension to measure."""
+
+    method: str
+    factor: int
+
+    @property
+    def output(self) -> str:
+        """The directory of the extension, which is also the name of the row."""
+        return f"{self.method}-{self.factor}x"
+
+    @property
+    def extend(self) -> str:
+        return f"ropetool extend {IMPORT} --method {self.method} --factor {self.factor} -o {self.output}"
+
+    @property
+    def verify(self) -> str:
+        return f"ropetool verify {self.output}"
 
 
-def keep(key: str, found: dict[str, Any]) -> None:
-    """Put what a step printed into the record."""
-    found["printed"] = _short(found["printed"])
-    RESULT.write_text(json.dumps({**known(), key: found}, indent=1) + "\n", encoding="utf-8")
+ROWS = tuple(Row(method, factor) for factor in (2, 4) for method in ("yarn", "llama3", "ntk"))
 
 
-def plot_of(steps: Sequence[Any]) -> Path:
-    """Return where the plot of a model is."""
-    return PAGE.with_name(f"real-models-{steps[0].model}.svg")
+@dataclass(frozen=True)
+class Model:
+    """A published model, in a GGUF file.
+
+    variable: the environment variable with the path of the file. sha256: of the file.
+    trained: the trained length in tokens.
+    mark: how the picture shows the model: a colour of Okabe and Ito, and a mark.
+    """
+
+    name: str
+    title: str
+    variable: str
+    sha256: str
+    trained: int
+    mark: tuple[str, str]
+    rows: tuple[Row, ...] = ROWS
 
 
-def write(steps: Steps) -> None:
-    """Put what was measured between the marks of the page, and draw the plots."""
-    before, rest = PAGE.read_text(encoding="utf-8").split(MARKS[0])
-    after = rest.split(MARKS[1])[1]
-    PAGE.write_text(f"{before}{MARKS[0]}\n\n{text(steps)}\n{MARKS[1]}{after}", encoding="utf-8")
-    for every in steps.values():
-        if any(_done(every)):
-            plot_of(every).write_bytes(plot(every))
+MODELS = (
+    Model(
+        "smollm2", "SmolLM2 135M Instruct, Q4_1", "ROPETOOL_SMOLLM2",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", 8192, ("#0072b2", "o"),
+    ),
+    Model(
+        "gemma3", "Gemma 3 270M, Q4_K_M", "ROPETOOL_GEMMA3",
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818", 32768, ("#d55e00", "s"),
+    ),
+    Model(
+        "qwen25", "Qwen2.5 Coder 0.5B Instruct, Q4_K_M", "ROPETOOL_QWEN25",
+        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32", 32768, ("#009e73", "D"),
+    ),
+)  # fmt: skip
+TITLES = {model.name: model.title.partition(",")[0] for model in MODELS}
 
 
-def text(steps: Steps) -> str:
-    """Return the part of the page that is measured."""
-    return "\n".join(line for title, every in steps.items() for line in _of_model(title, every))
+def record() -> dict[str, Any]:
+    """Return the committed rows by name."""
+    rows: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    return rows
 
 
-def _done(steps: Sequence[Any]) -> list[Any]:
-    """Return the steps that measured extensions and were run."""
-    record = known()
-    return [step for step in steps if step.name.startswith(MEASURES) and step.key in record]
+def write(rows: Mapping[str, Any]) -> None:
+    """Write the record."""
+    RECORD.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
-def measured(step: Any, found: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return the lengths of each extension that a step measured: one alone by verify, or all of them side by side by compare."""
-    printed = found["printed"]
-    if "candidates" not in printed:
-        return {f"{_words(step)}, verified": printed["lengths"]}
-    return {f"{each['method']} {each['factor']:g}x": each["lengths"] for each in printed["candidates"]}
+def section() -> str:
+    """Return the tables of docs/measurements.md, one for each model, with the picture and what earlier runs compared."""
+    tables = ("\n".join(_table(model)) for model in MODELS)
+    image = [f"![{ALT}]({PICTURE.name})"] if record() else []
+    return "\n\n".join([*tables, *image, COMPARED_WORDS, "\n".join(_compared())])
 
 
-def _short(printed: Any) -> Any:
-    """Return what a step printed without what the page does not need, at any depth."""
-    if isinstance(printed, dict):
-        return {name: _short(value) for name, value in printed.items() if name not in DROPPED}
-    return [_short(value) for value in printed] if isinstance(printed, list) else printed
+def _table(model: Model) -> Iterator[str]:
+    known = record()
+    yield f"**{model.title}**, trained length {model.trained:,} tokens:\n"
+    yield "| method | verdict | cost on short texts | cost at length | minutes |"
+    yield "| --- | --- | --- | --- | --: |"
+    for row in model.rows:
+        answers = known.get(f"{model.name}/{row.output}")
+        if answers is None:
+            yield f"| `{row.method}` {row.factor}x | {NOT_MEASURED} | | | |"
+            continue
+        costs = " | ".join(_cost(answers[question]) for question in ("short", "long"))
+        yield f"| `{row.method}` {row.factor}x | {answers['verdict']} | {costs} | {answers['minutes']:.0f} |"
 
 
-def _words(step: Any) -> str:
-    """Return what the table calls what a step measures: methods and the factor."""
-    methods, factor = step.asked("--methods"), step.asked("--factors")
-    return f"{methods} {factor}x" if methods else str(step.name.split("-", 1)[1].replace("-", " "))
+def _compared() -> Iterator[str]:
+    """Yield the ratios of longer runs, on eight passages at each length."""
+    yield "| model | extension | short texts | at length |"
+    yield "| --- | --- | --- | --- |"
+    for name, step in json.loads(COMPARED.read_text(encoding="utf-8")).items():
+        by_extension: dict[str, list[str]] = {}
+        for row in step.get("rows", ()):
+            ratio = f"{row['ratio']:.3f} ({row['lower']:.3f} to {row['upper']:.3f}) at {row['length']:,}"
+            by_extension.setdefault(row["extension"], []).append(ratio)
+        for extension, (*shorter, longest) in by_extension.items():
+            yield f"| {TITLES[name.partition('/')[0]]} | {extension} | {shorter[0] if shorter else ''} | {longest} |"
 
 
-def _of_model(title: str, steps: Sequence[Any]) -> Iterator[str]:
-    record = known()
-    yield f"### {title}\n"
-    yield from ("```console", *(f"$ {step.command_line}" for step in steps if step.key in record), "```", "")
-    yield "| step | seconds | result |\n| --- | --- | --- |"
-    for step in steps:
-        if not step.name.startswith((*MEASURES, "extend-")):  # of an extension the next table has what came of it
-            found = record.get(step.key)
-            yield f"| {step.name} | {'' if found is None else found['seconds']} | {_said(step.name, found)} |"
-    yield "\n| extension | tokens | perplexity | import | import, cut to its length | ratio | 95 % bounds | verdict |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
-    for step in steps:
-        if step.name.startswith(MEASURES):
-            yield from _lengths(step, record.get(step.key))
-    done = _done(steps)
-    for step in done:
-        for ranking in record[step.key]["printed"].get("rankings", ()):
-            if ranking["pairs"]:
-                yield f"\n{_ranked(ranking)}"
-    if done:
-        yield f"\n![Perplexity ratio of each method by length]({plot_of(steps).name})"
-        spent = ", ".join(f"{step.name} {record[step.key]['seconds'] / 3600:.1f}" for step in done)
-        runtimes = dict.fromkeys(record[step.key]["printed"]["runtime"] for step in done)
-        yield f"\nHours of two cores, most with other work beside: {spent}. {'; '.join(runtimes)}."
-    yield ""
+def _cost(question: Mapping[str, Any] | None) -> str:
+    """Return a cost in words: the change of perplexity, its bounds, the length and the number of texts."""
+    from ropetool.report.answered import share
+
+    if question is None:
+        return NOT_MEASURED
+    bounds = "" if question["lower"] is None else f" ({share(question['lower'])} to {share(question['upper'])})"
+    texts = f"{question['texts']} text{'s' * (question['texts'] != 1)}"
+    return f"{share(question['ratio'])}{bounds}, {question['length']:,} tokens, {texts}"
 
 
-def _lengths(step: Any, found: dict[str, Any] | None) -> Iterator[str]:
-    if found is None:
-        yield f"| {_words(step)} | {step.asked('--lengths')} | not run | | | | | |".replace(",", ", ")
-        return
-    for name, entries in measured(step, found).items():
-        for entry in entries:
-            bounds = "" if entry["lower"] is None else f"{entry['lower']:.3f} to {entry['upper']:.3f}"
-            cut = "" if entry["ratio"] is None else f"{math.exp(entry['target']['mean']) / entry['ratio']:.2f}"
-            whole = "" if entry["baseline"] is None else f"{math.exp(entry['baseline']['mean']):,.2f}"
-            ratio = "" if entry["ratio"] is None else f"{entry['ratio']:.3f}"
-            yield (
-                f"| {name} | {entry['length']:,} | {math.exp(entry['target']['mean']):.2f} | {whole} | {cut} | {ratio} | {bounds} "
-                f"| {_verdict(entry['verdict'], found['printed'])} |"
-            )
+def front() -> str:
+    """Return the table of the README. `verify` without a suite does not measure the perplexity of the whole text."""
+    known = json.loads(COMPARED.read_text(encoding="utf-8"))["smollm2/verify-yarn-2x"]["perplexities"]
+    rows = {
+        f"text of {known['length']:,} tokens": "perplexity (lower is better)",
+        "---": "--:",
+        "unchanged model, whole text": f"{known['unchanged']:,.0f}",
+        "extended model, whole text": f"{known['extended']:.1f}",
+        f"unchanged model, only the last {MODELS[0].trained:,} tokens": f"{known['unchanged, cut']:.1f}",
+    }
+    return "\n".join(f"| {words} | {figure} |" for words, figure in rows.items())
 
 
-def _verdict(verdict: str, printed: Mapping[str, Any]) -> str:
-    """Return the words of a verdict: beside a ratio above 1, "no worse" would read as a contradiction."""
-    judged = printed.get("candidates", [printed])
-    limit = next(check["limit"] for each in judged for check in each["checks"] if check["name"] == "ratio")
-    return f"within {limit:g}" if verdict == "no worse" else verdict
-
-
-def _ranked(ranking: dict[str, Any]) -> str:
-    """Return in one line which method is surely better than which at the longest length."""
-    surely = [
-        f"{pair['first']} than {pair['second']} by {-pair['difference']['mean']:.3f} nats"
-        if pair["difference"]["mean"] < 0
-        else f"{pair['second']} than {pair['first']} by {pair['difference']['mean']:.3f} nats"
-        for pair in ranking["pairs"]
-        if pair["better"]
-    ]
-    found = ", ".join(surely) or "none"
-    return f"Surely better at {ranking['length']:,} tokens, by Holm's rule over all pairs: {found}."
-
-
-def _said(name: str, found: dict[str, Any] | None) -> str:
-    """Return in one line what a step came to."""
-    if found is None:
-        return "not run"
-    printed = found["printed"]
-    if isinstance(printed, str) and printed.startswith("| "):  # a table of one row
-        names, _, figures = ([cell.strip() for cell in line.split("|")[2:-1]] for line in printed.splitlines())
-        said = "; ".join(f"{way}: {' and '.join(kl.split(', '))}" for way, kl in zip(names, figures, strict=True))
-        return f"KL from a float32 cache, nats, within its length and at the end of a row beyond it: {said}"
-    if isinstance(printed, str):
-        return printed.splitlines()[0]
-    if "versions" in printed:
-        spans = ", ".join(
-            f"{name} its length {printed[name]['mean']:.1e} and {printed[name]['largest']:.1e}"
-            for name in ("within", "beyond") if name in printed
-        )  # fmt: skip
-        rows = f"log probabilities of {printed['tokens']:,} tokens beside transformers', nats, mean and largest"
-        return f"vLLM {printed['versions']['vllm']} in float32, {rows}: {spans}"
-    checks = [
-        f"ratio at most {check['figure']:.3f}, allowed {check['limit']:g}"
-        if check["name"] == "ratio" and check["figure"] is not None
-        else f"{check['name']} {check['figure']:.2g} of {check['limit']:.2g}"
-        if check["figure"] is not None and check["limit"] is not None
-        else f"{check['name']}: {check['detail'] or check['verdict']}"
-        for check in printed.get("checks") or ()
-    ]
-    exit_code = f"exit {found['exit']}; " if found["exit"] else ""
-    size = f"{printed['nbytes'] / 1e6:.0f} MB; " if "nbytes" in printed else ""
-    return exit_code + size + ("; ".join(checks) or "written")
-
-
-def plot(steps: Sequence[Any]) -> bytes:
-    """Return a drawing of the perplexity ratio of every method by length, with its bounds."""
+def picture() -> bytes:
+    """Return a drawing of the perplexity ratio at length of each row, with its bounds."""
     from ropetool import charts
     from ropetool.report import drawing
 
-    record = known()
-    shown = {name: entries for step in _done(steps) for name, entries in measured(step, record[step.key]).items()}
-    marks: list[charts.Series | charts.Guide] = []
-    for name, entries in shown.items():
-        colour, mark = LOOKS[name.split()[0]]
-        dash = "--" if name.endswith("4x") else ":" if name.endswith("verified") else "-"
-        sure = [entry for entry in entries if entry["lower"] is not None]
-        figures = (tuple(entry[key] for entry in sure) for key in ("length", "ratio", "lower", "upper"))
-        marks.append(charts.Series(name, charts.Look(colour, mark, dash), *figures, form=charts.BARS))
-    lengths = tuple(entry["length"] for entries in shown.values() for entry in entries)
-    panel = charts.Panel(
-        charts.Axis("context", charts.TOKENS, tokens=lengths), charts.Axis("perplexity ratio", charts.LOGARITHMIC),
-        (*marks, charts.Guide("", charts.THIN, 1, level=True)),
-    )  # fmt: skip
-    return drawing.images(charts.Chart("ratios", "", "", "", (panel,)), "svg")[0]
-
-
-def on_page() -> str:
-    """Return what the page has between its marks."""
-    found = re.search(
-        f"{re.escape(MARKS[0])}\n\n(.*)\n{re.escape(MARKS[1])}", PAGE.read_text(encoding="utf-8"), re.DOTALL
-    )
-    return found[1] if found else ""
+    known, marks = record(), []
+    for shift, model in enumerate(MODELS, start=-1):
+        answers = [known.get(f"{model.name}/{row.output}", {}).get("long") for row in ROWS]
+        points = [(place + shift / 5, question) for place, question in enumerate(answers) if question is not None]
+        values = tuple(question["ratio"] for _, question in points)
+        ends = (tuple(float("inf") if q[end] is None else q[end] for _, q in points) for end in ("lower", "upper"))
+        look = charts.Look(*model.mark, dashes="")
+        places = tuple(place for place, _ in points)
+        marks.append(charts.Series(model.title.partition(",")[0], look, places, values, *ends, form=charts.BARS))
+    names = charts.Axis("", charts.NAMES, names=tuple(f"{row.method} {row.factor}x" for row in ROWS))
+    ratios = charts.Axis("perplexity ratio at length", charts.RATIOS)
+    panel = charts.Panel(names, ratios, (*marks, charts.Guide("", charts.THIN, 1)), sideways=True)
+    return drawing.images(charts.Chart("real-models", "", "", "", (panel,), 3.2), "svg")[0]
