@@ -24,22 +24,32 @@ class Row:
 
     method: str
     factor: int
+    native_short: bool = False
+
+    @property
+    def title(self) -> str:
+        return f"{self.method} {self.factor}x{' native-short' if self.native_short else ''}"
 
     @property
     def output(self) -> str:
         """The directory of the extension, which is also the name of the row."""
-        return f"{self.method}-{self.factor}x"
+        return f"{self.method}{'-native-short' if self.native_short else ''}-{self.factor}x"
 
     @property
     def extend(self) -> str:
-        return f"ropetool extend {IMPORT} --method {self.method} --factor {self.factor} -o {self.output}"
+        short = " --native-short" if self.native_short else ""
+        return f"ropetool extend {IMPORT} --method {self.method} --factor {self.factor}{short} -o {self.output}"
 
     @property
     def verify(self) -> str:
         return f"ropetool verify {self.output}"
 
 
-ROWS = tuple(Row(method, factor) for factor in (2, 4) for method in ("yarn", "llama3", "ntk"))
+ROWS = tuple(
+    row
+    for factor in (2, 4)
+    for row in (Row("yarn", factor), Row("yarn", factor, native_short=True), Row("llama3", factor), Row("ntk", factor))
+)
 
 
 @dataclass(frozen=True)
@@ -90,9 +100,18 @@ def write(rows: Mapping[str, Any]) -> None:
 
 def section() -> str:
     """Return the tables of docs/measurements.md, one for each model, with the picture and what earlier runs compared."""
-    tables = ("\n".join(_table(model)) for model in MODELS)
-    image = [f"![{ALT}]({PICTURE.name})"] if record() else []
-    return "\n\n".join([*tables, *image, COMPARED_WORDS, "\n".join(_compared())])
+    known = record()
+    tables = ["\n".join(_table(model)) for model in MODELS if any(name_of(model, row) in known for row in model.rows)]
+    image = [f"![{ALT}]({PICTURE.name})"] if known else []
+    every = [name_of(model, row) for model in MODELS for row in model.rows]
+    missing = len([name for name in every if name not in known])
+    note = [f"{missing} of {len(every)} rows are not measured yet."] if missing else []
+    return "\n\n".join([*tables, *image, *note, COMPARED_WORDS, "\n".join(_compared())])
+
+
+def name_of(model: Model, row: Row) -> str:
+    """Return the name of a row in the record."""
+    return f"{model.name}/{row.output}"
 
 
 def _table(model: Model) -> Iterator[str]:
@@ -101,12 +120,10 @@ def _table(model: Model) -> Iterator[str]:
     yield "| method | verdict | cost on short texts | cost at length | minutes |"
     yield "| --- | --- | --- | --- | --: |"
     for row in model.rows:
-        answers = known.get(f"{model.name}/{row.output}")
-        if answers is None:
-            yield f"| `{row.method}` {row.factor}x | {NOT_MEASURED} | | | |"
-            continue
-        costs = " | ".join(_cost(answers[question]) for question in ("short", "long"))
-        yield f"| `{row.method}` {row.factor}x | {answers['verdict']} | {costs} | {answers['minutes']:.0f} |"
+        answers = known.get(name_of(model, row))
+        if answers is not None:
+            costs = " | ".join(_cost(answers[question]) for question in ("short", "long"))
+            yield f"| {row.title} | {answers['verdict']} | {costs} | {answers['minutes']:.0f} |"
 
 
 def _compared() -> Iterator[str]:
@@ -153,14 +170,14 @@ def picture() -> bytes:
 
     known, marks = record(), []
     for shift, model in enumerate(MODELS, start=-1):
-        answers = [known.get(f"{model.name}/{row.output}", {}).get("long") for row in ROWS]
+        answers = [known.get(name_of(model, row), {}).get("long") for row in ROWS]
         points = [(place + shift / 5, question) for place, question in enumerate(answers) if question is not None]
         values = tuple(question["ratio"] for _, question in points)
         ends = (tuple(float("inf") if q[end] is None else q[end] for _, q in points) for end in ("lower", "upper"))
         look = charts.Look(*model.mark, dashes="")
         places = tuple(place for place, _ in points)
         marks.append(charts.Series(model.title.partition(",")[0], look, places, values, *ends, form=charts.BARS))
-    names = charts.Axis("", charts.NAMES, names=tuple(f"{row.method} {row.factor}x" for row in ROWS))
+    names = charts.Axis("", charts.NAMES, names=tuple(row.title for row in ROWS))
     ratios = charts.Axis("perplexity ratio at length", charts.RATIOS)
     panel = charts.Panel(names, ratios, (*marks, charts.Guide("", charts.THIN, 1)), sideways=True)
     return drawing.images(charts.Chart("real-models", "", "", "", (panel,), 3.2), "svg")[0]

@@ -113,15 +113,15 @@ def test_another_file_is_refused(model: Any, monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_the_tables_show_what_was_measured(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert page.section().count(page.NOT_MEASURED) == len(model.rows)
+    assert "2 of 2 rows are not measured yet." in page.section()
     page.write({"m/yarn-2x": ANSWERS})
-    assert page.section().count(page.NOT_MEASURED) == len(model.rows) - 1
+    assert "1 of 2 rows are not measured yet." in page.section()
     assert (
-        "| `yarn` 2x | keep | +2.9 % (-0.9 % to +6.9 %), 2,048 tokens, 3 texts | x12.8, 16,384 tokens, 1 text | 6 |"
+        "| yarn 2x | keep | +2.9 % (-0.9 % to +6.9 %), 2,048 tokens, 3 texts | x12.8, 16,384 tokens, 1 text | 6 |"
         in page.section()
     )
     page.write({"m/yarn-2x": {**ANSWERS, "short": None}})
-    assert f"| `yarn` 2x | keep | {page.NOT_MEASURED} | x12.8" in page.section()
+    assert f"| yarn 2x | keep | {page.NOT_MEASURED} | x12.8" in page.section()
 
 
 def test_the_record_is_of_these_rows_and_drawn() -> None:
