@@ -45,7 +45,7 @@ _ZEROS = {"I32": "<i4", "I8": "i1", "U8": "u1"}
 _OTHERS = (PACKED, ZERO, SHAPE, "weight_g_idx", "weight_global_scale", "bitmask", "compressed", "row_offsets")
 _CODE = (
     "from compressed_tensors.entrypoints.convert import CompressedTensorsDequantizer as D, convert_checkpoint as c; "
-    "c({source}, {copy}, D({source}))"
+    "c({source}, {copy}, D({source}, ignore=['re:.*embed']))"
 )
 
 
@@ -125,9 +125,9 @@ class Module:
         stored = self.parts[ZERO].stored
         zeros: npt.NDArray[Any] = np.frombuffer(raw, _ZEROS[stored.dtype]).reshape(stored.shape or (1,))
         if stored.dtype != "I32":
-            return zeros[self._of_rows(first, count)].copy()
+            return np.array(zeros[self._of_rows(first, count)])
         bits = self.group.weights.num_bits
-        return zeros[first * bits // _WORD : -(-(first + count) * bits // _WORD)].copy()
+        return np.array(zeros[first * bits // _WORD : -(-(first + count) * bits // _WORD)])
 
     def _of_rows(self, first: int, count: int) -> slice:
         """Return the place of the scales or zeros of these rows."""
