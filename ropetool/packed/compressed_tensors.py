@@ -45,7 +45,7 @@ _ZEROS = {"I32": "<i4", "I8": "i1", "U8": "u1"}
 _OTHERS = (PACKED, ZERO, SHAPE, "weight_g_idx", "weight_global_scale", "bitmask", "compressed", "row_offsets")
 _CODE = (
     "from compressed_tensors.entrypoints.convert import CompressedTensorsDequantizer as D, convert_checkpoint as c; "
-    "c({source}, {copy}, D({source}))"
+    "c({source}, {copy}, D({source}, ignore=['re:.*(embed|norm).*']))"
 )
 
 

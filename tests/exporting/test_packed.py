@@ -223,7 +223,7 @@ def test_parts_that_do_not_fit_are_refused(
     ("change", "error", "said"),
     [
         (
-            {"config_groups": {"a": {"targets": ["re:.*q_proj"], "weights": {"num_bits": 8}}}},
+            {"config_groups": {"a": {"targets": ["re:.*q_proj"], "weights": {"num_bits": 8, "strategy": "channel"}}}},
             CorruptFile,
             "no group .* targets",
         ),
