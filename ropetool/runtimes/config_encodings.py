@@ -61,18 +61,15 @@ def encodings(entry: LayerRope, derived: Derived, trained_length: int, family: F
     if proportional:
         ways.append(Encoding("proportional keys", proportional))
     lists = _as_lists(entry, derived, trained_length, family)
-    if lists:
+    if lists and not derived.table.is_fixed:
+        ways.append(Encoding("longrope lists with a factor each", _with_mscales(lists, derived.table)))
+    if lists and all(lists != each.keys for each in ways):
         ways.append(Encoding("a full table as longrope lists", lists))
-    baked = [
+    return ways + [
         Encoding(f"{name} {how}, {IN_WEIGHTS}", other, baked=True)
         for name, keys, _ in ways
         for how, other in variants(keys).items()
     ]
-    by_list = _with_mscales(lists, derived.table) if lists else None
-    if by_list and by_list != lists:
-        # Two tables are for several runtimes at once. For one table, transformers would warn of the keys.
-        ways.insert(len(ways) - (not derived.table.is_fixed), Encoding("longrope lists with a factor each", by_list))
-    return ways + baked
 
 
 def _own_factors(family: Family, factor: float, trained_length: int) -> dict[str, Any]:
