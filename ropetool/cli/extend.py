@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ropetool.cli.chain import Chain
     from ropetool.cli.companion import Companion
     from ropetool.cli.method_choice import MethodChoice
-    from ropetool.cli.origin import Origin
+    from ropetool.cli.origin import ExtensionSource
     from ropetool.plans.applied import Applied
     from ropetool.plans.plan import Plan
 
@@ -146,7 +146,7 @@ def extend_command(
     ropetool extend model --method yarn --factor 8 --verify --export model-yarn-8x.gguf
     """
     from ropetool.cli.method_choice import choose
-    from ropetool.cli.origin import Origin
+    from ropetool.cli.origin import ExtensionSource
 
     if variants is not None:
         from ropetool.cli.variants import extend_variants
@@ -156,7 +156,7 @@ def extend_command(
     options.check_path(source)
     chain.check_path(source, None if options.in_place else options.output)
     config_is_enough = options.dry_run and options.plan_out is None and extension.method != AUTO
-    origin = Origin.of(source, config_is_enough=config_is_enough)
+    origin = ExtensionSource.of(source, config_is_enough=config_is_enough)
     chain.check_source(origin.checkpoint)
     if extension.method == AUTO:  # a measurement takes minutes
         _check_places(options, chain, origin.path)
@@ -216,7 +216,7 @@ class _Planned:
     flags: list[str]
 
 
-def _planned(origin: Origin, choice: MethodChoice, options: PlanOptions, companion: str | None) -> _Planned:
+def _planned(origin: ExtensionSource, choice: MethodChoice, options: PlanOptions, companion: str | None) -> _Planned:
     """Plan the extension by the chosen method, and the same for the draft model."""
     from ropetool.plans.search import plan_for
 
@@ -239,7 +239,7 @@ def _planned(origin: Origin, choice: MethodChoice, options: PlanOptions, compani
     return _Planned(plan, origin.path, options.target(plan, origin.path), drafting, flags)
 
 
-def _flags(origin: Origin, choice: MethodChoice, plan: Plan) -> list[str]:
+def _flags(origin: ExtensionSource, choice: MethodChoice, plan: Plan) -> list[str]:
     """Return command lines that make servers compute the table of a plan from the source."""
     from ropetool.plans.flags import flag_lines
     from ropetool.plans.search import plan_for

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Origin:
+class ExtensionSource:
     """The source of an extension.
 
     named: as the user wrote it, a path or a hub id.
@@ -33,7 +33,7 @@ class Origin:
     checkpoints: dict[Path, Checkpoint] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, named: str, *, config_is_enough: bool) -> Origin:
+    def of(cls, named: str, *, config_is_enough: bool) -> ExtensionSource:
         """Return the source. From the hub, it downloads only the config if that is enough."""
         config = config_alone(named) if config_is_enough else None
         origin = cls(named, config or local_source(named), config is not None)
@@ -53,14 +53,14 @@ class Origin:
         """The source, opened."""
         return self.opened(self.path)
 
-    def planned(self, request: Request) -> tuple[Origin, Plan]:
+    def planned(self, request: Request) -> tuple[ExtensionSource, Plan]:
         """Return the plan of a request, and the source with all files that the plan needs."""
         from ropetool.plans.formats import CONFIG_ONLY
         from ropetool.plans.search import plan_for
 
         plan = plan_for(self.checkpoint, request)
         if self.config_only and plan.bakes:  # only the weights show which tensors change, and whether they can store it
-            return Origin.of(self.named, config_is_enough=False).planned(request)
+            return ExtensionSource.of(self.named, config_is_enough=False).planned(request)
         kept = tuple(note for note in plan.notes if not self.config_only or note != CONFIG_ONLY)
         return self, replace(plan, notes=kept)
 

@@ -18,7 +18,7 @@ from ropetool.errors import ConfigError, RopetoolError
 
 if TYPE_CHECKING:
     from ropetool.cli.apply import PlanOptions
-    from ropetool.cli.origin import Origin
+    from ropetool.cli.origin import ExtensionSource
     from ropetool.plans.applied import Applied
     from ropetool.plans.variants import Variants
 
@@ -38,10 +38,10 @@ def extend_variants(
     source: str, lengths: list[int], extension: ExtensionOptions, options: PlanOptions, as_json: bool
 ) -> int:
     """Extend a model to each length, or print the plans of --dry-run. Return the exit code."""
-    from ropetool.cli.origin import Origin
+    from ropetool.cli.origin import ExtensionSource
 
     _check(lengths, extension, options)
-    origin = Origin.of(source, config_is_enough=options.dry_run)
+    origin = ExtensionSource.of(source, config_is_enough=options.dry_run)
     planned = _planned(origin, sorted(lengths), extension, options)
     if options.dry_run:
         _show_plans(planned, as_json)
@@ -87,7 +87,9 @@ def _of_length(length: int) -> Iterator[None]:
         raise
 
 
-def _planned(origin: Origin, lengths: list[int], extension: ExtensionOptions, options: PlanOptions) -> Variants:
+def _planned(
+    origin: ExtensionSource, lengths: list[int], extension: ExtensionOptions, options: PlanOptions
+) -> Variants:
     """Plan every length by the same method: by default, the recommended method for the longest length."""
     from ropetool.cli.method_choice import choose
     from ropetool.plans.basis import ORIGINAL

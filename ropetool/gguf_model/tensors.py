@@ -114,7 +114,7 @@ def lay_out(
 
 
 def _unpacked(held: Mapping[str, SourceTensor], quantization: Any) -> dict[str, SourceTensor]:
-    """Return the tensors by name, with packed matrices under the name of the plain weight. Raises: as Format.unpack."""
+    """Return the tensors by name, with packed matrices under the name of the plain weight. Raises: as PackedFormat.unpack."""
     form = packed.of(quantization)
     if form is None or form.unpack is None:
         return dict(held)

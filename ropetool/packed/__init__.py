@@ -15,20 +15,22 @@ from typing import Any
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import CheckpointError, MissingDependency, UnsupportedDtype, lacking
 from ropetool.escaping import command, install_line
+from ropetool.files.hf import read_object
 from ropetool.files.hf.jsontext import shown
-from ropetool.packed.base import Format
+from ropetool.names import CONFIG_JSON
+from ropetool.packed.base import PackedFormat
 
 QUANTIZATION_CONFIG = "quantization_config"
 
 
 @cache
-def every() -> Mapping[str, Format]:
+def every() -> Mapping[str, PackedFormat]:
     """Return all formats, by their quant_method."""
     files = [importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__)]
     return {file.FORMAT.method: file.FORMAT for file in files if hasattr(file, "FORMAT")}
 
 
-def of(quantization: Any) -> Format | None:
+def of(quantization: Any) -> PackedFormat | None:
     """Return the format of a quantization_config; None if it is unknown."""
     method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
     return every().get(method) if isinstance(method, str) else None
@@ -57,20 +59,22 @@ def not_run(checkpoint: HfCheckpoint, *, gpu: bool = False) -> str:
     return problem and f"transformers cannot run weights that are packed by {form.method if form else ''}: {problem}"
 
 
-def unpacked_by_transformers(checkpoint: HfCheckpoint, *, gpu: bool) -> bool:
-    """Return whether transformers unpacks the weights of a checkpoint while it reads them.
+def unpacked_by_transformers(path: Path, *, gpu: bool) -> bool:
+    """Return whether transformers unpacks the weights of a directory while it reads them.
 
     gpu: whether the model runs on a GPU from NVIDIA, where transformers runs FP8 weights without unpacking them.
     Raises: CheckpointError for packed weights that transformers cannot run, with the command that measures them;
     MissingDependency if only packages of an extra are missing.
     """
-    form, problem = of(checkpoint.config.get(QUANTIZATION_CONFIG)), not_run(checkpoint, gpu=gpu)
+    _, config = read_object(path / CONFIG_JSON)
+    form = of(config.get(QUANTIZATION_CONFIG))
     if form is None:
         return False
+    problem = not_run(HfCheckpoint.open(path), gpu=gpu)
     if problem and form.extra and lacking(form.packages):
-        raise MissingDependency(problem, where=str(checkpoint.path), try_=install_line(form.extra))
+        raise MissingDependency(problem, where=str(path), try_=install_line(form.extra))
     if problem:
-        raise CheckpointError(problem, where=str(checkpoint.path), try_=_measured(checkpoint.path, form))
+        raise CheckpointError(problem, where=str(path), try_=_measured(path, form))
     return form.dequantize and not (gpu and form.gpu)
 
 
@@ -82,7 +86,7 @@ def measuring(quantization: Any, path: Path) -> str:
     return command("ropetool", "verify", path)
 
 
-def _measured(path: Path, form: Format) -> str:
+def _measured(path: Path, form: PackedFormat) -> str:
     """Return the commands that measure a checkpoint without transformers: with llama.cpp if export unpacks it, else vLLM."""
     if form.unpack is not None:
         return f"{command('ropetool', 'export', path)}, then {command('ropetool', 'verify', 'FILE.gguf')}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ropetool.escaping import command
-from ropetool.packed.base import Format, python, unreadable
+from ropetool.packed.base import PackedFormat, python, unreadable
 
 METHOD = "awq"
 _CODE = (
@@ -30,4 +30,4 @@ def _check_readable(quantization: Mapping[str, Any], where: str) -> None:
     raise unreadable(METHOD, packs, where, f"pip install compressed-tensors, then {repack}, then {export}")
 
 
-FORMAT = Format(METHOD, _check_readable, packages=("gptqmodel",))
+FORMAT = PackedFormat(METHOD, _check_readable, packages=("gptqmodel",))

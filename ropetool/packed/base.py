@@ -78,7 +78,7 @@ class Unpacked:
 
 
 @dataclass(frozen=True)
-class Format:
+class PackedFormat:
     """A format of packed weights.
 
     method: its quant_method in quantization_config.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ropetool.packed.base import Format, unreadable
+from ropetool.packed.base import PackedFormat, unreadable
 from ropetool.packed.gptq import unpacking_line
 
 METHOD = "bitsandbytes"
@@ -20,4 +20,4 @@ def _check_readable(quantization: Mapping[str, Any], where: str) -> None:
     raise unreadable(METHOD, packs, where, unpacking_line(Path(where).parent))
 
 
-FORMAT = Format(METHOD, _check_readable, packages=("bitsandbytes",))
+FORMAT = PackedFormat(METHOD, _check_readable, packages=("bitsandbytes",))

@@ -23,7 +23,7 @@ from ropetool.escaping import install_line
 from ropetool.files import dtypes
 from ropetool.files.hf.jsontext import shown
 from ropetool.files.regular import open_regular
-from ropetool.packed.base import Format, Part, Singles, Unpacked, python, unreadable
+from ropetool.packed.base import PackedFormat, Part, Singles, Unpacked, python, unreadable
 
 METHOD = "compressed-tensors"
 WHOLE, BYTES = "pack-quantized", ("int-quantized", "float-quantized", "naive-quantized")
@@ -300,6 +300,6 @@ def _settings(quantization: Mapping[str, Any]) -> Iterator[str]:
             yield json.dumps([group.get("weights"), group.get("format")], sort_keys=True)
 
 
-FORMAT = Format(
+FORMAT = PackedFormat(
     METHOD, _check_readable, _unpack, packages=("compressed_tensors",), extra=EXTRA, not_run=_not_run, dequantize=True
 )

@@ -17,7 +17,7 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import CorruptFile, UnsupportedDtype
 from ropetool.files import dtypes
 from ropetool.files.hf.jsontext import shown
-from ropetool.packed.base import Format, Part, Singles, Unpacked
+from ropetool.packed.base import PackedFormat, Part, Singles, Unpacked
 
 METHOD = "fp8"  # quant_method of DeepSeek's format: the scales of a weight are a separate tensor
 SCALES = "_scale_inv"  # suffix of the weight's name; despite "inv", the weight is multiplied by the scales
@@ -175,4 +175,4 @@ def _not_run(checkpoint: HfCheckpoint, gpu: bool) -> str:
     return ""
 
 
-FORMAT = Format(METHOD, lambda quantization, where: None, _unpack, not_run=_not_run, dequantize=True, gpu=True)
+FORMAT = PackedFormat(METHOD, lambda quantization, where: None, _unpack, not_run=_not_run, dequantize=True, gpu=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ropetool.packed.base import Format, python, unreadable
+from ropetool.packed.base import PackedFormat, python, unreadable
 
 METHOD = "gptq"
 
@@ -28,4 +28,4 @@ def _check_readable(quantization: Mapping[str, Any], where: str) -> None:
     raise unreadable(METHOD, packs, where, unpacking_line(Path(where).parent))
 
 
-FORMAT = Format(METHOD, _check_readable, packages=("gptqmodel", "optimum"))
+FORMAT = PackedFormat(METHOD, _check_readable, packages=("gptqmodel", "optimum"))

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ropetool.packed.base import Format
+from ropetool.packed.base import PackedFormat
 
-FORMAT = Format("mxfp4", lambda quantization, where: None)
+FORMAT = PackedFormat("mxfp4", lambda quantization, where: None)

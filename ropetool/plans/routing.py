@@ -56,7 +56,7 @@ router_settings:
 
 
 @dataclass(frozen=True)
-class Served:
+class RoutedModel:
     """A checkpoint that a router offers.
 
     name: the name that clients use.
@@ -69,7 +69,7 @@ class Served:
     context: int
 
 
-def prompt_limits(models: Sequence[Served]) -> list[int | None]:
+def prompt_limits(models: Sequence[RoutedModel]) -> list[int | None]:
     """Return the longest prompt that LiteLLM sends to each model, in tokens; None for no limit.
 
     models: the shortest context first.
@@ -77,7 +77,7 @@ def prompt_limits(models: Sequence[Served]) -> list[int | None]:
     return [*(int(SHARE * model.context) for model in models[:-1]), None]
 
 
-def llama_swap(group: str, models: Sequence[Served], serving: Serving) -> str:
+def llama_swap(group: str, models: Sequence[RoutedModel], serving: Serving) -> str:
     """Return the config of llama-swap. group, models, serving: as for `litellm`."""
     lines = [
         f"  {_yaml(model.name)}:\n    cmd: {_yaml(serving.named_line(str(model.path), model.context, '${PORT}', model.name))}"
@@ -87,7 +87,7 @@ def llama_swap(group: str, models: Sequence[Served], serving: Serving) -> str:
     return LLAMA_SWAP.format(head=HEAD, models="\n".join(lines), group=_yaml(group), members=members)
 
 
-def litellm(group: str, models: Sequence[Served], serving: Serving) -> str:
+def litellm(group: str, models: Sequence[RoutedModel], serving: Serving) -> str:
     """Return the config of LiteLLM.
 
     group: the name that clients use for all models together.
@@ -114,7 +114,7 @@ def litellm(group: str, models: Sequence[Served], serving: Serving) -> str:
     )
 
 
-def check_paths(models: Sequence[Served]) -> None:
+def check_paths(models: Sequence[RoutedModel]) -> None:
     """Raise OutputError for a path that llama-swap would not pass on unchanged."""
     for model in models:
         if "$" in word(model.path):  # ${NAME} is a macro, and llama-swap does not read $'...'

@@ -18,7 +18,7 @@ from ropetool.plans import routing
 from ropetool.plans.applying import check_target
 from ropetool.plans.basis import UNSCALED
 from ropetool.plans.plan import Plan
-from ropetool.plans.routing import Served
+from ropetool.plans.routing import RoutedModel
 from ropetool.plans.serving import server_of
 from ropetool.runtimes import Runtime
 from ropetool.runtimes.inspection import inspect_checkpoint
@@ -27,7 +27,7 @@ CONFIGS = ("llama-swap", "litellm")
 
 
 @dataclass(frozen=True)
-class Variant:
+class LengthVariant:
     """An extension to one length.
 
     output: the path to write.
@@ -51,9 +51,9 @@ class Variants:
     """
 
     source: Path
-    variants: tuple[Variant, ...]
+    variants: tuple[LengthVariant, ...]
     server: Runtime
-    models: tuple[Served, ...]
+    models: tuple[RoutedModel, ...]
     group: str
     files: dict[str, Path]
 
@@ -78,14 +78,14 @@ class Variants:
             )  # fmt: skip
         stem = model_name(plans[0].output_beside(source.path)).removesuffix(f"-{plans[0].suffix}")
         models = (
-            Served(f"{stem}-native", path, native),
+            RoutedModel(f"{stem}-native", path, native),
             *(
-                Served(model_name(output), _files(source, output)[0], plan.max_position_embeddings)
+                RoutedModel(model_name(output), _files(source, output)[0], plan.max_position_embeddings)
                 for output, plan in zip(outputs, plans, strict=True)
             ),
         )
         variants = tuple(
-            Variant(plan, output, _new_bytes(plan, source, output, copy=copy))
+            LengthVariant(plan, output, _new_bytes(plan, source, output, copy=copy))
             for plan, output in zip(plans, outputs, strict=True)
         )
         named = {router: outputs[0].with_name(f"{stem}-{plans[0].method}-{router}.yaml") for router in CONFIGS}

@@ -180,7 +180,7 @@ def test_a_prompt_goes_to_the_shortest_model_with_room_for_an_answer(model: str)
 def test_a_wrong_route_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The defect: limits and servers in opposite orders."""
 
-    def reversed_limits(models: Sequence[routing.Served]) -> list[int | None]:
+    def reversed_limits(models: Sequence[routing.RoutedModel]) -> list[int | None]:
         return [*(int(0.75 * model.context) for model in reversed(models[1:])), None]
 
     monkeypatch.setattr(routing, "prompt_limits", reversed_limits)

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ropetool import packed
-from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import CheckpointError, MissingFile, NotACheckpoint
 from ropetool.files.parts import pickled
 from ropetool.names import CONFIG_JSON, MODEL_TYPE, PICKLE_SUFFIXES
@@ -82,7 +81,7 @@ class TorchRunner:
         self._chunk_tokens = chunk_tokens or (CPU_CHUNK_TOKENS if on_cpu else GPU_CHUNK_TOKENS)
         self._loaded: TorchModel | None = None
         _check_files(path)
-        self._unpacked = packed.unpacked_by_transformers(HfCheckpoint.open(path), gpu=self._device.type == "cuda")
+        self._unpacked = packed.unpacked_by_transformers(path, gpu=self._device.type == "cuda")
         with reading(self._transformers, path):
             self._options = {"config": self._built_in(as_type)} if as_type else {}
         self._tokenizer = TorchTokenizer(path, self._options)
