@@ -12,6 +12,7 @@ TOKENIZER_JSON = "tokenizer.json"
 SAFETENSORS_INDEX_JSON = "model.safetensors.index.json"
 PROVENANCE_JSON = "ropetool.json"
 CARD = "README.md"  # the model card
+QUANTIZATION_CONFIG = "quantization_config"  # in config.json
 MODEL_INDEX = "model-index"  # measured results in its front matter
 EDITS_JSON = "ropetool-edits.json"  # next to a GGUF file that was edited in place
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")

@@ -30,7 +30,7 @@ LIMITS = {
     "inspect DIR": 100,
     "inspect GGUF --json": 100,
     "advise GGUF --target-length 4096": 111,
-    "advise DIR --target-length 4096": 118,
+    "advise DIR --target-length 4096": 122,
     "extend DIR --target-length 4096 --dry-run": 130,
     "extend DIR --target-length 4096 --method yarn -o OUTPUT": 97,
     "extend GGUF --target-length 1024 --method yarn -o OUTPUT": 131,

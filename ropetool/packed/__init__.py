@@ -18,9 +18,8 @@ from ropetool.escaping import command, install_line
 from ropetool.files.hf import read_object
 from ropetool.files.hf.jsontext import shown
 from ropetool.names import CONFIG_JSON
+from ropetool.names import QUANTIZATION_CONFIG as QUANTIZATION_CONFIG
 from ropetool.packed.base import PackedFormat
-
-QUANTIZATION_CONFIG = "quantization_config"
 
 
 @cache

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropetool import packed
 from ropetool.checkpoint import provenance, style
 from ropetool.checkpoint.edits import PLAN_AGAIN
 from ropetool.checkpoint.identity import Identity
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import PlanMismatch
-from ropetool.escaping import Shown
+from ropetool.escaping import Shown, command
 from ropetool.files import hub
 from ropetool.plans import model_card
 from ropetool.plans.plan import BAKE, Plan
@@ -77,7 +76,11 @@ def following(plan: Plan, output: Path, caches: Mapping[str, KvCache], quantizat
     if plan.method == BAKE:
         return None
     context = plan.max_position_embeddings
-    line = packed.measuring(quantization, output)
+    line = command("ropetool", "verify", output)
+    if quantization is not None:
+        from ropetool import packed  # few models have packed weights
+
+        line = packed.measuring(quantization, output)
     return Following(sum(cache.bytes_at(context) for cache in caches.values()) if caches else None, line)
 
 

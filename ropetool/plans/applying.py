@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ropetool import names, packed
+from ropetool import names
 from ropetool.checkpoint import listings, provenance
 from ropetool.checkpoint.edits import PLAN_AGAIN
 from ropetool.checkpoint.hf import HfCheckpoint, edits_of_file
@@ -127,7 +127,7 @@ def _apply_directory(
     sidecar_paths, notes = () if card is None else (target / model_card.CARD,), tuple(staging.notes)
     return Applied(
         target, Counter(placed.values()), tuple(sorted(written)), left, baked, tuple(lines), sidecar_paths, notes,
-        following=following(plan, target, inspected.kv_bytes, checkpoint.config.get(packed.QUANTIZATION_CONFIG)),
+        following=following(plan, target, inspected.kv_bytes, checkpoint.config.get(names.QUANTIZATION_CONFIG)),
     )  # fmt: skip
 
 

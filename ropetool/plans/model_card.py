@@ -16,7 +16,6 @@ from ropetool.escaping import command, escaped, words
 from ropetool.files import hub
 from ropetool.files.regular import open_regular
 from ropetool.files.transaction import staged
-from ropetool.plans import model_index
 from ropetool.plans.basis import CURRENT, ORIGINAL
 from ropetool.plans.plan import BAKE, Plan
 from ropetool.rope import methods
@@ -104,6 +103,8 @@ def refresh(checkpoint: Path, certificate: Mapping[str, Any]) -> None:
     card = read_card(place)
     if not card or VERIFICATION not in _split(card)[1] or place.is_symlink():
         return
+    from ropetool.plans import model_index  # most cards are written without results
+
     results = model_index.entry(certificate, hub.name_of(checkpoint))
     updated = with_results(with_verification(card, certificate), results)
     if updated != card:
@@ -318,6 +319,10 @@ def with_front_matter(card: str, base_model: str, tags: Sequence[str]) -> str:
 def with_results(card: str, results: Mapping[str, Any] | None) -> str:
     """Return the card with this entry of `model_index` in its front matter, or without an entry for None."""
     match = _FRONT.match(card)
+    if results is None and (match is None or names.MODEL_INDEX not in match[2]):
+        return card
+    from ropetool.plans import model_index  # most cards have no results
+
     if match is None:
         return card if results is None else f"---\n{model_index.with_entry('', results)}---\n\n{card}"
     newline = "\r\n" if match[1].endswith("\r\n") else "\n"

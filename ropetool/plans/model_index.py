@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ropetool import names
-from ropetool.escaping import escaped
+from ropetool.escaping import command, escaped
 
 if TYPE_CHECKING:
     from yaml import Node
@@ -58,7 +58,7 @@ def entry(certificate: Mapping[str, Any], name: str, *, of_source: bool = False)
 
 
 def _metrics(summary: Mapping[str, Any], suite: str) -> Iterator[dict[str, Any]]:
-    run = "ropetool verify" if suite == "default" else f"ropetool verify --suite {suite}"
+    run = command("ropetool", "verify", *([] if suite == "default" else ["--suite", suite]))
     yield {"type": "ropetool-verdict", "name": f"Verdict of {run}", "value": summary["verdict"]}
     if summary["file"] in FILE:
         yield {"type": "ropetool-file-check", "name": "Tables and files", "value": FILE[summary["file"]]}
