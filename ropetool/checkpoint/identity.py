@@ -31,7 +31,7 @@ _NAMED = 4  # settings that a message lists
 _WITHOUT_MEANING = frozenset({
     "architectures", "_name_or_path", "name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache",
     "initializer_range", "attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "attn_pdrop",
-    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "auto_map", "model_type", "quantization_config",
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "auto_map", "model_type", names.QUANTIZATION_CONFIG,
     "output_attentions", "output_hidden_states", "return_dict", "_attn_implementation", "pretraining_tp",
     "router_aux_loss_coef", "gradient_checkpointing", "text_config",
 })  # fmt: skip

@@ -79,7 +79,7 @@ def edits_as(config: Mapping[str, Any], model_type: str, tensors: Collection[str
     ):
         raise _already_known(own, place)
     family = _chosen(config, model_type, where)
-    objection = "" if "quantization_config" in config else misfit(family, tensors) if tensors else ""
+    objection = "" if names.QUANTIZATION_CONFIG in config else misfit(family, tensors) if tensors else ""
     if objection:
         raise LossyExport(f"the model does not match {model_type}: {objection}", where=place)
     return _retyped(config, (), family)

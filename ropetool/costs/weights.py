@@ -25,7 +25,8 @@ from ropetool.gguf_model import mxfp4
 from ropetool.gguf_model.shapes import read_model, tensors
 from ropetool.gguf_model.shapes.reading import count
 from ropetool.gguf_model.wrapped import TIED, text_config, text_names
-from ropetool.packed import QUANTIZATION_CONFIG, fp8
+from ropetool.names import QUANTIZATION_CONFIG
+from ropetool.packed import fp8
 from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import Refuses
 from ropetool.runtimes.kv_cache import DTYPE_BYTES, dtype_of

@@ -12,6 +12,7 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import VerificationFailed
 from ropetool.gguf_export.container import Progress
+from ropetool.names import QUANTIZATION_CONFIG
 from ropetool.verification import floors
 from ropetool.verification.kl_gate import kl_checks, passes, with_inexact_tables
 from ropetool.verification.readback.comparing import same_tables
@@ -39,7 +40,7 @@ def compare(
     exact = [tables, *(_hidden_weights(reference, target, noises) if weights else ())]
     _judge(exact, file)
     # transformers chooses the type that it computes with for a quantised checkpoint.
-    own = ("bfloat16",) if "quantization_config" in reference.config else ()
+    own = ("bfloat16",) if QUANTIZATION_CONFIG in reference.config else ()
     allowed = floors.limit((*noises, *own), floors.layers_of(target.stored))
     compared = short_divergence(reference, target, lengths, progress, lambda divergence: passes(divergence, allowed))
     if isinstance(compared, str):

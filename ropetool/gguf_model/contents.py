@@ -21,6 +21,7 @@ from ropetool.gguf_model.shapes import ModelShape, check_exported, read_model
 from ropetool.gguf_model.tensors import Layout, Placed, lay_out
 from ropetool.gguf_model.tokenizer import tokenizer_values
 from ropetool.gguf_model.wrapped import text_config
+from ropetool.names import QUANTIZATION_CONFIG
 from ropetool.plans.formats import HfFormat
 from ropetool.rope.deviation import Deviation
 from ropetool.runtimes.llama_cpp import exported
@@ -185,7 +186,7 @@ def _layout(
 
     For a type of libllama's quantiser: the layout of its input, with the least rounding.
     """
-    headers, quantization = checkpoint.headers, checkpoint.config.get("quantization_config")
+    headers, quantization = checkpoint.headers, checkpoint.config.get(QUANTIZATION_CONFIG)
     wrapped = checkpoint.family.wrapped
 
     def lay(outtype: str) -> Layout:

@@ -9,10 +9,11 @@ from typing import Any
 from ropetool.checkpoint import style
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.wrappers import PREFIXES
+from ropetool.names import QUANTIZATION_CONFIG
 
 HEADS = {"lm_head.weight", "language_model.lm_head.weight"}
 # Keys that the wrapper's class reads only at the top of the config, and vision_config, on which some GGUF keys depend.
-_OUTER = ("quantization_config", "bos_token_id", "eos_token_id", "pad_token_id", "vision_config")
+_OUTER = (QUANTIZATION_CONFIG, "bos_token_id", "eos_token_id", "pad_token_id", "vision_config")
 TIED = "tie_word_embeddings"
 
 

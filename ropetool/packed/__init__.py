@@ -1,4 +1,4 @@
-"""Formats of packed weights: which of them export unpacks, and which of them transformers runs. Found by discovery.
+"""Formats of packed weights, found by discovery. Each format knows whether export and transformers can read it.
 
 A file in this folder that defines `FORMAT` adds a format.
 """
@@ -17,8 +17,7 @@ from ropetool.errors import CheckpointError, MissingDependency, UnsupportedDtype
 from ropetool.escaping import command, install_line
 from ropetool.files.hf import read_object
 from ropetool.files.hf.jsontext import shown
-from ropetool.names import CONFIG_JSON
-from ropetool.names import QUANTIZATION_CONFIG as QUANTIZATION_CONFIG
+from ropetool.names import CONFIG_JSON, QUANTIZATION_CONFIG
 from ropetool.packed.base import PackedFormat
 
 

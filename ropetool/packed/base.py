@@ -83,7 +83,7 @@ class PackedFormat:
 
     method: its quant_method in quantization_config.
     check_readable: raises an error if export cannot read weights with this quantization_config. where: config.json.
-    unpack: returns the packed matrices among the tensors of a checkpoint; None if there are none to unpack.
+    unpack: returns the packed matrices among the tensors of a checkpoint; None for a format that export does not unpack.
     packages: the packages that transformers needs to run it. extra: the extra that installs them; "" for none.
     not_run: returns why transformers cannot run the checkpoint, or "". gpu: whether it runs on a GPU from NVIDIA.
     dequantize: whether the setting "dequantize" in quantization_config lets transformers unpack the weights.
@@ -101,7 +101,7 @@ class PackedFormat:
 
 
 def unreadable(method: str, packs: str, where: str, try_: str) -> UnsupportedDtype:
-    """Return the error about a format that export does not unpack. packs: what the format stores. try_: the next step."""
+    """Return the error about a format that export cannot unpack. packs: a description of the stored weights. try_: the next step."""
     return UnsupportedDtype(
         f"its weights are packed by {method}: {packs}, which ropetool does not unpack. Export the checkpoint before "
         "quantisation, or unpack this one; the file then contains the rounded weights",

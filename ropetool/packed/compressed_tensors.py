@@ -23,6 +23,7 @@ from ropetool.escaping import install_line
 from ropetool.files import dtypes
 from ropetool.files.hf.jsontext import shown
 from ropetool.files.regular import open_regular
+from ropetool.names import QUANTIZATION_CONFIG
 from ropetool.packed.base import PackedFormat, Part, Singles, Unpacked, python, unreadable
 
 METHOD = "compressed-tensors"
@@ -286,7 +287,7 @@ def _group_of(module: str, groups: Sequence[_Group]) -> _Group | None:
 
 def _not_run(checkpoint: HfCheckpoint, gpu: bool) -> str:
     """Return why transformers does not run it: it would unpack matrices with the settings of a different group."""
-    if len(set(_settings(checkpoint.config["quantization_config"]))) > 1:
+    if len(set(_settings(checkpoint.config[QUANTIZATION_CONFIG]))) > 1:
         return (
             "its groups have different settings, and transformers unpacks all matrices with the settings of one group"
         )

@@ -17,6 +17,7 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import CorruptFile, UnsupportedDtype
 from ropetool.files import dtypes
 from ropetool.files.hf.jsontext import shown
+from ropetool.names import QUANTIZATION_CONFIG
 from ropetool.packed.base import PackedFormat, Part, Singles, Unpacked
 
 METHOD = "fp8"  # quant_method of DeepSeek's format: the scales of a weight are a separate tensor
@@ -157,7 +158,7 @@ def _scale_grid(raw: bytes, source: Part) -> Singles:
 
 def _not_run(checkpoint: HfCheckpoint, gpu: bool) -> str:
     """Return why transformers computes incorrect numbers: without a GPU, it takes all blocks of a matrix as equally large."""
-    quantization = checkpoint.config["quantization_config"]
+    quantization = checkpoint.config[QUANTIZATION_CONFIG]
     size = quantization.get("weight_block_size")
     if gpu or not isinstance(size, list) or len(size) != 2:
         return ""

@@ -21,6 +21,7 @@ from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
 from ropetool.errors import ConfigError
 from ropetool.files import hub
 from ropetool.files.counting import nobody
+from ropetool.names import QUANTIZATION_CONFIG
 from ropetool.registry import addition
 from ropetool.verification import catalogue, floors, suites
 from ropetool.verification.beside import OPTION as YARDSTICKS
@@ -295,7 +296,7 @@ def _tensor_types(checkpoint: Checkpoint) -> frozenset[str]:
 
 def _is_quantised(checkpoint: Checkpoint) -> bool:
     if isinstance(checkpoint, HfCheckpoint):
-        return "quantization_config" in checkpoint.config
+        return QUANTIZATION_CONFIG in checkpoint.config
     return not _tensor_types(checkpoint) <= UNQUANTISED
 
 

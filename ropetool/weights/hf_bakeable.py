@@ -40,7 +40,7 @@ class HfBakeable:
 
         Raises: LossyExport if transformers cannot read its config; CorruptFile for an invalid weight file.
         """
-        rope, quantization = computed(checkpoint), checkpoint.config.get("quantization_config")
+        rope, quantization = computed(checkpoint), checkpoint.config.get(names.QUANTIZATION_CONFIG)
         targets = FoldTargets(
             checkpoint.family, checkpoint.section, rope, checkpoint.stored,
             quantization if isinstance(quantization, Mapping) else {}, checkpoint.where,

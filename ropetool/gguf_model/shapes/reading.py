@@ -17,7 +17,8 @@ from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf.jsontext import shown
 from ropetool.gguf_model.shapes.base import ModelShape
 from ropetool.gguf_model.shapes.rules import RULES
-from ropetool.packed import QUANTIZATION_CONFIG, check_readable
+from ropetool.names import QUANTIZATION_CONFIG
+from ropetool.packed import check_readable
 from ropetool.rope.tables import is_number
 from ropetool.runtimes import hf_formulas
 from ropetool.runtimes.llama_cpp import architectures as keys

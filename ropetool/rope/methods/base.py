@@ -128,13 +128,12 @@ def with_native_short(derived: Derived, source: Source) -> Derived:
 
     Raises: InvalidRope if the new table depends on the length already.
     """
-    table = derived.table
-    if table.rule is not None or not table.is_fixed:
+    if not derived.table.is_fixed:
         raise InvalidRope(
             "the table of this method depends on the text length already", where="--native-short", try_="leave it out"
         )
     native = Regime(source.inv_freq, source.attention_factor, up_to=source.length)
-    return replace(derived, table=RopeTable((native, *table.regimes)), native=())
+    return replace(derived, table=RopeTable((native, *derived.table.regimes)), native=())
 
 
 def check_preset(name: str) -> None:

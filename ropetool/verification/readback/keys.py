@@ -49,7 +49,7 @@ _CLASS_KEYS = (
     names.MODEL_MAX_LENGTH,
 )  # fmt: skip
 # Keys that change the loaded weights or code, and whether they affect the results.
-_ON_LOADING = {"quantization_config": True, "auto_map": False}
+_ON_LOADING = {names.QUANTIZATION_CONFIG: True, "auto_map": False}
 _LOADED = "adapter_config.json"  # if peft is installed, transformers loads the adapter in this file without being asked
 _JUDGED = ("bos_token_id", "eos_token_id", "sep_token_id", "decoder_start_token_id")
 # Keys about the split and the types of a file, which its tensors show too, and ropetool's own keys.
