@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
 import re
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +94,8 @@ def refused(root: Path, error: str, try_: str, *arguments: str | Path, code: int
 # --- in a process of its own, with a bound on what it may cost
 
 MEGABYTES = 200
-SECONDS = 2
+SECONDS = 2  # of a processor that does `work` in WORK seconds
+WORK = 0.04
 # The peak is read from /proc: the one of getrusage would count the memory of this process too, from before the exec.
 COMMAND = "from ropetool.cli import main; main(sys.argv[1:])"
 PROGRAM = """
@@ -105,14 +108,25 @@ atexit.register(tell)
 """
 
 
+def work() -> float:
+    """Return the processor's seconds for a fixed piece of work: reading JSON and adding numbers."""
+    before = time.process_time()
+    json.loads("[" + '{"a":1},' * 60_000 + "1]")
+    sum(number * number for number in range(150_000))
+    return time.process_time() - before
+
+
 def bounded(*arguments: str | Path, program: str = COMMAND, seconds: int = SECONDS) -> tuple[int, str]:
     """Return the code and the errors of a command that may use 2 seconds of the processor and 200 MB.
 
+    A slow or busy processor gets as much more as it takes longer for `work`.
+
     program: one line of Python instead of the command line. One that waits for ever ends after a minute.
     """
+    limit = math.ceil(seconds * max(1.0, work() / WORK))
 
     def limit_time() -> None:
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
 
     command = [sys.executable, "-c", PROGRAM.replace("{}", program), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit_time, timeout=60)

@@ -1,4 +1,4 @@
-"""Modules that docstrings and docs/architecture.md name: each of them exists."""
+"""Modules that docstrings, docs/architecture.md and paths in scripts name: each of them exists."""
 
 from __future__ import annotations
 
@@ -77,6 +77,29 @@ def test_docstrings_name_modules_that_exist(package: str) -> None:
     paths = (PACKAGE / package).rglob("*.py") if package else PACKAGE.glob("*.py")
     wrong = {str(path.relative_to(ROOT)): missing("\n".join(docstrings(path))) for path in paths}
     assert {path: names for path, names in wrong.items() if names} == {}
+
+
+def joined(node: ast.expr) -> str | None:
+    """Return the path that `ROOT / "a" / "b.py"` means, or None for another expression."""
+    if isinstance(node, ast.Name) and node.id == "ROOT":
+        return ""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.right, ast.Constant):
+        return None
+    folder = joined(node.left)
+    return None if folder is None else f"{folder}/{node.right.value}"
+
+
+def paths_of_modules(source: str) -> list[str]:
+    """Return the Python files that a source names below ROOT."""
+    paths = [joined(node) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.BinOp)]
+    return [path for path in paths if path and path.endswith(".py")]
+
+
+def test_scripts_and_tests_name_files_that_exist() -> None:
+    files = [*ROOT.glob("scripts/**/*.py"), *ROOT.glob("tests/**/*.py")]
+    named = {path for file in files for path in paths_of_modules(file.read_text(encoding="utf-8"))}
+    assert "/scripts/engines/engine_mlx_logits.py" in named
+    assert named - repository() == set()
 
 
 def test_architecture_names_modules_that_exist() -> None:

@@ -358,7 +358,7 @@ def logits_of(architecture: str, source: Path, tokens: list[int]) -> Any:
         return remote_models.twin_logits(architecture, tokens)
     asked, answer = source.parent / "tokens.json", source.parent / "logits.npy"
     asked.write_text(json.dumps(tokens), encoding="utf-8")
-    script = ROOT / "scripts" / "engine_mlx_logits.py"
+    script = ROOT / "scripts" / "engines" / "engine_mlx_logits.py"
     done = subprocess.run([os.environ[MLX], script, source, asked, answer], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"mlx-lm: {(done.stderr.strip() or 'nothing said').splitlines()[-1]}")

@@ -172,7 +172,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         work = options.keep or Path(scratch)
         work.mkdir(parents=True, exist_ok=True)
-        with Engine(python, ROOT / "scripts" / PROGRAMS[options.engine], work / "engine.log") as process:
+        with Engine(python, Path(__file__).with_name(PROGRAMS[options.engine]), work / "engine.log") as process:
             return _run(options.engine, process, work, asked, wanted, recorded, write=not options.check)
 
 

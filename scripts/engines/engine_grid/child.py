@@ -84,7 +84,8 @@ class Engine:
             raise Stopped(f"no answer within {limit} seconds") from None
         if not line:
             self._end()
-            raise Stopped("its process ended without an answer")
+            last = (self._log.read_text(errors="replace").splitlines() or ["it printed nothing"])[-1]
+            raise Stopped(f"its process ended without an answer: {last}")
         found: dict[str, Any] = json.loads(line)
         return found
 
