@@ -9,6 +9,7 @@
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
+venv=${ROPETOOL_VENV:-.venv}
 cache=${ROPETOOL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/ropetool}
 llama=$(grep '^llama-cpp-python==' constraints.txt)
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
@@ -55,9 +56,9 @@ environment() {
 
 # Set $python to an interpreter that has ropetool and what verify needs.
 use_package() {
-  python=${ROPETOOL_PYTHON:-$root/.venv/bin/python}
+  python=${ROPETOOL_PYTHON:-$root/$venv/bin/python}
   if [[ -z ${ROPETOOL_PYTHON:-} ]]; then
-    environment .venv package constraints.txt --editable '.[verify,report]'
+    environment "$venv" package constraints.txt --editable '.[verify,report]'
   fi
 }
 
@@ -65,7 +66,7 @@ use_package() {
 use_tools() {
   use_package
   if [[ -z ${ROPETOOL_PYTHON:-} ]]; then
-    environment .venv tools constraints.txt --group dev
+    environment "$venv" tools constraints.txt --group dev
   fi
 }
 
@@ -164,7 +165,7 @@ use_llama() {
   if ! has_llama_wheel; then
     build_llama
   fi
-  environment .venv llama.cpp constraints.txt --only-binary llama-cpp-python --find-links "$cache/wheels" "$llama"
+  environment "$venv" llama.cpp constraints.txt --only-binary llama-cpp-python --find-links "$cache/wheels" "$llama"
 }
 
 # Export ROPETOOL_LLAMA_CPP: a folder with the stock converter of the same llama.cpp.
