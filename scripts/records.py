@@ -248,6 +248,10 @@ RECORDS = (
         versions=("transformers",),
     ),
     Record(
+        "older-releases", ("ropetool/runtimes/older.py", "tests/oracle/rotary_probe.py", "scripts/following/readings.py"),
+        ("following/older_readings.py",), 10, ("tests/oracle/older_releases.json",),
+    ),
+    Record(
         "peers", ("tests/oracle/peers.py", "scripts/peers.txt"), ("golden/golden_peers.py",), 3, ("tests/oracle/peers.json",), needs=PEERS
     ),
     Record(

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from ropetool.doctor import configs, gguf_keys, gguf_types, lengths, sources
 from ropetool.doctor.findings import ERROR, NOTE, WARNING, Rule
+from ropetool.doctor.older_releases import RULE, older_release
 from ropetool.doctor.opening import UNREADABLE, ambiguous, invalid, pointers, stops, unknown
 from ropetool.doctor.readings import of_readings
 from ropetool.errors import UnknownName, did_you_mean
@@ -147,6 +148,10 @@ RULES = (
     _of_readings(
         "runtime-stops", NOTE, "another runtime stops with an error",
         "The runtime reports the error and does not run, so nothing goes wrong silently.",
+    ),
+    Rule(
+        RULE, NOTE, "keys that older releases of a runtime read differently",
+        "The newest release reads the file as it says. A user with an older release gets a different model.", (HF,), older_release,
     ),
     Rule(
         "context-shift", NOTE, "an attention factor that llama.cpp's context shift multiplies again",

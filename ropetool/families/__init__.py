@@ -1,7 +1,8 @@
 """The model families, each read from JSON files named after its model_type.
 
 `generated/` has a record of each class in transformers. A file here overrides and extends the record of the same name.
-`remote/` has the types that transformers lacks. docs/contributing.md has the checklist of a new family.
+`remote/` has the types of remote code. If transformers has such a type too, its class reads the configs that have
+rope_parameters, and the file in remote/ describes the others. docs/contributing.md has the checklist of a new family.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ropetool.families import records
 from ropetool.families.family import REMOTE, Family, architecture_in, read
 from ropetool.families.loading import record, wrong
 from ropetool.families.wrappers import ALIASES, FLAT, PREFIXES, TOLD_APART, UNKNOWN, UNREAD, WRAPPERS, Wrapper
-from ropetool.names import TEXT_CONFIGS
+from ropetool.names import ROPE_PARAMETERS, TEXT_CONFIGS
 
 NOT_SUPPORTED = "is not supported"  # in refusals that give the reason for one type
 
@@ -45,6 +46,12 @@ def _one(model_type: str) -> Family | None:
             name = f"{folder}{model_type}.json"
             described = read(resources.files(__name__).joinpath(name).read_text(encoding="utf-8"), name)
             return dataclasses.replace(described, remote=bool(folder))
+    return _recorded(model_type)
+
+
+@cache
+def _recorded(model_type: str) -> Family | None:
+    """Return the family that the record of a class in transformers describes, or None."""
     try:
         family: Family = record(Family, records.facts(model_type), f"generated/{model_type}.json")
     except records.Undescribed:
@@ -201,6 +208,9 @@ def of_config(config: Mapping[str, Any], where: str = "") -> Family:
     config_type = model_type if isinstance(model_type, str) else ""
     wrapper = around(config)
     if wrapper is None:
+        native = _recorded(config_type) if config_type in remote() and ROPE_PARAMETERS in config else None
+        if native is not None:
+            return native
         key, other = TOLD_APART.get(config_type, (None, ""))
         return (
             dataclasses.replace(get(other, where), config_type=config_type)

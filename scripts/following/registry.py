@@ -47,6 +47,31 @@ def unpacked(package: Package, release: str) -> Path:
     return folder
 
 
+def installed(name: str, release: str) -> Path:
+    """Return a folder for PYTHONPATH with a release and what it needs, installed once. torch is not in it.
+
+    Raises: SystemExit if the release cannot be installed.
+    """
+    folder = CACHE / f"{name}-{release}-installed"
+    if not folder.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+            order = [
+                *PIP,
+                "install",
+                "-qq",
+                "--no-warn-conflicts",
+                "--target",
+                f"{scratch}/files",
+                f"{name}=={release}",
+            ]
+            done = subprocess.run(order, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise SystemExit(f"{name} {release} cannot be installed: {done.stderr.strip()[-300:]}")
+            shutil.move(f"{scratch}/files", folder)
+    return folder
+
+
 def _downloaded(package: Package, release: str, folder: Path) -> Path:
     binary = "--no-binary" if package.name in FROM_SOURCE else "--only-binary"
     order = [*PIP, "download", "-qq", "--no-deps", binary, ":all:", f"{package.name}=={release}", "--dest", str(folder)]

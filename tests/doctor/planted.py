@@ -56,6 +56,11 @@ def _flat_where_it_is_nested(folder: Path) -> Path:
     return hf("gemma3_text", "v5", rope_parameters={"rope_type": "default", "rope_theta": 1e6})(folder)
 
 
+def _rotary_dim(folder: Path) -> Path:
+    config = {"model_type": "minimax_m2", **configs.EXPORTED["minimax_m2"], "rotary_dim": 16, "rope_theta": 10000.0}
+    return write_config(folder / "model", {key: value for key, value in config.items() if key != "rope_parameters"})
+
+
 def _without_head_dim(folder: Path) -> Path:
     config = configs.config("qwen3", "v4")
     return write_config(folder / "model", {key: value for key, value in config.items() if key != "head_dim"})
@@ -137,7 +142,7 @@ HF: dict[str, list[Plant]] = {
     "not-loaded": [(scaled("llama", 512, rope_type="llama3", factor=4.0), ""), (scaled("mixtral", **YARN), "")],
     "config-style": [(hf("llama", "v5", rope_parameters={"rope_type": "default", "rope_theta": 1e6}), "")],
     "attention-factor": [(scaled("llama", **YARN, attention_factor=1.3), "")],
-    "softmax-scale": [(scaled("deepseek_v2", **YARN, mscale=0.7, mscale_all_dim=0.7), "runtime-stops")],
+    "softmax-scale": [(scaled("deepseek_v2", **YARN, mscale=0.7, mscale_all_dim=0.7), "runtime-stops older-release")],
     "truncate": [(scaled("llama", **YARN, truncate=False), "")],
     "scaling-ignored": [(hf("mixtral", head_dim=32, rope_scaling=YARN, max_position_embeddings=2048), "")],
     "length-rule": [(scaled("llama", 512, rope_type="dynamic", factor=4.0), "no-gguf context-length runtime-stops")],
@@ -161,6 +166,7 @@ HF: dict[str, list[Plant]] = {
     "unread-key": [(scaled("llama", **YARN, beta_fats=16.0), ""), (hf("llama", rope_thetta=1e6), "")],
     "tokenizer-limit": [(_with_tokenizer, "")],
     "runtime-stops": [(_without_head_dim, "")],
+    "older-release": [(_rotary_dim, "")],
     "unknown-family": [(hf("llama", model_type="llamma"), "")],
 }
 GGUF: dict[str, list[Plant]] = {
