@@ -179,5 +179,5 @@ def picture() -> bytes:
         marks.append(charts.Series(model.title.partition(",")[0], look, places, values, *ends, form=charts.BARS))
     names = charts.Axis("", charts.NAMES, names=tuple(row.title for row in ROWS))
     ratios = charts.Axis("perplexity ratio at length", charts.RATIOS)
-    panel = charts.Panel(names, ratios, (*marks, charts.Guide("", charts.THIN, 1)), sideways=True)
+    panel = charts.Panel(names, ratios, (*marks, charts.Guide("", charts.THIN, 1, level=True)), sideways=True)
     return drawing.images(charts.Chart("real-models", "", "", "", (panel,), 3.2), "svg")[0]
