@@ -248,7 +248,7 @@ RECORDS = (
         versions=("transformers",),
     ),
     Record(
-        "older-releases", ("ropetool/runtimes/older.py", "tests/oracle/rotary_probe.py", "scripts/following/readings.py"),
+        "older-releases", ("ropetool/doctor/older_releases.py", "tests/oracle/rotary_probe.py", "scripts/following/readings.py"),
         ("following/older_readings.py",), 10, ("tests/oracle/older_releases.json",),
     ),
     Record(

@@ -35,7 +35,7 @@ LIMITS = {
     "extend DIR --target-length 4096 --method yarn -o OUTPUT": 97,
     "extend GGUF --target-length 1024 --method yarn -o OUTPUT": 131,
     "diff DIR DIR": 113,
-    "doctor DIR": 168,
+    "doctor DIR": 169,
     "gguf list GGUF": 33,
     "gguf get GGUF llama.context_length": 72,
     "gguf set GGUF llama.context_length 1024 -o OUTPUT": 130,

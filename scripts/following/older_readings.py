@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Record what releases of transformers compute from configs that ropetool/runtimes/older.py is about.
+"""Record what releases of transformers compute from configs that ropetool/doctor/older_releases.py is about.
 
 Writes tests/oracle/older_releases.json: for each config the answers of the last release with the older reading, and of
 the first one with the reading of today. Takes a minute for each release that is not installed yet.

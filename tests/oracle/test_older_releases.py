@@ -12,8 +12,8 @@ from models import write_config
 
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.doctor import examine
+from ropetool.doctor.older_releases import OLDER
 from ropetool.runtimes import transformers
-from ropetool.runtimes.older import OLDER
 
 RECORD: dict[str, Any] = json.loads(Path(__file__).with_name("older_releases.json").read_text(encoding="utf-8"))
 LENGTHS = (256, 512, 513, 2048)
