@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ropetool import names
 from ropetool.doctor.cases import Case, rope_keys
 from ropetool.doctor.findings import NOTE, Finding
+from ropetool.rope.tables import LayerRope
 
 RULE = "older-release"
 
@@ -67,8 +68,8 @@ OLDER = (
 
 def older_release(case: Case) -> Iterator[Finding]:
     for reading in OLDER:
-        if _applies(reading, case):
-            numbers = _numbers(case)
+        if case.full is not None and _applies(reading, case):
+            numbers = _numbers(case.full)
             sentence = f"{reading.program} before {reading.before} {reading.reads.format(**numbers)}"
             fix = reading.fix.format(**numbers) or f"use {reading.program} {reading.before} or later"
             key = reading.keys[0] if reading.keys else names.ROPE_PARAMETERS if reading.nested else names.ROPE_SCALING
@@ -94,11 +95,8 @@ def _applies(reading: OlderReading, case: Case) -> bool:
     )
 
 
-def _numbers(case: Case) -> dict[str, str]:
+def _numbers(full: LayerRope) -> dict[str, str]:
     """Return the numbers of a checkpoint that sentences name."""
-    full = case.full
-    if full is None:
-        return dict.fromkeys(("channels", "rotary_dim", "share", "softmax"), "")
     return {
         "channels": str(full.head_dim), "rotary_dim": str(full.rotary_dim), "share": f"{full.rotary_dim / full.head_dim:g}",
         "softmax": f"{full.softmax_multiplier:.6g}",

@@ -151,7 +151,7 @@ RULES = (
     ),
     Rule(
         RULE, NOTE, "keys that older releases of a runtime read differently",
-        "The newest release reads the file as it says. A user with an older release gets a different model.", (HF,), older_release,
+        "The newest release computes the table of the file. A user with an older release gets a different model.", (HF,), older_release,
     ),
     Rule(
         "context-shift", NOTE, "an attention factor that llama.cpp's context shift multiplies again",

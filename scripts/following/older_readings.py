@@ -16,25 +16,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / name) for name in ("", "scripts", "tests", "tests/oracle")]
 
 import configs
+from peers import YARN
 
 from following import readings
 
 RESULT = ROOT / "tests" / "oracle" / "older_releases.json"
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 MSCALES = {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}
 LONG = {"max_position_embeddings": 2048}
-
-
-def nested(family: str, scaling: dict[str, Any]) -> dict[str, Any]:
-    """Return a config whose full layers are scaled, with another base than the default."""
-    config = configs.config(family, "v5", theta=500000.0)
-    parameters = config["rope_parameters"]
-    return {
-        **config,
-        **LONG,
-        "rope_parameters": {**parameters, "full_attention": {**parameters["full_attention"], **scaling}},
-    }
-
 
 # By name: a config, the last release with the older reading, and the first one with the reading of today.
 CASES: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -55,7 +43,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "5.14.1", "5.15.0",
     ),
     "olmo3, rope_scaling": ({**configs.config("olmo3", "v4"), **LONG, "rope_scaling": YARN}, "5.12.1", "5.13.0"),
-    "olmo3, rope_parameters": (nested("olmo3", YARN), "5.12.1", "5.13.0"),
+    "olmo3, rope_parameters": ({**readings.scaled(configs.config("olmo3", "v5", theta=500000.0), YARN), **LONG}, "5.12.1", "5.13.0"),
 }  # fmt: skip
 
 

@@ -53,18 +53,16 @@ def cases(families: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
             older = configs.config(family, "v4")
             yield f"{family}, rope_scaling, {scaling}", {**older, "rope_scaling": keys}
             newer = configs.config(family, "v5")
-            parameters = newer["rope_parameters"]
-            if "full_attention" in parameters:
-                full = {**parameters["full_attention"], **(keys or {})}
-                yield (
-                    f"{family}, nested rope_parameters, {scaling}",
-                    {**newer, "rope_parameters": {**parameters, "full_attention": full}},
-                )
-            else:
-                yield (
-                    f"{family}, rope_parameters, {scaling}",
-                    {**newer, "rope_parameters": {**parameters, **(keys or {})}},
-                )
+            nested = "nested " if "full_attention" in newer["rope_parameters"] else ""
+            yield f"{family}, {nested}rope_parameters, {scaling}", scaled(newer, keys or {})
+
+
+def scaled(config: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with more rope keys in rope_parameters: in those of the full layers, if they are nested."""
+    parameters = config["rope_parameters"]
+    if "full_attention" in parameters:
+        keys = {"full_attention": {**parameters["full_attention"], **keys}}
+    return {**config, "rope_parameters": {**parameters, **keys}}
 
 
 def answers(release: str, named: Mapping[str, Mapping[str, Any]]) -> dict[str, Answer]:
@@ -90,12 +88,13 @@ def answers(release: str, named: Mapping[str, Mapping[str, Any]]) -> dict[str, A
 
 def difference(before: Answer, after: Answer) -> str:
     """Return how two answers differ, empty if they agree."""
+    if "error" in before and "error" in after:
+        return ""
     if "error" in before or "error" in after:
-        words = [
+        return " became ".join(
             f"stops with {one['error'].splitlines()[0][:120]}" if "error" in one else "computes a table"
             for one in (before, after)
-        ]
-        return "" if words[0] == words[1] or all("error" in one for one in (before, after)) else " became ".join(words)
+        )
     if before["layers"].keys() != after["layers"].keys():
         return f"tables for {', '.join(before['layers'])} became tables for {', '.join(after['layers'])}"
     changed = [
