@@ -95,7 +95,7 @@ def refused(root: Path, error: str, try_: str, *arguments: str | Path, code: int
 
 MEGABYTES = 200
 SECONDS = 2  # of a processor that does `work` in WORK seconds
-WORK = 0.04
+WORK = 0.02  # the dearest command here takes half of its seconds on such a processor
 # The peak is read from /proc: the one of getrusage would count the memory of this process too, from before the exec.
 COMMAND = "from ropetool.cli import main; main(sys.argv[1:])"
 PROGRAM = """
