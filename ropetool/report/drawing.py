@@ -36,6 +36,7 @@ BORDER = "#d75000"  # between cells
 LIGHT = {**{name: light for name, (light, _) in {**COLOURS, **MORE}.items()}, "border": BORDER}
 HOLLOW = ("baseline",)  # colours of marks that are not filled, so that marks below them stay visible
 DECADES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10000)  # powers of ten from one label to the next
+NARROW = 0.15  # powers of ten: below that, ticks are multiples of one step
 STYLE = {
     "font.family": ["DejaVu Sans"],  # comes with matplotlib
     "font.size": 11,
@@ -288,6 +289,12 @@ def round_numbers(first: float, last: float) -> list[tuple[float, str]]:
         step = next(step for step in DECADES if step >= (last - first) / 6)
         powers = range(math.ceil(first / step) * step, math.floor(last) + 1, step)
         return [(power, exact(10.0**power) if abs(power) <= 5 else f"1e{power}") for power in powers]
+    if last - first < NARROW:
+        low, high = 10.0**first, 10.0**last
+        whole = 10.0 ** math.floor(math.log10(high - low))
+        step = next(step * whole for step in (0.2, 0.5, 1, 2) if (high - low) / (step * whole) <= 6)
+        values = (number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1))
+        return [(math.log10(value), f"{value:.6g}") for value in values]
     digits = (1, 2, 5) if last - first > 0.7 else (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9)
     decades = range(math.floor(first), math.ceil(last) + 1)
     numbers = [(power + math.log10(digit), digit * 10.0**power) for power in decades for digit in digits]

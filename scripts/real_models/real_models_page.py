@@ -50,6 +50,7 @@ ROWS = tuple(
     for factor in (2, 4)
     for row in (Row("yarn", factor), Row("yarn", factor, native_short=True), Row("llama3", factor), Row("ntk", factor))
 )
+WITHOUT_NATIVE_SHORT = tuple(row for row in ROWS if not row.native_short)
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,12 @@ MODELS = (
     Model(
         "gemma3", "Gemma 3 270M, Q4_K_M", "ROPETOOL_GEMMA3",
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818", 32768, ("#d55e00", "s"),
+        WITHOUT_NATIVE_SHORT,
     ),
     Model(
         "qwen25", "Qwen2.5 Coder 0.5B Instruct, Q4_K_M", "ROPETOOL_QWEN25",
         "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32", 32768, ("#009e73", "D"),
+        WITHOUT_NATIVE_SHORT,
     ),
 )  # fmt: skip
 TITLES = {model.name: model.title.partition(",")[0] for model in MODELS}
