@@ -290,15 +290,19 @@ def round_numbers(first: float, last: float) -> list[tuple[float, str]]:
         powers = range(math.ceil(first / step) * step, math.floor(last) + 1, step)
         return [(power, exact(10.0**power) if abs(power) <= 5 else f"1e{power}") for power in powers]
     if last - first < NARROW:
-        low, high = 10.0**first, 10.0**last
-        whole = 10.0 ** math.floor(math.log10(high - low))
-        step = next(step * whole for step in (0.2, 0.5, 1, 2) if (high - low) / (step * whole) <= 6)
-        values = (number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1))
-        return [(math.log10(value), f"{value:.6g}") for value in values]
+        return _multiples(10.0**first, 10.0**last)
     digits = (1, 2, 5) if last - first > 0.7 else (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9)
     decades = range(math.floor(first), math.ceil(last) + 1)
     numbers = [(power + math.log10(digit), digit * 10.0**power) for power in decades for digit in digits]
     return [(power, exact(value)) for power, value in numbers if first <= power <= last]
+
+
+def _multiples(low: float, high: float) -> list[tuple[float, str]]:
+    """Return the multiples of a round step between two numbers, as `round_numbers` does."""
+    whole = 10.0 ** math.floor(math.log10(high - low))
+    step = whole * next(share for share in (0.2, 0.5, 1, 2) if (high - low) / (share * whole) <= 6)
+    values = [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return [(math.log10(value), f"{value:.6g}") for value in values]
 
 
 # --- the key
