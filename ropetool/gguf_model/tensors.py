@@ -232,17 +232,21 @@ def narrow_note(narrow: Sequence[Placed], outtype: str) -> tuple[str, ...]:
 
 
 def _outtype(outtype: str, sources: list[SourceTensor]) -> tuple[str, tuple[str, ...]]:
-    """Return the type of the matrices, and a note if this type rounds them. `auto` is the type of most numbers."""
+    """Return the type of the matrices, and a note if this type rounds them. `auto` is the type of most numbers.
+
+    Packed numbers are unpacked as float32, so f32 does not round them.
+    """
     check_outtype(outtype)
     numbers: Counter[str] = Counter()
-    nearest = dict(_AUTOMATIC)
+    nearest, within_f32 = dict(_AUTOMATIC), {"BF16", "F16"}
     for source in sources:
         if len(source.shape) > 1 and not mxfp4.is_packed(source):
             numbers[source.dtype] += math.prod(source.shape)
             if source.unpacking is not None:
                 nearest[source.dtype] = source.unpacking.nearest
+                within_f32.add(source.dtype)
     chosen = outtype if outtype != AUTO else nearest.get(numbers.most_common(1)[0][0], "f32")
-    rounded = sorted(numbers.keys() - {OUTTYPES[chosen].dtype} - ({"BF16", "F16"} if chosen == "f32" else set()))
+    rounded = sorted(numbers.keys() - {OUTTYPES[chosen].dtype} - (within_f32 if chosen == "f32" else set()))
     return chosen, (f"matrices in {', '.join(rounded)} are rounded to {chosen}",) if rounded else ()
 
 

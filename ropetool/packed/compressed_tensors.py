@@ -44,9 +44,13 @@ _TORCH = {
 _ZEROS = {"I32": "<i4", "I8": "i1", "U8": "u1"}
 # Parts of layouts that ropetool does not unpack: an activation order, and sparse weights.
 _OTHERS = (PACKED, ZERO, SHAPE, "weight_g_idx", "weight_global_scale", "bitmask", "compressed", "row_offsets")
+# The library dequantises each weight that it is not told to ignore, and stops at one without a scale.
 _CODE = (
+    "from pathlib import Path; from safetensors import safe_open; "
     "from compressed_tensors.entrypoints.convert import CompressedTensorsDequantizer as D, convert_checkpoint as c; "
-    "c({source}, {copy}, D({source}, ignore=['re:.*(embed|norm).*']))"
+    "names = {{n for f in Path({source}).glob('*.safetensors') for n in safe_open(f, 'np').keys()}}; "
+    "plain = [n[:-7] for n in names if n.endswith('.weight') and n + '_scale' not in names]; "
+    "c({source}, {copy}, D({source}, ignore=plain))"
 )
 
 

@@ -118,6 +118,23 @@ def test_another_layout_names_the_command_that_unpacks_it(tmp_path: Path, monkey
     assert apart(exported(Path(f"{source}-bf16"), tmp_path, "auto"), numbers, "BF16") == []
 
 
+def test_that_command_keeps_what_is_not_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("compressed_tensors")
+    safetensors = pytest.importorskip("safetensors.torch")
+    source, _ = packed_models.write(tmp_path / "m", "int-quantized")
+    tensors = safetensors.load_file(source / "model.safetensors")
+    router = tensors["model.layers.0.input_layernorm.weight"].repeat(4, 1)
+    safetensors.save_file(
+        {**tensors, "model.layers.0.mlp.gate.weight": router}, source / "model.safetensors", {"format": "pt"}
+    )
+    monkeypatch.setattr(compressed_tensors, "FORMATS", ())
+    with pytest.raises(UnsupportedDtype) as caught:
+        exported(source, tmp_path)
+    exec(shlex.split(caught.value.try_)[-1], {})
+    (copy,) = Path(f"{source}-bf16").glob("*.safetensors")
+    assert safetensors.load_file(copy)["model.layers.0.mlp.gate.weight"].equal(router)
+
+
 def test_gptq_names_the_library_that_unpacks_it(tmp_path: Path) -> None:
     """The command itself was run once, with gptqmodel 7.7.0: it needs minutes, a compiler and another torch."""
     source, numbers = packed_models.write(tmp_path / "m", "gptq")
