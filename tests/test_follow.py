@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loading import script
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -143,19 +144,28 @@ def test_the_changelog_names_the_release_once(before: str, tmp_path: Path, monke
         assert state.CHANGELOG.read_text() == text.format("- Follows transformers 5.24.0.\n")
 
 
-def follow(*arguments: str) -> subprocess.CompletedProcess[str]:
-    order = [sys.executable, "scripts/follow", *arguments]
-    return subprocess.run(order, cwd=ROOT, capture_output=True, text=True, check=False)
+def follow(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Run the command without its steps, which change the working tree. Return the exit code."""
+    module = script("follow")
+    monkeypatch.setattr(module, "follow", lambda run, before: pytest.fail(f"it follows {run.release}"))
+    monkeypatch.setattr(sys, "argv", ["follow", *arguments])
+    code: int = module.main()
+    return code
 
 
-def test_a_release_that_is_followed_leaves_nothing_to_do() -> None:
+def test_a_release_that_is_followed_leaves_nothing_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     newest = state.followed()["transformers"]
-    done = follow(f"transformers=={newest}")
-    assert (done.returncode, done.stdout) == (0, f"transformers=={newest} is followed; nothing to do\n")
+    assert follow(monkeypatch, f"transformers=={newest}") == 0
+    assert capsys.readouterr().out == f"transformers=={newest} is followed; nothing to do\n"
 
 
 @pytest.mark.parametrize("wrong", ["transformers", "transformers==", "numpy==2.0", ""])
-def test_what_is_no_release_of_a_followed_package_is_refused(wrong: str) -> None:
-    done = follow(wrong)
-    assert done.returncode == 2
-    assert "name a release as PACKAGE==RELEASE" in done.stderr
+def test_what_is_no_release_of_a_followed_package_is_refused(
+    wrong: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        follow(monkeypatch, wrong)
+    assert ended.value.code == 2
+    assert "name a release as PACKAGE==RELEASE" in capsys.readouterr().err
