@@ -291,6 +291,11 @@ RECORDS = (
         ("real_models/measure", "--stale"), 200, ("tests/verification/real_models.json",), "measurements.md",
         versions=("torch", "transformers"), needs="the files of the models (scripts/real_models/README.md)",
     ),
+    Record(
+        "real-models-served", ("ropetool/identify/*.py", "ropetool/servers/*.py", "ropetool/gguf_export/*.py"),
+        ("real_models/serve", "--again"), 60, ("tests/verification/real_models_served.json",), "measurements.md",
+        needs="the files of the models, ROPETOOL_LLAMA_SERVER and ROPETOOL_ENGINE_VLLM",
+    ),
     Record("laboratory", (), ("lab/train",), 120, ("tests/lab/record.json",), "measurements.md"),
 )  # fmt: skip
 BY_NAME = {record.name: record for record in RECORDS}

@@ -14,31 +14,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
+import serving
 from identified_page import LLAMA_SERVER, NONE, RESULT, VLLM, known
 
 from ropetool.servers.http import Http
 from ropetool.servers.opening import open_server
 
 DEMO = ROOT / "ropetool/demo/model"
-PORT = 8977
 LENGTH = 800  # tokens of the longest prompt: 3 times the trained length
 CONTEXT = 1024
-PATIENCE = 240  # seconds for a server to come up
 AS_MEANT = "as meant"
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 256, "rope_theta": 10000.0}
 SOURCES: dict[str, dict[str, Any]] = {
@@ -152,57 +147,22 @@ def ropetool(*arguments: str, codes: Sequence[int] = (0,)) -> str:
     return done.stdout
 
 
-@contextmanager
-def served(row: Row, folder: Path, work: Path) -> Iterator[str]:
-    """Give the address of a server that was started for this row, and end it."""
-    environment, url = dict(os.environ), f"http://127.0.0.1:{PORT}"
+def command(row: Row, folder: Path) -> list[str]:
+    """Return the command of the server of a row."""
     if row.engine == LLAMA_SERVER:
-        file = exported(folder, row.kind)
-        line = [needed("ROPETOOL_LLAMA_SERVER"), "-m", str(file), "-c", str(CONTEXT), *row.options.split()]
-    else:
-        environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
-        environment.pop("PYTHONPATH", None)
-        line = [
-            needed("ROPETOOL_ENGINE_VLLM"), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--dtype", row.kind,
-            "--enforce-eager", "--max-model-len", str(CONTEXT),
-        ]  # fmt: skip
-        if row.options:
-            keys = {**SOURCES[row.source], **json.loads(row.options)}
-            stated = {key: value for key, value in keys.items() if value is not None}
-            line += ["--hf-overrides", json.dumps({"rope_parameters": stated})]
-    with (work / "server.log").open("w", encoding="utf-8") as log:
-        process = subprocess.Popen([*line, "--port", str(PORT)], stdout=log, stderr=log, env=environment)
-    try:
-        for _ in range(PATIENCE):
-            if process.poll() is not None:
-                raise SystemExit(f"{row}: {(work / 'server.log').read_text(encoding='utf-8')[-2000:]}")
-            if is_up(url):
-                break
-            time.sleep(1)
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def is_up(url: str) -> bool:
-    """Return whether a server answers."""
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
-
-
-def needed(name: str) -> str:
-    """Return a variable of the environment. Raises: SystemExit where it is not set."""
-    return os.environ.get(name) or sys.exit(f"{name} is not set")
+        return serving.llama_server(exported(folder, row.kind), CONTEXT, row.options.split())
+    options = []
+    if row.options:
+        keys = {**SOURCES[row.source], **json.loads(row.options)}
+        kept = {key: value for key, value in keys.items() if value is not None}
+        options = ["--hf-overrides", json.dumps({"rope_parameters": kept})]
+    return serving.vllm(folder, row.kind, CONTEXT, options)
 
 
 def asked(row: Row, work: Path) -> dict[str, Any]:
     """Return what `ropetool identify` says of a server that was started for this row."""
     folder = made(row.source, work)
-    with served(row, folder, work) as url:
+    with serving.running(command(row, folder), work / "server.log") as url:
         what = ["--gguf", str(exported(folder, row.kind))] if row.engine == LLAMA_SERVER else ["--source", str(folder)]
         # llama-server takes the original length times the factor for the context of the model, which --rope-scale makes shorter
         longest = min(LENGTH, open_server(Http(url)).limits.prompt or LENGTH)

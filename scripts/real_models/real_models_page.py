@@ -11,10 +11,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests" / "verification" / "real_models.json"
 PICTURE = ROOT / "docs" / "real-models.svg"
+SERVED = RECORD.with_name("real_models_served.json")
 COMPARED = RECORD.with_name("real_models_compared.json")
 ALT = "Perplexity ratio at the longest length that was read, by method, with 95 % bounds"
 COMPARED_WORDS = "Longer runs, on eight passages: perplexity ratios, with one-sided 95 % bounds:"
-IMPORT = "import"
+SERVED_WORDS = (
+    "Exports of yarn 2x with their divergence from the checkpoint, a q8_0 cache with its divergence from one in float16, and "
+    "the tables that `ropetool identify` found on real servers (all texts at most 2,048 tokens):"
+)
+IMPORT, EXTENDED = "import", "yarn-2x"
 NOT_MEASURED = "not measured"
 
 
@@ -101,6 +106,17 @@ def write(rows: Mapping[str, Any]) -> None:
     RECORD.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
+def served() -> dict[str, Any]:
+    """Return the steps of scripts/real_models/serve, by model and name."""
+    steps: dict[str, Any] = json.loads(SERVED.read_text(encoding="utf-8")) if SERVED.exists() else {}
+    return steps
+
+
+def write_served(steps: Mapping[str, Any]) -> None:
+    """Write the steps."""
+    SERVED.write_text(json.dumps(steps, indent=1) + "\n", encoding="utf-8")
+
+
 def section() -> str:
     """Return the tables of docs/measurements.md, one for each model, with the picture and what earlier runs compared."""
     known = record()
@@ -109,7 +125,8 @@ def section() -> str:
     every = [name_of(model, row) for model in MODELS for row in model.rows]
     missing = len([name for name in every if name not in known])
     note = [f"{missing} of {len(every)} rows are not measured yet."] if missing else []
-    return "\n\n".join([*tables, *image, *note, COMPARED_WORDS, "\n".join(_compared())])
+    servers = [SERVED_WORDS, "\n".join(_served())] if served() else []
+    return "\n\n".join([*tables, *image, *note, *servers, COMPARED_WORDS, "\n".join(_compared())])
 
 
 def name_of(model: Model, row: Row) -> str:
@@ -127,6 +144,27 @@ def _table(model: Model) -> Iterator[str]:
         if answers is not None:
             costs = " | ".join(_cost(answers[question]) for question in ("short", "long"))
             yield f"| {row.title} | {answers['verdict']} | {costs} | {answers['minutes']:.0f} |"
+
+
+def _served() -> Iterator[str]:
+    """Yield a row for each model: its exports, its cache, and the table that each server uses."""
+    yield "| model | q8_0 | q4_k_m | q8_0 cache | llama-server | vLLM |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for model in MODELS:
+        steps = served().get(model.name, {})
+        if steps:
+            cells = [_step(name, steps.get(name)) for name in ("q8_0", "q4_k_m", "cache", "llama-server", "vLLM")]
+            yield f"| {TITLES[model.name]} | {' | '.join(cells)} |"
+
+
+def _step(name: str, answers: Mapping[str, Any] | None) -> str:
+    if answers is None:
+        return NOT_MEASURED
+    if "table" in answers:
+        return f"{answers['table']}, {answers['margin']:g} nats to the next table"
+    figure = f"{answers['kl']:.2g} nats" if answers["kl"] is not None else NOT_MEASURED
+    size = f"{answers['bytes'] / 1e6:.0f} MB, " if "bytes" in answers else ""
+    return f"{size}{figure}{''.join(f', not passed: {check}' for check in answers['not passed'])}"
 
 
 def _compared() -> Iterator[str]:
