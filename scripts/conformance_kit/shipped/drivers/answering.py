@@ -46,7 +46,7 @@ def answered(row, log_probs):
 
     log_probs: for each token of row.new, the log probabilities of all tokens that may follow it.
     """
-    following = zip(log_probs, row.new[1:])
+    following = zip(log_probs[:-1], row.new[1:], strict=True)
     scores = [None] * (row.kept + 1) + [values[token] for values, token in following]
     return {"scores": scores, "next": dict(enumerate(log_probs[-1]))}
 

@@ -30,9 +30,9 @@ def answer(job, arguments):
         padding = [width - len(row.new) for row in rows]
         if job["share"] and cache is None:
             cache = _cache(model, padding)
-        out = model(mx.array([[0] * count + row.new for count, row in zip(padding, rows)]), cache=cache)
+        out = model(mx.array([[0] * count + row.new for count, row in zip(padding, rows, strict=True)]), cache=cache)
         logits = getattr(out, "logits", out).astype(mx.float32)
-        for at, (row, count) in enumerate(zip(rows, padding)):
+        for at, (row, count) in enumerate(zip(rows, padding, strict=True)):
             log_probs = nn.log_softmax(logits[at, count:], axis=-1).tolist()
             given[row.prompt] = answering.answered(row, log_probs)
     return answering.in_order(given)

@@ -44,7 +44,7 @@ def answer(job, arguments):
             with concurrent.futures.ThreadPoolExecutor(len(rows)) as requests:
                 prompts = [job["prompts"][row.prompt] for row in rows]
                 answers = requests.map(lambda ids: _ask(url, model, ids), prompts)
-                given.update(zip((row.prompt for row in rows), ({"next": one} for one in answers)))
+                given.update({row.prompt: {"next": one} for row, one in zip(rows, answers, strict=True)})
         return answering.in_order(given)
     finally:
         with contextlib.suppress(ProcessLookupError):  # it has ended

@@ -27,7 +27,7 @@ def answer(job, arguments):
         # Compute the new tokens of all rows in one batch. Each row follows the tokens in its cache, which is None at first.
         # log_probs[i][t] is the log probability of token t after the new token i of a row.
         before = [caches.get(row.number) for row in rows]
-        for row, (log_probs, cache) in zip(rows, engine.compute([row.new for row in rows], before)):
+        for row, (log_probs, cache) in zip(rows, engine.compute([row.new for row in rows], before), strict=True):
             given[row.prompt] = answering.answered(row, log_probs)
             # If the engine cannot keep a cache: raise answering.Unsupported("keeps no cache") when job["share"] is true.
             caches[row.number] = cache if job["share"] else None

@@ -20,15 +20,15 @@ def answer(job, arguments):
     for rows in answering.steps(job):
         width = max(len(row.new) for row in rows)
         padding = [width - len(row.new) for row in rows]
-        ids = torch.tensor([[0] * count + row.new for count, row in zip(padding, rows)])
-        new = torch.tensor([[0] * count + [1] * len(row.new) for count, row in zip(padding, rows)])
+        ids = torch.tensor([[0] * count + row.new for count, row in zip(padding, rows, strict=True)])
+        new = torch.tensor([[0] * count + [1] * len(row.new) for count, row in zip(padding, rows, strict=True)])
         mask = torch.cat([mask, new], 1) if job["share"] and mask is not None else new
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -width:]
         whole = {} if mask.all() else {"attention_mask": mask}
         with torch.no_grad():
             out = model(ids, position_ids=positions, past_key_values=cache, use_cache=job["share"], **whole)
         cache = out.past_key_values if job["share"] else None
-        for logits, row, count in zip(out.logits, rows, padding):
+        for logits, row, count in zip(out.logits, rows, padding, strict=True):
             log_probs = torch.log_softmax(logits[count:].double(), -1).tolist()
             given[row.prompt] = answering.answered(row, log_probs)
     return answering.in_order(given)
