@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance_kit import mistakes
-from conformance_kit.cases import MISTAKES, PARTIAL, Calls, Case, config
+from conformance_kit.cases import MISTAKES, OFF_BY_ONE, PARTIAL, Calls, Case, config
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.identify.hypotheses import hypotheses
 from ropetool.rope.tables import Regime, RopeSet
@@ -95,11 +95,14 @@ def log_probs(folder: Path, case: Case, table: Table, ids: Sequence[int]) -> lis
         family = HfCheckpoint.open(place).family
         for row in calls.rows():
             positions = mistakes.positions(table.name, calls, row)
+            rotation = (
+                "" if calls.share and table.name == OFF_BY_ONE else table.name
+            )  # a later turn that starts late rotates queries and keys alike
             for regimes, prompts in _by_table(table.rope, calls, row):
                 groups = {family.rope_groups.get(kind, kind): regime for kind, regime in regimes.items()}
                 set_tables(model, groups, family.nested)
                 length = max(calls.lengths[prompt] for prompt in prompts)
-                with mistakes.mistaken(model, table.name, table.rope, length):
+                with mistakes.mistaken(model, rotation, table.rope, length):
                     logits = _logits(model, ids[:length], positions[:length])
                 scores = torch.log_softmax(logits, -1).numpy()
                 by_prompt |= {prompt: scores[: calls.lengths[prompt]] for prompt in prompts}

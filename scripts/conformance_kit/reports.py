@@ -121,7 +121,6 @@ def report(fault: Mapping[str, Any], scored: Mapping[str, Any], kit: Path) -> st
     named = ", ".join(f"{name} {version}" for name, version in scored["versions"].items())
     versions = f" ({named})" if named else ""
     also = f"\n\nThe same line is at fault in {_listed(fault['cases'][1:])}." if fault["cases"][1:] else ""
-    source = kit / "hf" / case / "config.json"
     where = f"`{fault['file']}:{fault['line']}`"
     size = _size(kit, fault["engine"], case)
     return f"""# {fault["title"]}

@@ -160,7 +160,7 @@ def judged(golden, answer, dtype):
     }  # fmt: skip
     if fits and nearest == RIGHT:
         if largest <= bounds["exact"]:
-            said = next(too_few(golden, numbers), "")
+            said = next(too_few(golden, numbers, answer["prompts"]), "")
             return {"level": TABLE if said else EXACT, "said": said, **found}
         said = f"off by {largest:.2g}, the bound for {rounding} is {bounds['exact']:.2g}"
         return {"level": TABLE, "said": said, **found}
@@ -174,11 +174,16 @@ def judged(golden, answer, dtype):
     return {"level": LOADS, "said": said, **found}
 
 
-def too_few(golden, numbers):
-    """Yield a sentence for each prompt of which less is compared than level 3 asks for."""
+def too_few(golden, numbers, given):
+    """Yield a message for each prompt with too few compared numbers for level 3.
+
+    A turn of one token has no scores to compare, so an engine that returns only scores passes it.
+    """
     for at, prompt in enumerate(golden["prompts"]):
         count = sum(place[0] == at for place, _ in numbers)
-        if count < ENOUGH:
+        kinds = {"scores": prompt["places"], "next": prompt["tokens"]}
+        comparable = sum(len(kinds[kind]) for kind in kinds if given[at].get(kind) is not None)
+        if count < min(ENOUGH, comparable):
             yield f"prompt of {prompt['length']} tokens: numbers compared: {count}; level 3 asks for {ENOUGH}"
 
 

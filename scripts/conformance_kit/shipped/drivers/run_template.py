@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A driver to copy: python drivers/run_template.py KIT OUT.json
 
-`my_engine` is in four lines. Replace them with the calls of your engine.
+Replace `my_engine` and `engine.compute` with the calls of your engine.
 """
 
 import answering
