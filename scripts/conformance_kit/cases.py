@@ -323,7 +323,7 @@ CASES: Mapping[str, Case] = {
         {"model_type": "gemma4_text", **SIZES, **HEAD, "global_head_dim": 64, "hidden_activation": "gelu_pytorch_tanh",
          "pad_token_id": 0, "tie_word_embeddings": True, "sliding_window": 128, "num_kv_shared_layers": 0,
          "layer_types": ["sliding_attention", "full_attention"], "hidden_size_per_layer_input": 0,
-         "vocab_size_per_layer_input": VOCABULARY, "final_logit_softcapping": None,
+         "vocab_size_per_layer_input": VOCABULARY, "final_logit_softcapping": 30.0,
          "rope_parameters": {"full_attention": GEMMA4_FULL, "sliding_attention": LOCAL}},
         {"the whole head rotates": {"rope_parameters": {"full_attention": plain(1000000.0), "sliding_attention": LOCAL}},
          PARTIAL: {"rope_parameters": {

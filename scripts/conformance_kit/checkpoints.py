@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import struct
 import tempfile
 from collections.abc import Mapping
@@ -26,7 +27,11 @@ Numbers = npt.NDArray[np.float64]
 ADDED_ONE = ("gemma3_text", "qwen3_5_text")  # whose norms multiply by 1 + weight
 # What the norms of queries and keys are multiplied by: Gemma 4 does not divide scores by the width of the heads, and Qwen3.5
 # rotates a quarter of its wide heads.
-OF_HEADS = {"gemma4_text": 0.4, "qwen3_5_text": 1.7}
+OF_HEADS = {"gemma4_text": 0.6, "qwen3_5_text": 1.7}
+# Patterns of names that transformers writes for DeepSeek V4, and what published checkpoints have instead.
+V4_NAMES = {
+    r"^model\.": "", r"^embed_tokens\.": "embed.", r"^hc_head\.hc_": "hc_head_", r"\.attn\.norm\.": ".attn.kv_norm.",
+}  # fmt: skip
 
 
 def write(folder: Path, case: Case) -> Path:
@@ -53,19 +58,27 @@ def write_gguf(folder: Path, target: Path, outtype: str = "f32") -> None:
     target.with_name(f"{target.name}.ropetool.json").unlink()  # the manifest says where it comes from
 
 
-def tensors(stated: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]], str]:
+def tensors(keys: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]], str]:
     """Return the shapes that transformers stores for a config, by name, and the name of the class."""
     from safetensors import safe_open
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**json.loads(json.dumps(stated))))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**json.loads(json.dumps(keys))))
     with tempfile.TemporaryDirectory() as scratch:
         model.save_pretrained(scratch)
         with safe_open(f"{scratch}/model.safetensors", "np") as stored:
-            shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in sorted(stored.keys())}
-    return shapes, type(model).__name__
+            shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118 - no mapping
+    return {published(name, keys["model_type"]): shapes[name] for name in sorted(shapes)}, type(model).__name__
+
+
+def published(name: str, model_type: str) -> str:
+    """Return the name of a tensor in published checkpoints. transformers reads those of DeepSeek V4, but writes others."""
+    if model_type == "deepseek_v4":
+        for pattern, other in V4_NAMES.items():
+            name = re.sub(pattern, other, name)
+    return name
 
 
 def drawn(name: str, shape: tuple[int, ...], model_type: str) -> Numbers:

@@ -211,7 +211,7 @@ def test_a_wrong_table_is_named(
 
 
 def test_bfloat16_has_bounds_of_its_own(kit: Path, answers: Answers, tmp_path: Path) -> None:
-    given = {case: computed(kit, case, kit / "hf" / case, "bfloat16") for case in (FACTOR, BASE)}
+    given = {case: computed(kit, case, kit / "hf" / case, "bfloat16") for case in (FACTOR, BASE, TURNS)}
     narrow = {**answers, "dtype": "bfloat16", "answers": given}
     assert {case["level"] for case in levels(kit, narrow, tmp_path).values()} == {3}
     as_float32 = levels(kit, {**narrow, "dtype": "float32"}, tmp_path)
@@ -395,7 +395,7 @@ def test_what_an_engine_does_not_support_is_not_counted(kit: Path, answers: Answ
     done = scored(kit, without, tmp_path)
     assert done.returncode == 0
     assert f"{BASE}              n/a" in done.stdout.splitlines()
-    assert "loads 1, reads the table 1, exact 1, of 1; n/a 1" in done.stdout
+    assert "loads 2, reads the table 2, exact 2, of 2; n/a 1" in done.stdout
 
 
 def test_the_scorer_and_the_kit_have_one_version(kit: Path) -> None:
