@@ -5,6 +5,7 @@ On a CPU as on a GPU; --dtype float32 needs an attention backend that has it, wh
 """
 
 import gc
+import importlib.util
 import os
 
 import answering
@@ -16,7 +17,14 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 LIKELIEST = 20
-UNKNOWN = ("does not recognize this architecture", "are not supported for now", "Cannot find model module")
+# By a piece of an error: why vLLM cannot compute a case here, which says nothing about its tables.
+UNSUPPORTED = {
+    "does not recognize this architecture": "this release has no class for the model type",
+    "are not supported for now": "this release has no class for the model type",
+    "Sparse Attention is not supported on CPU": "sparse attention needs a GPU",
+    "CPU GDN attention requires BF16": "on a CPU, the gated delta rule needs bfloat16",
+    "Unsupported head_dim": "its kernels need the published head size",
+}
 
 
 def prepare(arguments):
@@ -38,8 +46,8 @@ def answer(job, arguments):
             gpu_memory_utilization=0.5,
         )  # fmt: skip
     except Exception as error:
-        if any(words in str(error) for words in UNKNOWN):
-            raise answering.Unsupported("this release has no class for the model type") from error
+        if why := _unsupported(str(error)):
+            raise answering.Unsupported(why) from error
         raise
     given = {}
     try:
@@ -50,6 +58,13 @@ def answer(job, arguments):
         gc.collect()
         cleanup_dist_env_and_memory()
     return answering.in_order(given)
+
+
+def _unsupported(message):
+    """Return why the engine cannot compute a case, or None."""
+    if "failed to be inspected" in message and importlib.util.find_spec("torchvision") is None:
+        return "the class imports torchvision, which is not installed"
+    return next((why for words, why in UNSUPPORTED.items() if words in message), None)
 
 
 def _batch(model, prompts, rows):
