@@ -142,11 +142,15 @@ GGUF_NAMES = {
 GGUF_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
+def gguf_file(job: Job) -> Any:
+    path = Path(job["path"])
+    return gguf.GGUFReader(path.parents[1] / "gguf" / f"{path.name}.gguf")
+
+
 def from_gguf(model: Any, job: Job) -> None:
     """Take all weights of a Llama from the kit's GGUF file, as they are there."""
-    path = Path(job["path"])
     state = model.state_dict()
-    for tensor in gguf.GGUFReader(path.parents[1] / "gguf" / f"{path.name}.gguf").tensors:
+    for tensor in gguf_file(job).tensors:
         values = torch.tensor(gguf.quants.dequantize(tensor.data, tensor.tensor_type))
         kind, number, rest = (*tensor.name.removesuffix(".weight").split("."), "", "")[:3]
         name = f"model.layers.{number}.{GGUF_NAMES[rest]}" if kind == "blk" else GGUF_OUTER[kind]

@@ -73,7 +73,9 @@ def _keys(stated: dict[str, Any]) -> dict[str, dict[str, Any]]:
         return {"full_attention": keys, "sliding_attention": {"rope_theta": stated["rope_theta"]}}
     if stated["model_type"] == "deepseek_v4":
         local = {"rope_theta": stated["rope_theta"], "partial_rotary_factor": 0.5}
-        return {"full_attention": {**keys, "rope_theta": stated["compress_rope_theta"]}, "sliding_attention": local}
+        # The class of DeepSeek V4 does not multiply cos and sin.
+        compressed = {**keys, "rope_theta": stated["compress_rope_theta"], "attention_factor": 1.0}
+        return {"full_attention": compressed, "sliding_attention": local}
     return {"full_attention": keys}
 
 
@@ -92,9 +94,10 @@ def _published(keys: dict[str, Any], stated: dict[str, Any], channels: int, leng
         "attention_factor": "auto",
         "at": length,
     }
-    if kind == "default":
-        found = golden_formulas.table("length", {**case, "factor": 1})
-        return found["inv_freq"], 1.0
+    if kind in ("default", "proportional"):
+        plain = golden_formulas.table("length", {**case, "factor": 1})["inv_freq"]
+        rotated = len(plain) if kind == "default" else int(len(plain) * keys["partial_rotary_factor"])
+        return [*plain[:rotated], *[0.0] * (len(plain) - rotated)], 1.0
     known = (
         "beta_fast", "beta_slow", "truncate", "low_freq_factor", "high_freq_factor", "short_factor", "long_factor",
     )  # fmt: skip

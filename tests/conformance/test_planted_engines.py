@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import planted_engines as engines
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / name) for name in ("scripts", "tests/baking")]
@@ -161,6 +162,17 @@ def test_an_honest_engine_is_exact(kit: Path, monkeypatch: pytest.MonkeyPatch, n
 
 def test_there_are_enough_honest_engines() -> None:
     assert len(HONEST) >= LEAST_HONEST
+
+
+def test_the_quantised_file_holds_the_numbers_of_the_checkpoint(kit: Path) -> None:
+    job = answering._job(kit, "hf", "llama-quantised")
+    model = engines.DRIVER._load(job["path"], torch.float32, "eager")
+    stored = {name: values.clone() for name, values in model.state_dict().items()}
+    engines.from_gguf(model, job)
+    engines.reorder(model, engines.part)
+    assert [name for name, values in model.state_dict().items() if not torch.equal(values, stored[name])] == []
+    kinds = {tensor.tensor_type.name for tensor in engines.gguf_file(job).tensors if len(tensor.shape) == 2}
+    assert kinds == {"Q8_0"}
 
 
 def test_an_engine_with_quantised_matrices_has_bounds_of_its_own(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
