@@ -314,8 +314,9 @@ CASES: Mapping[str, Case] = {
     "qwen3-5-yarn": Case(
         "YaRN in a share of the head, with layers of the gated delta rule",
         {"model_type": "qwen3_5_text", **SIZES, "head_dim": 256, "rope_parameters": QWEN35_YARN,
-         "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 64, "linear_value_head_dim": 64,
-         "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_conv_kernel_dim": 4},
+         "layer_types": ["linear_attention", "full_attention"], "full_attention_interval": 2,
+         "linear_key_head_dim": 64, "linear_value_head_dim": 64, "linear_num_key_heads": 1, "linear_num_value_heads": 2,
+         "linear_conv_kernel_dim": 4},
         {"the whole head rotates": {"rope_parameters": {**QWEN35_YARN, "partial_rotary_factor": 1.0}}},
     ),
     "gemma4-proportional": Case(

@@ -90,7 +90,9 @@ def drawn(name: str, shape: tuple[int, ...], model_type: str) -> Numbers:
     if "norm" in name and name.endswith("weight"):
         share = OF_HEADS.get(model_type, 1.0) if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
         added = 1.0 if model_type in ADDED_ONE and "linear_attn" not in name else 0.0
-        return share * (0.3 * even) + (share - added)
+        weights = share * (0.3 * even) + (share - added)
+        # In steps by which 1 + weight is a bfloat16 number too, because mlx-lm adds the 1 in the type of the file.
+        return np.round(64 * weights) / 64 if model_type == "qwen3_5_text" else weights
     if name.endswith("bias") or "sinks" in name:
         return 0.3 * even
     if "embed" in name:
