@@ -20,7 +20,8 @@ UPSTREAM = {
     "transformers float32": "huggingface/transformers", "vllm float32": "vllm-project/vllm", "mlx-lm float32": "ml-explore/mlx-lm",
     "llama.cpp float32": "ggml-org/llama.cpp", "llama.cpp-converter float32": "ggml-org/llama.cpp",
 }  # fmt: skip
-# By engine: a program that prints the log probability of one token. It needs the two files named in it and no other.
+# By engine: a program that prints the log probability of one token, in the folder of a kit. The high-level class of
+# llama-cpp-python overrides rope keys, so llama.cpp is run by the driver.
 PROGRAMS = {
     "transformers float32": """
 import json, torch
@@ -51,13 +52,11 @@ model.set_dtype(mx.float32)
 print(nn.log_softmax(model(mx.array([ids]))[0, -1])[{token}])
 """,
     "llama.cpp float32": """
-import json, llama_cpp, numpy as np
+# python drivers/run_llama_cpp.py . answers.json {case}
+import json
 
-ids = json.load(open("golden/{case}.json"))["ids"][:{length}]
-model = llama_cpp.Llama("gguf/{case}.gguf", n_ctx={context}, logits_all=True)
-model.eval(ids)
-logits = np.array(model.scores[len(ids) - 1], float)
-print(logits[{token}] - logits.max() - np.log(np.exp(logits - logits.max()).sum()))
+given = json.load(open("answers.json"))["answers"]["{case}"]
+print(given["prompts"][{prompt}]["next"]["{token}"] if "prompts" in given else given["error"])
 """,
     "llama.cpp-converter float32": """
 # python drivers/run_llama_cpp_converter.py . answers.json {case} --converter llama.cpp/convert_hf_to_gguf.py
@@ -136,7 +135,7 @@ Repository: {UPSTREAM[fault["engine"]]}. Version: {scored["engine"]} {scored["re
 ## Reproduction
 
 The checkpoint has {_keys(kit / "hf" / case / "config.json")}, random weights, and {size}.
-It is attached, with the token ids of the prompt.
+The attached folder has it, the token ids of the prompt, and the drivers: `scripts/conformance make kit --case {case}`.
 
 ```python
 {program}
