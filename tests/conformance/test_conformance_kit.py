@@ -520,37 +520,26 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
-@pytest.mark.parametrize("naming", ["id", "token_id", "text"])
+@pytest.mark.parametrize(("naming", "case"), [("id", BASE), ("token_id", BASE), ("text", BASE), ("id", TURNS)])
 def test_a_server_is_asked_in_each_way_of_naming_tokens(
-    kit: Path, answers: Answers, tmp_path: Path, naming: str
+    kit: Path, answers: Answers, tmp_path: Path, naming: str, case: str
 ) -> None:
-    ids = json.loads((kit / "golden" / f"{BASE}.json").read_text())["ids"]
+    ids = json.loads((kit / "golden" / f"{case}.json").read_text())["ids"]
     known = []
-    for prompt in answers["answers"][BASE]["prompts"]:
+    for prompt in answers["answers"][case]["prompts"]:
         likeliest = [token for token in sorted(prompt["next"], key=prompt["next"].get) if int(token) < 256][-20:]
         known.append((ids[: len(prompt["scores"])], {token: prompt["next"][token] for token in likeliest}))
     (tmp_path / "known.json").write_text(json.dumps(known))
     (tmp_path / "server.py").write_text(SERVER)
     start = f"{sys.executable} {tmp_path / 'server.py'} {tmp_path / 'known.json'} {naming} {{path}} {{port}}"
     program, out = kit / "drivers" / "run_server.py", tmp_path / "out.json"
-    order = [
-        sys.executable,
-        str(program),
-        str(kit),
-        str(out),
-        BASE,
-        "--name",
-        "planted",
-        "--release",
-        "1",
-        "--start",
-        start,
-    ]
+    named = ["--name", "planted", "--release", "1", "--start", start]
+    order = [sys.executable, str(program), str(kit), str(out), case, *named]
     done = subprocess.run(order, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     given = json.loads(out.read_text())
     assert (given["engine"], given["release"]) == ("planted", "1")
-    assert levels(kit, given, tmp_path)[BASE]["level"] == 3
+    assert levels(kit, given, tmp_path)[case]["level"] == 3
 
 
 def test_a_server_that_ends_is_said_to(kit: Path, tmp_path: Path) -> None:
@@ -570,6 +559,38 @@ def test_an_engine_that_dies_is_started_again(kit: Path, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     given = json.loads((tmp_path / "out.json").read_text())["answers"]
     assert given == {BASE: {"error": "its process ended with -6"}, FACTOR: {"error": "KeyError: 'yarn'"}}
+
+
+UNABLE = """
+import answering
+
+def prepare(arguments):
+    return {"release": "0", "versions": {}}
+
+def answer(job, arguments):
+    if job["share"]:
+        raise answering.Unsupported("keeps no cache")
+    return [{"next": {"65": -1.0}} for _ in job["prompts"]]
+
+answering.main("unable", "hf", prepare, answer, quantises=True)
+"""
+
+
+def test_a_driver_names_what_it_cannot_do_and_what_it_quantised(kit: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "kit"
+    shutil.copytree(kit, copied)
+    path = copied / "golden" / f"{BASE}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantised": "q8_0"}))
+    (tmp_path / "driver.py").write_text(UNABLE)
+    shutil.copy(SHIPPED / "drivers" / "answering.py", tmp_path)
+    order = [sys.executable, str(tmp_path / "driver.py"), str(copied), str(tmp_path / "out.json")]
+    done = subprocess.run(order, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"{TURNS}: keeps no cache" in done.stderr.splitlines()
+    given = json.loads((tmp_path / "out.json").read_text())["answers"]
+    assert given[TURNS] == {"unsupported": "keeps no cache"}
+    assert given[BASE]["quantised"] == "q8_0"
+    assert "quantised" not in given[FACTOR]
 
 
 RESUMED = """

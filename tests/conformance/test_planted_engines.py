@@ -153,6 +153,15 @@ def test_nearly_all_public_bugs_are_planted() -> None:
     assert len(BUGS) + len(UNSEEN) == 15
 
 
+def test_the_page_lists_the_planted_bugs() -> None:
+    text = (ROOT / "scripts" / "conformance_kit" / "conformance.md").read_text(encoding="utf-8")
+    rows = [line for line in text.partition("## Public bugs")[2].partition("## Limits")[0].splitlines() if "#" in line]
+    assert len(rows) == 15
+    for thread, bug in BUGS.items():
+        row = next(row for row in rows if thread.split("/")[-1] in row)
+        assert f"| {bug.case} | {bug.named or 'fails, no table fits'} |" in row
+
+
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_engine_is_exact(kit: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     case, engine = HONEST[name]
