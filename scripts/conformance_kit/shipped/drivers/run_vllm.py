@@ -83,6 +83,8 @@ def _batch(model, prompts, rows):
     for row, done in zip(rows, model.generate(whole, asked, use_tqdm=False), strict=True):
         likeliest = {token: one.logprob for token, one in done.outputs[0].logprobs[0].items()}
         given[row.prompt] = {"next": likeliest, "ids": list(done.prompt_token_ids)}
+        if row.kept and not done.num_cached_tokens:
+            raise ValueError("vLLM computed a later turn without its cache")
         if first:
             follow = zip(row.new[1:], done.prompt_logprobs[1:], strict=True)
             given[row.prompt]["scores"] = [None, *(one[token].logprob for token, one in follow)]
