@@ -26,7 +26,7 @@ def main() -> int:
         prog="scripts/conformance", description="Which rotary table does an engine compute?"
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    make = commands.add_parser("make", help="write the kit into a new folder; eight minutes")
+    make = commands.add_parser("make", help="write the kit into a new folder; six minutes")
     make.add_argument("out", type=Path)
     make.add_argument("--case", action="append", choices=list(CASES), help="this case alone; repeat for several")
     run = commands.add_parser("run", help="have an engine answer the kit, and score it")

@@ -6,6 +6,7 @@ Each has a title, a reproduction of at most ten lines, the expected and the actu
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -97,11 +98,11 @@ def write(kit: Path, out: Path) -> list[Path]:
 
 
 def reports(kit: Path) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield each fault that has an upstream, with the text of its report."""
-    known = record.known()
+    """Yield each fault of a recorded engine that has an upstream, with the text of its report."""
+    engines = record.known()["engines"]
     for fault in page.faults():
-        if fault["engine"] in UPSTREAM:
-            yield fault, report(fault, known["engines"][fault["engine"]], kit)
+        if fault["engine"] in UPSTREAM and fault["engine"] in engines:
+            yield fault, report(fault, engines[fault["engine"]], kit)
 
 
 def report(fault: Mapping[str, Any], scored: Mapping[str, Any], kit: Path) -> str:
@@ -154,23 +155,25 @@ Case `{case}` of the ropetool conformance kit, version {scored["kit"]}, shows th
 
 
 def furthest(golden: Mapping[str, Any], nearest: str | None) -> Place:
-    """Return the next token at which two tables differ most, or the likeliest token after the longest prompt."""
+    """Return the next token whose probability differs most between two tables.
+
+    If no wrong table fits, return one of middling probability after the longest prompt.
+    """
     by_name = {table["name"]: table["next"] for table in golden["tables"]}
     right = by_name[RIGHT]
-    wrong = by_name.get(nearest or "", right)
-    differing = max(
-        ((at, i) for at, values in enumerate(right) for i in range(len(values))),
-        key=lambda where: (
-            abs(right[where[0]][where[1]] - wrong[where[0]][where[1]]),
-            where[0],
-            right[where[0]][where[1]],
-        ),
-    )
-    at, i = differing
+    wrong = by_name[nearest] if nearest not in (None, RIGHT) else None
+    if wrong is None:
+        at = len(right) - 1
+        i = sorted(range(len(right[at])), key=lambda i: right[at][i])[len(right[at]) // 2]
+    else:
+        places = [(at, i) for at, values in enumerate(right) for i in range(len(values))]
+        at, i = max(places, key=lambda place: abs(_probability(right, place) - _probability(wrong, place)))
     prompt = golden["prompts"][at]
-    return Place(
-        at, prompt["length"], prompt["tokens"][i], right[at][i], wrong[at][i] if nearest not in (None, RIGHT) else None
-    )
+    return Place(at, prompt["length"], prompt["tokens"][i], right[at][i], None if wrong is None else wrong[at][i])
+
+
+def _probability(values: Sequence[Sequence[float]], place: tuple[int, int]) -> float:
+    return math.exp(values[place[0]][place[1]])
 
 
 def _expected(place: Place, case: str) -> str:

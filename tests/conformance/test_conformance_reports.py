@@ -21,8 +21,8 @@ GOLDEN = {
     "context": 2048,
     "prompts": [{"length": 3, "tokens": [65, 66]}, {"length": 5, "tokens": [67, 68]}],
     "tables": [
-        {"name": "right", "next": [[-1.0, -2.0], [-3.0, -0.5]]},
-        {"name": "scaling dropped", "next": [[-1.1, -2.0], [-7.25, -0.5]]},
+        {"name": "right", "next": [[-1.0, -20.0], [-3.0, -0.5]]},
+        {"name": "scaling dropped", "next": [[-1.01, -10.0], [-7.25, -0.5]]},
     ],
 }
 MEASURED = {"level": 1, "nearest": "scaling dropped", "largest": 4.2, "mean": 0.7, "said": "scaling dropped"}
@@ -78,7 +78,9 @@ def test_a_report_has_what_a_maintainer_needs(kit: Path) -> None:
     ],
 )
 def test_a_report_without_a_wrong_table_shows_the_error(kit: Path, measured: dict[str, Any], actual: str) -> None:
-    assert f"## Actual\n\n{actual}\n" in report(kit, "mlx-lm float32", **measured)
+    text = report(kit, "mlx-lm float32", **measured)
+    assert f"## Actual\n\n{actual}\n" in text
+    assert "-0.5000, the log probability of token 68 after 5 tokens." in text
 
 
 @pytest.mark.parametrize("engine", reports.UPSTREAM)
