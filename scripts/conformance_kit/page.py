@@ -101,7 +101,7 @@ def _cases(record: Mapping[str, Any]) -> str:
             f"{one['nearest']}, {one['apart']}",
             f"{one['float32']:.1e}",
             str(one["bfloat16"]),
-            case.gguf or "yes",
+            case.gguf or case.quantised or "yes",
         ]
         for name, case, one in ((name, case, record["kit"]["measured"][name]) for name, case in CASES.items())
     ]

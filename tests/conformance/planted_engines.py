@@ -90,6 +90,63 @@ def as_complex(q: Any, k: Any, cos: Any, sin: Any, **_: Any) -> tuple[Any, Any]:
     )
 
 
+def next_query(theta: float, channels: int) -> Change:
+    """Rotate queries by the table of the next position."""
+
+    def change(model: Any, patch: pytest.MonkeyPatch, job: Job) -> None:
+        rotate = modeling(model).apply_rotary_pos_emb
+
+        def wrong(q: Any, k: Any, cos: Any, sin: Any, *more: Any) -> tuple[Any, Any]:
+            further = angles(1, cos.shape[1], theta, channels).repeat(1, 2)[None]
+            return rotate(q, k, further.cos().float(), further.sin().float(), *more)[0], rotate(q, k, cos, sin, *more)[
+                1
+            ]
+
+        patch.setattr(modeling(model), "apply_rotary_pos_emb", wrong)
+
+    return change
+
+
+def angles(first: int, count: int, theta: float, channels: int) -> Any:
+    return torch.outer(torch.arange(first, first + count, dtype=torch.float64), plain(theta, channels))
+
+
+def last_in_halves(x: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    """Rotate the last channels of DeepSeek V4 in halves."""
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    start = x.shape[-1] - 2 * cos.shape[-1]
+    one, other = x[..., start:].chunk(2, -1)
+    return torch.cat((x[..., :start], one * cos - other * sin, other * cos + one * sin), -1)
+
+
+def halves_of_complex(xq: Any, xk: Any, freqs_cis: Any) -> tuple[Any, Any]:
+    """Rotate in halves by the complex table of DeepSeek V2."""
+    table = torch.cat((freqs_cis, freqs_cis), -1)
+    return halves(xq, xk, table.real, table.imag)
+
+
+def alone(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a rotation of one argument from a rotation of two."""
+    return lambda x, cos, sin, unsqueeze_dim=1: function(x, x, cos, sin, unsqueeze_dim=unsqueeze_dim)[0]
+
+
+def partial(theta: float, width: int, channels: int) -> Change:
+    """Rotate only the first channels of heads of a width, in halves, by a table of their number."""
+
+    def change(model: Any, patch: pytest.MonkeyPatch, job: Job) -> None:
+        rotate = modeling(model).apply_rotary_pos_emb
+
+        def wrong(x: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+            if x.shape[-1] == width:
+                own = angles(0, cos.shape[1], theta, channels).repeat(1, 2)[None]
+                return alone(halves)(x, own.cos().float(), own.sin().float(), unsqueeze_dim)
+            return rotate(x, cos, sin, unsqueeze_dim)
+
+        patch.setattr(modeling(model), "apply_rotary_pos_emb", wrong)
+
+    return change
+
+
 def rotating(function: Callable[..., Any], name: str = "apply_rotary_pos_emb") -> Change:
     return lambda model, patch, job: patch.setattr(modeling(model), name, function)
 
@@ -221,6 +278,37 @@ def rows_of_table(count: int, row: Callable[[Any, int], Any]) -> Change:
         rotary.forward = forward
 
     return change
+
+
+def windows_by(theta: float, channels: int) -> Change:
+    """Return a change: windowed layers rotate by a table without scaling."""
+
+    def change(model: Any, patch: pytest.MonkeyPatch, job: Job) -> None:
+        for layer, layer_type in zip(model.model.layers, model.config.layer_types, strict=True):
+            if layer_type == "sliding_attention":
+                layer.self_attn.forward = unscaled_attention(layer.self_attn.forward)
+
+    def unscaled_attention(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def wrong(hidden_states: Any, **named: Any) -> Any:
+            own = angles(0, hidden_states.shape[1], theta, channels)[None]
+            tables = own.cos().float(), own.sin().float()
+            return forward(hidden_states=hidden_states, **{**named, "position_embeddings": tables})
+
+        return wrong
+
+    return change
+
+
+def blocks_not_rotated(model: Any, patch: pytest.MonkeyPatch, job: Job) -> None:
+    """Leave the compressed keys of DeepSeek V4 as they are. Its indexer keeps all of them, whatever it computes."""
+
+    def forward(x: Any, position_ids: Any, layer_type: str) -> tuple[Any, Any]:
+        shape = (*position_ids.shape, model.config.qk_rope_head_dim // 2)
+        return torch.ones(shape), torch.zeros(shape)
+
+    for layer in model.model.layers:
+        if layer.self_attn.compressor is not None:
+            layer.self_attn.compressor.rotary_emb.forward = forward
 
 
 # --- layers and positions

@@ -68,6 +68,20 @@ MORE = {
     "the attention in halves": Bug(
         "deepseek-v32-indexer", engines.driver(engines.rotating(engines.halves, "apply_rotary_pos_emb_interleave")), cases.ATTENTION
     ),
+    "the attention of DeepSeek V3 in halves": Bug(
+        "deepseek-v3-mscale", engines.driver(engines.rotating(engines.halves, "apply_rotary_pos_emb_interleave")), cases.PAIRS
+    ),
+    "the attention of DeepSeek V2 in halves": Bug(
+        "deepseek-v2-mscale", engines.driver(engines.rotating(engines.halves_of_complex, "apply_rotary_emb")), cases.PAIRS
+    ),
+    "DeepSeek V4 in halves": Bug("deepseek-v4-groups", engines.driver(engines.rotating(engines.last_in_halves)), cases.PAIRS),
+    "blocks of DeepSeek V4": Bug("deepseek-v4-groups", engines.driver(engines.blocks_not_rotated), cases.UNROTATED_BLOCKS),
+    "neighbours in Gemma 4": Bug(
+        "gemma4-proportional", engines.driver(engines.rotating(engines.alone(engines.neighbouring))), cases.PAIRS
+    ),
+    "a partial rotation in Gemma 4": Bug("gemma4-proportional", engines.driver(engines.partial(1e6, 64, 32)), cases.PARTIAL),
+    "windows of gpt-oss": Bug("gpt-oss-yarn", engines.driver(engines.windows_by(150000.0, 32)), cases.WRONG_TYPE),
+    "the next query": Bug("llama-base", engines.driver(engines.next_query(5e5, 32)), cases.OFF_BY_ONE),
     "a turn one late": Bug("llama-turns", engines.driver(engines.later_turns(lambda at: at + 1)), cases.OFF_BY_ONE),
     "a turn from 0": Bug("llama-turns", engines.driver(engines.later_turns(lambda at: at - at[:, :1])), cases.RESTART),
     "a batch one late": Bug("llama-batch", engines.driver(engines.later_turns(lambda at: at + 1)), cases.OFF_BY_ONE),
