@@ -16,6 +16,7 @@ from conformance_kit import page, record
 from conformance_kit.goldens import RIGHT
 
 LINES = 10  # of a reproduction, at most
+LIKELY = 5  # next tokens that every engine returns
 # By engine: the repository that takes the report. A release that is kept only for comparison has none.
 UPSTREAM = {
     "transformers float32": "huggingface/transformers", "vllm float32": "vllm-project/vllm", "mlx-lm float32": "ml-explore/mlx-lm",
@@ -155,18 +156,22 @@ Case `{case}` of the ropetool conformance kit, version {scored["kit"]}, shows th
 
 
 def furthest(golden: Mapping[str, Any], nearest: str | None) -> Place:
-    """Return the next token whose probability differs most between two tables.
+    """Return the next token whose probability differs most between two tables, of those that an engine returns.
 
-    If no wrong table fits, return one of middling probability after the longest prompt.
+    If no wrong table fits, return a likely one after the longest prompt.
     """
     by_name = {table["name"]: table["next"] for table in golden["tables"]}
     right = by_name[RIGHT]
     wrong = by_name[nearest] if nearest not in (None, RIGHT) else None
     if wrong is None:
         at = len(right) - 1
-        i = sorted(range(len(right[at])), key=lambda i: right[at][i])[len(right[at]) // 2]
+        i = sorted(range(len(right[at])), key=lambda i: -right[at][i])[min(LIKELY, len(right[at])) - 1]
     else:
-        places = [(at, i) for at, values in enumerate(right) for i in range(len(values))]
+        places = [
+            (at, i)
+            for at, values in enumerate(wrong)
+            for i in sorted(range(len(values)), key=lambda i: -values[i])[:LIKELY]
+        ]
         at, i = max(places, key=lambda place: abs(_probability(right, place) - _probability(wrong, place)))
     prompt = golden["prompts"][at]
     return Place(at, prompt["length"], prompt["tokens"][i], right[at][i], None if wrong is None else wrong[at][i])
@@ -185,7 +190,7 @@ def _expected(place: Place, case: str) -> str:
 
 def _actual(place: Place, measured: Mapping[str, Any]) -> str:
     if measured["level"] == 0:
-        return f"The engine stops: `{measured['said']}`"
+        return f"No valid answer: `{measured['said']}`"
     if place.wrong is None:
         return f"No such value: the answers are off by up to {measured['largest']} nats, and by {measured['mean']} on average."
     return (

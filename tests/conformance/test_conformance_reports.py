@@ -66,10 +66,20 @@ def test_a_report_has_what_a_maintainer_needs(kit: Path) -> None:
     assert '## Actual\n\n-7.2500. This is the value of the mistake "scaling dropped"' in text
 
 
+def test_the_token_of_a_report_is_among_those_that_the_engine_returns() -> None:
+    """A token that only the right table makes likely is not among the likeliest of an engine with the wrong one."""
+    right = [-0.1, *[-5.0 - i for i in range(7)]]
+    wrong = [-20.0, -4.0, -4.1, -2.0, -4.3, -4.4, -9.0, -9.0]
+    tables = [{"name": "right", "next": [right]}, {"name": "other", "next": [wrong]}]
+    golden = {"prompts": [{"length": 9, "tokens": [*range(8)]}], "tables": tables}
+    assert reports.furthest(golden, "other") == (0, 9, 3, -7.0, -2.0)
+    assert reports.furthest(golden, None) == (0, 9, 4, -8.0, None)
+
+
 @pytest.mark.parametrize(
     ("measured", "actual"),
     [
-        ({"level": 0, "nearest": None, "said": "KeyError: 'yarn'"}, "The engine stops: `KeyError: 'yarn'`"),
+        ({"level": 0, "nearest": None, "said": "KeyError: 'yarn'"}, "No valid answer: `KeyError: 'yarn'`"),
         ({"nearest": None}, "No such value: the answers are off by up to 4.2 nats, and by 0.7 on average."),
         (
             {"level": 2, "nearest": "right"},
@@ -80,7 +90,7 @@ def test_a_report_has_what_a_maintainer_needs(kit: Path) -> None:
 def test_a_report_without_a_wrong_table_shows_the_error(kit: Path, measured: dict[str, Any], actual: str) -> None:
     text = report(kit, "mlx-lm float32", **measured)
     assert f"## Actual\n\n{actual}\n" in text
-    assert "-0.5000, the log probability of token 68 after 5 tokens." in text
+    assert "-3.0000, the log probability of token 67 after 5 tokens." in text
 
 
 @pytest.mark.parametrize("engine", reports.UPSTREAM)
