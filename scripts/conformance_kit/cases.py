@@ -171,7 +171,7 @@ QWEN35_YARN: Config = {
 # DeepSeek V4 as it is published: its layers with compressed keys have a base and a scaling that windowed layers do not have.
 V4_SCALING: Config = {**YARN, "beta_fast": 32.0, "beta_slow": 1.0}
 V4_SHARE = {"partial_rotary_factor": 0.5}
-GEMMA4_FULL: Config = {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1000000.0}
+GEMMA4_FULL: Config = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 30000.0}
 
 
 def v4_groups(main: Config, compress: Config) -> Config:
@@ -326,11 +326,11 @@ CASES: Mapping[str, Case] = {
          "layer_types": ["sliding_attention", "full_attention"], "hidden_size_per_layer_input": 0,
          "vocab_size_per_layer_input": VOCABULARY, "final_logit_softcapping": 30.0,
          "rope_parameters": {"full_attention": GEMMA4_FULL, "sliding_attention": LOCAL}},
-        {"the whole head rotates": {"rope_parameters": {"full_attention": plain(1000000.0), "sliding_attention": LOCAL}},
+        {"the whole head rotates": {"rope_parameters": {"full_attention": plain(30000.0), "sliding_attention": LOCAL}},
          PARTIAL: {"rope_parameters": {
-             "full_attention": {**GEMMA4_FULL, "rope_theta": 1000000.0 ** 2}, "sliding_attention": LOCAL}},
+             "full_attention": {**GEMMA4_FULL, "rope_theta": 30000.0 ** 4}, "sliding_attention": LOCAL}},
          WRONG_TYPE: {"rope_parameters": {
-             "full_attention": plain(1000000.0), "sliding_attention": {**GEMMA4_FULL, "rope_theta": 10000.0}}}},
+             "full_attention": plain(30000.0), "sliding_attention": {**GEMMA4_FULL, "rope_theta": 10000.0}}}},
     ),
     "deepseek-v32-indexer": Case(
         "the indexer of sparse attention, which pairs channels otherwise than the attention",

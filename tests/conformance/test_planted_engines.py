@@ -79,7 +79,7 @@ MORE = {
     "neighbours in Gemma 4": Bug(
         "gemma4-proportional", engines.driver(engines.rotating(engines.alone(engines.neighbouring))), cases.PAIRS
     ),
-    "a partial rotation in Gemma 4": Bug("gemma4-proportional", engines.driver(engines.partial(1e6, 64, 32)), cases.PARTIAL),
+    "a partial rotation in Gemma 4": Bug("gemma4-proportional", engines.driver(engines.partial(3e4, 64, 16)), cases.PARTIAL),
     "windows of gpt-oss": Bug("gpt-oss-yarn", engines.driver(engines.windows_by(150000.0, 32)), cases.WRONG_TYPE),
     "the next query": Bug("llama-base", engines.driver(engines.next_query(5e5, 32)), cases.OFF_BY_ONE),
     "a turn one late": Bug("llama-turns", engines.driver(engines.later_turns(lambda at: at + 1)), cases.OFF_BY_ONE),
