@@ -39,6 +39,9 @@ def main() -> int:
     commands.add_parser(
         "page", help="write the tables of scripts/conformance_kit/conformance.md from the recorded scores"
     )
+    reports = commands.add_parser("reports", help="write a report for each known fault of an engine")
+    reports.add_argument("kit", type=Path)
+    reports.add_argument("out", type=Path, help="a new folder")
     options = parser.parse_args()
     if options.command == "make":
         from conformance_kit.making import make as made
@@ -46,6 +49,11 @@ def main() -> int:
         manifest = made(options.out, options.case or list(CASES), lambda line: print(line, file=sys.stderr, flush=True))
         size = sum(one["bytes"] for one in manifest["files"].values())
         print(f"{options.out}: {len(manifest['cases'])} cases, {len(manifest['files'])} files, {size / 1e6:.1f} MB")
+        return 0
+    if options.command == "reports":
+        from conformance_kit.reports import write
+
+        print(f"{options.out}: {len(write(options.kit, options.out))} reports")
         return 0
     if options.command == "page":
         import docs

@@ -1,8 +1,11 @@
-"""The cases of the kit: for each a config as it is published, and what engines make of it by mistake. Data alone.
+"""The cases of the kit as data: for each a config as it is published, how an engine is called, and the mistakes of engines.
 
-Where nothing else is the point, rope keys stand under rope_theta and rope_scaling, which every release of every engine reads.
-A mistake that the tables of `identify` do not have is a change of the config after which transformers computes it; a key
-whose value is GONE is left out.
+If a case does not test the place of the rope keys, they are under rope_theta and rope_scaling, which every engine reads.
+A mistake comes from one of three places:
+
+- the tables of `ropetool identify` (MISTAKES)
+- a changed config, which transformers then computes (`Case.wrong`); the value GONE removes a key
+- a changed rotation or changed positions, in mistakes.py (`Case.engines`)
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-VERSION = 1  # of the kit: raised by whatever changes a checkpoint, a prompt or a golden value
+VERSION = 2  # of the kit: raised by whatever changes a checkpoint, a prompt or a golden value
 SEED = 20261123  # of the weights and the prompt
 TRAINED, FACTOR = 512, 4
 CONTEXT = TRAINED * FACTOR
@@ -29,15 +32,56 @@ MISTAKES = (
     "sliding_attention as full_attention", "full_attention as sliding_attention", "kinds swapped",
 )  # fmt: skip
 
+# Mistakes of mistakes.py, by name.
+PAIRS, OFF_BY_ONE, KEYS = "pairs in the other layout", "positions off by one", "keys not rotated"
+RESTART, LONGEST = "each turn starts at position 0", "positions of the longest request"
+CLAMPED, WRAPPED = "rows of cos and sin end at 4096", "rows of cos and sin repeat after 4096"
+INDEXER, ATTENTION = "indexer paired as the attention", "attention paired as the indexer"
+UNROTATED_BLOCKS, WRONG_TYPE = "compressed keys not rotated", "scaling on the wrong layer type"
+PARTIAL = "partial instead of proportional"
+EVERYWHERE = (PAIRS, OFF_BY_ONE, KEYS)
+
 GONE = object()
 Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Case:
-    """A checkpoint. asks: what it finds out, in words. wrong: mistakes by name, each with the changes of the config.
+class Calls:
+    """How an engine computes the prompts of a case.
 
-    gguf: why there is no GGUF file of it, nothing where there is one. not_asked: of MISTAKES, those that `wrong` has in full.
+    lengths: tokens of each prompt; all prompts are beginnings of one text.
+    context: tokens for which the engine has room.
+    share: whether a prompt continues the cache of the prompt before it in its row.
+    together: prompts in one batch; prompt i is in row i modulo this number.
+    """
+
+    lengths: tuple[int, ...] = LENGTHS
+    context: int = CONTEXT
+    share: bool = False
+    together: int = 1
+
+    def rows(self) -> list[list[int]]:
+        """Return the indexes of the prompts that share a row; without a shared cache, a longer prompt covers the others."""
+        width = self.together if self.share else 1
+        return [list(range(row, len(self.lengths), width)) for row in range(width)]
+
+    def kept(self, prompt: int) -> int:
+        """Return the number of tokens in the cache before a prompt is computed."""
+        before = prompt - self.together
+        return self.lengths[before] if self.share and before >= 0 else 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A checkpoint.
+
+    asks: what the case tests.
+    wrong: mistakes by name, each with the changes of the config.
+    gguf: why there is no GGUF file, or empty.
+    not_asked: names of MISTAKES that the case leaves out.
+    engines: mistakes of mistakes.py.
+    calls: how an engine is called.
+    quantised: the type of the matrices in the GGUF file, or empty for f32.
     """
 
     asks: str
@@ -45,6 +89,9 @@ class Case:
     wrong: Mapping[str, Config] = field(default_factory=dict)
     gguf: str = ""
     not_asked: tuple[str, ...] = ()
+    engines: tuple[str, ...] = EVERYWHERE
+    calls: Calls = Calls()
+    quantised: str = ""
 
 
 SIZES: Config = {
@@ -113,10 +160,33 @@ def mscale(share: float) -> float:
     return 1.0 + 0.1 * share * math.log(FACTOR)
 
 
+LINEAR8: Config = {"rope_type": "linear", "factor": 8.0}
 MSCALES = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}
 # Such that the factor, its square, 1 and the factor of YaRN's own all differ.
 MSCALES_APART = {**YARN, "mscale": 0.5, "mscale_all_dim": 1.0}
 NESTED_YARN = {"full_attention": {**YARN, "rope_theta": 1000000.0}, "sliding_attention": LOCAL}
+QWEN35_YARN: Config = {
+    **YARN, "rope_theta": 500000.0, "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10], "mrope_interleaved": True,
+}  # fmt: skip
+# DeepSeek V4 as it is published: its layers with compressed keys have a base and a scaling that windowed layers do not have.
+V4_SCALING: Config = {**YARN, "beta_fast": 32.0, "beta_slow": 1.0}
+V4_SHARE = {"partial_rotary_factor": 0.5}
+GEMMA4_FULL: Config = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 30000.0}
+
+
+def v4_groups(main: Config, compress: Config) -> Config:
+    """Return a change of a DeepSeek V4 config: the keys of windowed layers, and of layers with compressed keys."""
+    groups = {"main": {**main, **V4_SHARE}, "compress": {**compress, **V4_SHARE}}
+    return {"rope_scaling": GONE, "rope_parameters": groups}
+
+
+def v4_yarn(theta: float) -> Config:
+    return {**V4_SCALING, "rope_theta": theta, "attention_factor": 1.0}
+
+
+def plain(theta: float) -> Config:
+    return {"rope_type": "default", "rope_theta": theta}
+
 
 CASES: Mapping[str, Case] = {
     # Methods.
@@ -198,15 +268,22 @@ CASES: Mapping[str, Case] = {
     ),
     "gemma3-linear": Case(
         "a base for each kind of layer, and linear scaling of the full ones alone",
-        {**GEMMA3, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0,
-         "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        {**GEMMA3, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "rope_scaling": LINEAR8},
+        {WRONG_TYPE: {"rope_theta": GONE, "rope_local_base_freq": GONE, "rope_scaling": GONE, "rope_parameters": {
+            "full_attention": {**LOCAL, "rope_theta": 1000000.0}, "sliding_attention": {**LINEAR8, "rope_theta": 10000.0}}}},
     ),
     "gemma3-nested": Case(
-        "rope_parameters for each kind of layer, YaRN in the full ones", {**GEMMA3, "rope_parameters": NESTED_YARN}
+        "rope_parameters for each kind of layer, YaRN in the full ones", {**GEMMA3, "rope_parameters": NESTED_YARN},
+        {WRONG_TYPE: {"rope_parameters": {
+            "full_attention": {**LOCAL, "rope_theta": 1000000.0}, "sliding_attention": {**YARN, "rope_theta": 10000.0}}}},
     ),
     "olmo3-yarn": Case(
         "YaRN in the full layers of OLMo 3 alone",
         yarn_of("olmo3", head_dim=GONE, rope_theta=500000.0, **LAYER_TYPES),
+        # Both layer types have the same base, so the table is that of "kinds swapped".
+        {WRONG_TYPE: {"rope_scaling": GONE, "rope_theta": GONE, "rope_parameters": {
+            "full_attention": {**LOCAL, "rope_theta": 500000.0}, "sliding_attention": {**YARN, "rope_theta": 500000.0}}}},
+        not_asked=("kinds swapped",),
     ),
     "gpt-oss-yarn": Case(
         "truncate: false beside attention sinks",
@@ -214,6 +291,7 @@ CASES: Mapping[str, Case] = {
          "layer_types": ["sliding_attention", "full_attention"], "rope_theta": 150000.0,
          "rope_scaling": {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}},
         gguf="llama.cpp computes YaRN with truncated edges, and reads no frequency vector for gpt-oss",
+        engines=(*EVERYWHERE, WRONG_TYPE),
     ),
     "deepseek-v3-mscale": Case(
         "MLA: YaRN with mscale and mscale_all_dim, which multiply the score",
@@ -232,6 +310,70 @@ CASES: Mapping[str, Case] = {
          "mscale not read": without(MSCALES_APART, "mscale"),
          "the score not multiplied": {"rope_scaling": {**YARN, "attention_factor": mscale(0.5) / mscale(1.0)}},
          "scaling not read": {"rope_scaling": None}},
+    ),
+    "qwen3-5-yarn": Case(
+        "YaRN in a share of the head, with layers of the gated delta rule",
+        {"model_type": "qwen3_5_text", **SIZES, "head_dim": 256, "rope_parameters": QWEN35_YARN,
+         "layer_types": ["linear_attention", "full_attention"], "full_attention_interval": 2,
+         "linear_key_head_dim": 64, "linear_value_head_dim": 64, "linear_num_key_heads": 1, "linear_num_value_heads": 2,
+         "linear_conv_kernel_dim": 4},
+        {"the whole head rotates": {"rope_parameters": {**QWEN35_YARN, "partial_rotary_factor": 1.0}}},
+    ),
+    "gemma4-proportional": Case(
+        "proportional rotation of the full layers, whose heads are wider",
+        {"model_type": "gemma4_text", **SIZES, **HEAD, "global_head_dim": 64, "hidden_activation": "gelu_pytorch_tanh",
+         "pad_token_id": 0, "tie_word_embeddings": True, "sliding_window": 128, "num_kv_shared_layers": 0,
+         "layer_types": ["sliding_attention", "full_attention"], "hidden_size_per_layer_input": 0,
+         "vocab_size_per_layer_input": VOCABULARY, "final_logit_softcapping": 30.0,
+         "rope_parameters": {"full_attention": GEMMA4_FULL, "sliding_attention": LOCAL}},
+        {"the whole head rotates": {"rope_parameters": {"full_attention": plain(30000.0), "sliding_attention": LOCAL}},
+         PARTIAL: {"rope_parameters": {
+             "full_attention": {**GEMMA4_FULL, "rope_theta": 30000.0 ** 4}, "sliding_attention": LOCAL}},
+         WRONG_TYPE: {"rope_parameters": {
+             "full_attention": plain(30000.0), "sliding_attention": {**GEMMA4_FULL, "rope_theta": 10000.0}}}},
+    ),
+    "deepseek-v32-indexer": Case(
+        "the indexer of sparse attention, which pairs channels otherwise than the attention",
+        {"model_type": "deepseek_v32", **MLA, "attention_bias": False, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
+         "norm_topk_prob": True, "index_topk": 128, "index_head_dim": 128, "index_n_heads": 16,
+         "rope_theta": 500000.0, "rope_scaling": None},
+        gguf="`ropetool export` does not write DeepSeek V3.2",
+        engines=(*EVERYWHERE, INDEXER, ATTENTION),
+    ),
+    "deepseek-v4-groups": Case(
+        "a base and YaRN of the layers with compressed keys, another base of the windowed ones",
+        {"model_type": "deepseek_v4", **SIZES, "intermediate_size": GONE, "moe_intermediate_size": 32, "head_dim": 64,
+         "num_hidden_layers": 3, "compress_ratios": [0, 4, 128], "qk_rope_head_dim": 32, "sliding_window": 128,
+         "q_lora_rank": 32, "o_groups": 2, "o_lora_rank": 32, "index_n_heads": 4, "index_head_dim": 64, "index_topk": 512,
+         "n_routed_experts": 2, "num_experts_per_tok": 2, "n_shared_experts": 1, "num_hash_layers": 0,
+         "hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0, "scoring_func": "sqrtsoftplus",
+         "topk_method": "noaux_tc", "norm_topk_prob": True, "routed_scaling_factor": 1.5,
+         "swiglu_limit": 10.0, "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6, "num_nextn_predict_layers": 0,
+         "rope_theta": 10000.0, "compress_rope_theta": 160000.0, "rope_scaling": V4_SCALING},
+        {"YaRN in the windowed layers too": v4_groups(v4_yarn(10000.0), v4_yarn(160000.0)),
+         WRONG_TYPE: v4_groups(v4_yarn(10000.0), plain(160000.0)),
+         "the base of the windowed layers and YaRN everywhere": v4_groups(v4_yarn(10000.0), v4_yarn(10000.0))},
+        gguf="`ropetool export` does not write DeepSeek V4",
+        engines=(PAIRS, OFF_BY_ONE, UNROTATED_BLOCKS),
+    ),
+    # Ways to call an engine.
+    "llama-long": Case(
+        "a prompt of 5,000 tokens: enough rows of cos and sin",
+        {**llama(None, 500000.0), "max_position_embeddings": 8192},
+        engines=(*EVERYWHERE, CLAMPED, WRAPPED), calls=Calls((5000,), 8192),
+    ),
+    "llama-turns": Case(
+        "later turns on a kept cache",
+        llama(None, 500000.0),
+        engines=(*EVERYWHERE, RESTART), calls=Calls((512, 513, 1023, CONTEXT - 1), share=True),
+    ),
+    "llama-batch": Case(
+        "two requests of different lengths in a batch, then a second turn of both",
+        llama(None, 500000.0),
+        engines=(*EVERYWHERE, RESTART, LONGEST), calls=Calls((255, 1023, 767, 1535), share=True, together=2),
+    ),
+    "llama-quantised": Case(
+        "matrices in q8_0: the GGUF file holds the numbers of the checkpoint", llama(None, 500000.0), quantised="q8_0"
     ),
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import struct
 import tempfile
 from collections.abc import Mapping
@@ -23,43 +24,61 @@ import ropetool
 from conformance_kit.cases import BEGIN, END, SEED, VOCABULARY, Case, config
 
 Numbers = npt.NDArray[np.float64]
-ADDED_ONE = ("gemma3_text",)  # whose norms multiply by 1 + weight
+ADDED_ONE = ("gemma3_text", "qwen3_5_text")  # whose norms multiply by 1 + weight
+# What the norms of queries and keys are multiplied by: Gemma 4 does not divide scores by the width of the heads, and Qwen3.5
+# rotates a quarter of its wide heads.
+OF_HEADS = {"gemma4_text": 0.6, "qwen3_5_text": 1.7}
+# Patterns of names that transformers writes for DeepSeek V4, and what published checkpoints have instead.
+V4_NAMES = {
+    r"^model\.": "", r"^embed_tokens\.": "embed.", r"^hc_head\.hc_": "hc_head_", r"\.attn\.norm\.": ".attn.kv_norm.",
+}  # fmt: skip
 
 
 def write(folder: Path, case: Case) -> Path:
     """Write a checkpoint into a new folder."""
     folder.mkdir(parents=True)
-    stated = config(case)
-    shapes, architecture = tensors(stated)
-    numbers = {name: bfloat16(drawn(name, shape, stated["model_type"])) for name, shape in shapes.items()}
+    keys = config(case)
+    shapes, architecture = tensors(keys)
+    exact = {name: drawn(name, shape, keys["model_type"]) for name, shape in shapes.items()}
+    if case.quantised:
+        exact = {name: on_grid(values) if values.ndim == 2 else values for name, values in exact.items()}
+    numbers = {name: bfloat16(values) for name, values in exact.items()}
     (folder / "model.safetensors").write_bytes(safetensors(numbers))
-    full = {"architectures": [architecture], "torch_dtype": "bfloat16", **stated}
+    full = {"architectures": [architecture], "torch_dtype": "bfloat16", **keys}
     _save(folder / "config.json", full)
     _save(folder / "tokenizer.json", tokenizer())
     _save(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
     return folder
 
 
-def write_gguf(folder: Path, target: Path) -> None:
-    """Write a checkpoint as a GGUF file of float32 numbers. What llama.cpp computes from it is for the scores to tell."""
+def write_gguf(folder: Path, target: Path, outtype: str = "f32") -> None:
+    """Write a checkpoint as a GGUF file. The scores show what llama.cpp computes from it."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    ropetool.export(folder, target, outtype="f32", sidecars=False, allow_unverified=True, check=False)
+    ropetool.export(folder, target, outtype=outtype, sidecars=False, allow_unverified=True, check=False)
     target.with_name(f"{target.name}.ropetool.json").unlink()  # the manifest says where it comes from
 
 
-def tensors(stated: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]], str]:
+def tensors(keys: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]], str]:
     """Return the shapes that transformers stores for a config, by name, and the name of the class."""
     from safetensors import safe_open
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**json.loads(json.dumps(stated))))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**json.loads(json.dumps(keys))))
     with tempfile.TemporaryDirectory() as scratch:
         model.save_pretrained(scratch)
         with safe_open(f"{scratch}/model.safetensors", "np") as stored:
-            shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in sorted(stored.keys())}
-    return shapes, type(model).__name__
+            shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118 - no mapping
+    return {published(name, keys["model_type"]): shapes[name] for name in sorted(shapes)}, type(model).__name__
+
+
+def published(name: str, model_type: str) -> str:
+    """Return the name of a tensor in published checkpoints. transformers reads those of DeepSeek V4, but writes others."""
+    if model_type == "deepseek_v4":
+        for pattern, other in V4_NAMES.items():
+            name = re.sub(pattern, other, name)
+    return name
 
 
 def drawn(name: str, shape: tuple[int, ...], model_type: str) -> Numbers:
@@ -69,12 +88,30 @@ def drawn(name: str, shape: tuple[int, ...], model_type: str) -> Numbers:
     unit = (np.frombuffer(raw, "<u2").reshape(shape) + 0.5) / 32768.0 - 1.0  # even in (-1, 1)
     even = math.sqrt(3) * unit  # of deviation 1
     if "norm" in name and name.endswith("weight"):
-        return 0.3 * even if model_type in ADDED_ONE else 1.0 + 0.3 * even
+        share = OF_HEADS.get(model_type, 1.0) if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
+        added = 1.0 if model_type in ADDED_ONE and "linear_attn" not in name else 0.0
+        weights = share * (0.3 * even) + (share - added)
+        # In steps by which 1 + weight is a bfloat16 number too, because mlx-lm adds the 1 in the type of the file.
+        return np.round(64 * weights) / 64 if model_type == "qwen3_5_text" else weights
     if name.endswith("bias") or "sinks" in name:
         return 0.3 * even
     if "embed" in name:
         return even
     return max(0.12, 1.4 / math.sqrt(shape[-1])) * even
+
+
+def on_grid(values: Numbers) -> Numbers:
+    """Return numbers near these that q8_0 stores exactly: in blocks of 32, whole multiples of a power of two up to 127 of it.
+
+    The largest of a block is 127 times the power, so that every quantiser takes it for the step.
+    """
+    blocks = values.reshape(-1, 32)
+    step = 2.0 ** np.ceil(np.log2(np.abs(blocks).max(-1, keepdims=True) / 127))
+    whole = np.round(blocks / step)
+    row, largest = np.arange(len(blocks)), np.abs(blocks).argmax(-1)
+    whole[row, largest] = 127 * np.sign(blocks[row, largest])
+    on: Numbers = (whole * step).reshape(values.shape)
+    return on
 
 
 def bfloat16(values: Numbers) -> npt.NDArray[np.uint16]:

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from conformance_kit import checkpoints, goldens
-from conformance_kit.cases import CASES, CONTEXT, LENGTHS, SEED, TRAINED, VERSION, VOCABULARY, Case
-from conformance_kit.goldens import RIGHT, Array
+from conformance_kit.cases import CASES, SEED, TRAINED, VERSION, VOCABULARY, Calls, Case
+from conformance_kit.goldens import RIGHT, ROUNDED, Array
 
 SHIPPED = Path(__file__).parent / "shipped"
 LICENCE = SHIPPED.parents[2] / "LICENSE"
 DIGITS = 6  # of the golden values, behind the point
+LONGEST = max(max(case.calls.lengths) for case in CASES.values())  # tokens of the longest prompt
 STEP, FIRST = 37, 8  # the scored tokens of a prompt: every so many, from there
 LIKELIEST, OF_WRONG = 32, 8  # next tokens that are compared: of the right table, and of each wrong one
 
@@ -29,7 +30,8 @@ TELLS = 100  # times EXACT: how far on average each wrong table must be from the
 READS = (
     1e-2  # nats: how far float32 answers may be on average from a table that is said to fit; rough kernels reach 1e-3
 )
-# bfloat16 rounds by the order in which an engine computes: its bounds are what transformers itself is off by, so many times.
+# In bfloat16 the rounding depends on the order of the sums, and with weights in q8_0 inputs are rounded too: these bounds are
+# multiples of what transformers is off by.
 EXACT_BFLOAT16, READS_BFLOAT16 = 3.0, 2.0
 
 
@@ -48,28 +50,28 @@ def make(
     Raises: Defect; FileExistsError where the folder is there already.
     """
     out.mkdir(parents=True)
-    ids = checkpoints.prompt(CONTEXT)
+    ids = checkpoints.prompt(LONGEST)
     listed = {}
     for name in names:
         case = CASES[name]
         folder = checkpoints.write(out / "hf" / name, case)
         if not case.gguf:
-            checkpoints.write_gguf(folder, out / "gguf" / f"{name}.gguf")
-        found, measured = golden(folder, case, ids)
+            checkpoints.write_gguf(folder, out / "gguf" / f"{name}.gguf", case.quantised or "f32")
+        values, measured = golden(folder, case, ids)
         target = out / "golden" / f"{name}.json"
         target.parent.mkdir(exist_ok=True)
-        target.write_text(dumped(found), encoding="utf-8")
+        target.write_text(dumped(values), encoding="utf-8")
         listed[name] = {"asks": case.asks, "no_gguf": case.gguf, "measured": measured}
         say(f"{name}: {measured}")
     for path in sorted(SHIPPED.rglob("*")):
-        if path.is_file() and path.suffix in (".py", ".md"):
+        if path.is_file() and path.suffix in (".py", ".md", ".yml"):
             target = out / path.relative_to(SHIPPED)
             target.parent.mkdir(exist_ok=True)
             shutil.copyfile(path, target)
     shutil.copyfile(LICENCE, out / "LICENSE")
     manifest = {
         "name": "ropetool conformance kit", "version": VERSION, "licence": "Apache-2.0", "seed": SEED,
-        "made_with": made_with(), "dtypes": list(BOUNDS), "cases": listed, "files": files(out),
+        "made_with": made_with(), "dtypes": [name for name in BOUNDS if name != ROUNDED], "cases": listed, "files": files(out),
     }  # fmt: skip
     (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     return manifest
@@ -100,29 +102,36 @@ def golden(folder: Path, case: Case, ids: Sequence[int]) -> tuple[dict[str, Any]
 
     Raises: Defect.
     """
+    calls = case.calls
     tables = goldens.tables(folder, case)
     computed = {table.name: goldens.log_probs(folder, case, table, ids) for table in tables}
     prompts = [
-        {"length": length, "places": list(range(FIRST, length, STEP)), "tokens": _compared(computed, at)}
-        for at, length in enumerate(LENGTHS)
+        {"length": length, "places": places(calls, at), "tokens": _compared(computed, at)}
+        for at, length in enumerate(calls.lengths)
     ]
-    taken = {name: taken_of(found, prompts, ids) for name, found in computed.items()}
-    own = {dtype: taken_of(goldens.own_log_probs(folder, ids, dtype), prompts, ids) for dtype in BOUNDS}
+    taken = {name: taken_of(scores, prompts, ids) for name, scores in computed.items()}
+    types = [name for name in BOUNDS if name != ROUNDED or case.quantised]
+    own = {name: taken_of(goldens.own_log_probs(folder, calls, ids, name), prompts, ids) for name in types}
     apart = {name: mean_apart(taken[RIGHT], one) for name, one in taken.items() if name != RIGHT}
-    off = {dtype: largest_apart(taken[RIGHT], one) for dtype, one in own.items()}
+    off = {name: largest_apart(taken[RIGHT], one) for name, one in own.items()}
     if defect := next(_defects(taken, apart, off["float32"]), None):
         raise Defect(f"{folder.name}: {defect}")
-    bounds = {dtype: bound(off[dtype], mean_apart(taken[RIGHT], own[dtype])) for dtype, bound in BOUNDS.items()}
+    bounds = {name: BOUNDS[name](off[name], mean_apart(taken[RIGHT], own[name])) for name in types}
     nearest = min(apart, key=lambda name: apart[name])
     measured = {
-        "float32": short(off["float32"]), "bfloat16": short(off["bfloat16"]), "nearest": nearest,
-        "apart": short(apart[nearest]), "wrong": len(apart),
+        **{name: short(off[name]) for name in types}, "nearest": nearest, "apart": short(apart[nearest]), "wrong": len(apart),
     }  # fmt: skip
     return {
-        "case": folder.name, "asks": case.asks, "trained": TRAINED, "context": CONTEXT, "vocabulary": VOCABULARY,
-        "bounds": bounds, "ids": list(ids[: max(LENGTHS)]), "prompts": prompts,
+        "case": folder.name, "asks": case.asks, "trained": TRAINED, "context": calls.context, "vocabulary": VOCABULARY,
+        "share": calls.share, "together": calls.together, "quantised": case.quantised,
+        "bounds": bounds, "ids": list(ids[: max(calls.lengths)]), "prompts": prompts,
         "tables": [{"name": one.name, "says": one.says, **_rounded(taken[one.name])} for one in tables],
     }, measured  # fmt: skip
+
+
+def places(calls: Calls, prompt: int) -> list[int]:
+    """Return the tokens of a prompt whose scores are compared: none that was computed before."""
+    return list(range(calls.kept(prompt) + FIRST, calls.lengths[prompt], STEP))
 
 
 def _defects(taken: Mapping[str, Taken], apart: Mapping[str, float], off: float) -> Iterator[str]:
@@ -141,23 +150,24 @@ def _defects(taken: Mapping[str, Taken], apart: Mapping[str, float], off: float)
         yield f"transformers itself is {off:.2g} nats off in float32; {EXACT:.2g} may be"
 
 
-# By what an engine computes in: the bounds of a case, from what transformers itself is off by, the largest and on average.
+# Bounds of a case by the type in which an engine computes, from the largest and the mean difference of transformers itself.
 BOUNDS: dict[str, Callable[[float, float], dict[str, float]]] = {
     "float32": lambda largest, mean: {"exact": EXACT, "table": READS},
     "bfloat16": lambda largest, mean: {
         "exact": short(EXACT_BFLOAT16 * largest), "table": short(READS_BFLOAT16 * mean)
     },
+    ROUNDED: lambda largest, mean: {"exact": short(EXACT_BFLOAT16 * largest), "table": short(READS_BFLOAT16 * mean)},
 }  # fmt: skip
 
 
-def taken_of(found: Sequence[Array], prompts: Sequence[dict[str, Any]], ids: Sequence[int]) -> Taken:
+def taken_of(scores: Sequence[Array], prompts: Sequence[dict[str, Any]], ids: Sequence[int]) -> Taken:
     """Return what is compared: the scores of some tokens of each prompt, and of some tokens behind it."""
     return {
         "scores": [
             one[[place - 1 for place in prompt["places"]], [ids[place] for place in prompt["places"]]]
-            for one, prompt in zip(found, prompts, strict=True)
+            for one, prompt in zip(scores, prompts, strict=True)
         ],
-        "next": [one[-1][prompt["tokens"]] for one, prompt in zip(found, prompts, strict=True)],
+        "next": [one[-1][prompt["tokens"]] for one, prompt in zip(scores, prompts, strict=True)],
     }
 
 

@@ -22,7 +22,10 @@ LEVELS = ("fails", "loads", "table", "exact")
 
 
 def faults() -> list[dict[str, Any]]:
-    """Return what is known of failing cases: engine, cases, the file and line at fault, a piece of that line, and what it does."""
+    """Return the causes of failing cases.
+
+    Keys: engine, cases, the file and line at fault, code (a piece of that line), title (of a report), and does.
+    """
     found: list[dict[str, Any]] = json.loads(FAULTS.read_text(encoding="utf-8"))
     return found
 
@@ -98,7 +101,7 @@ def _cases(record: Mapping[str, Any]) -> str:
             f"{one['nearest']}, {one['apart']}",
             f"{one['float32']:.1e}",
             str(one["bfloat16"]),
-            case.gguf or "yes",
+            case.gguf or case.quantised or "yes",
         ]
         for name, case, one in ((name, case, record["kit"]["measured"][name]) for name, case in CASES.items())
     ]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from conformance_kit.cases import CASES, CONTEXT, LENGTHS, SEED, TRAINED, VERSION, config
+from conformance_kit.cases import CASES, SEED, TRAINED, VERSION, config
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "tests" / "conformance" / "scores.json"
@@ -24,17 +25,20 @@ def known() -> dict[str, Any]:
 
 
 def fingerprint() -> str:
-    """Return the sha256 of what the kit's checkpoints, prompts and mistakes follow from, beside the code that makes them."""
+    """Return the sha256 of the data that the checkpoints, prompts and mistakes of the kit are built from."""
     cases = {
         name: [
             case.asks,
             config(case),
             {wrong: config(case, changes) for wrong, changes in case.wrong.items()},
             case.gguf,
+            case.engines,
+            asdict(case.calls),
+            case.quantised,
         ]
         for name, case in CASES.items()
     }
-    text = json.dumps([VERSION, SEED, TRAINED, CONTEXT, LENGTHS, cases], sort_keys=True)
+    text = json.dumps([VERSION, SEED, TRAINED, cases], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

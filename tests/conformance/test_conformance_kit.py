@@ -18,19 +18,19 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / name) for name in ("scripts", "scripts/golden", "tests/baking")]
 
-from conformance_kit import cases, checkpoints, making, record  # noqa: E402
+from conformance_kit import cases, checkpoints, making, mistakes, record  # noqa: E402
 
-FACTOR, BASE = "llama-attention-factor", "llama-base"
+FACTOR, BASE, TURNS = "llama-attention-factor", "llama-base", "llama-turns"
 SHIPPED = ROOT / "scripts" / "conformance_kit" / "shipped"
 sys.path.insert(0, str(SHIPPED / "drivers"))
-DRIVER = importlib.import_module("run_transformers")
+ANSWERING, DRIVER = importlib.import_module("answering"), importlib.import_module("run_transformers")
 Answers = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("conformance") / "kit"
-    making.make(folder, (FACTOR, BASE))
+    making.make(folder, (FACTOR, BASE, TURNS))
     return folder
 
 
@@ -53,10 +53,9 @@ def answers(kit: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
 
 def computed(kit: Path, case: str, folder: Path, dtype: str = "float32") -> Answers:
     """Return what transformers answers to a case by the config of a folder: the driver's own function, in this process."""
-    golden = json.loads((kit / "golden" / f"{case}.json").read_text())
-    prompts = [golden["ids"][: prompt["length"]] for prompt in golden["prompts"]]
-    found = DRIVER.answer(str(folder), prompts, golden["context"], SimpleNamespace(dtype=dtype))
-    return json.loads(json.dumps({"prompts": found}))  # type: ignore[no-any-return]
+    job = {**ANSWERING._job(kit, "hf", case), "path": str(folder)}
+    given = DRIVER.answer(job, SimpleNamespace(dtype=dtype, attention="eager"))
+    return json.loads(json.dumps({"prompts": given}))  # type: ignore[no-any-return]
 
 
 def scored(kit: Path, answers: Answers, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
@@ -83,7 +82,7 @@ def test_weights_and_gguf_files_are_those_of_the_record_bit_for_bit(kit: Path) -
     listed = json.loads((kit / "manifest.json").read_text())["files"]
     known = record.known()["kit"]["weights"]
     made = {name: one["sha256"] for name, one in listed.items() if name.endswith((record.WEIGHTS, ".gguf"))}
-    assert len(made) == 4
+    assert len(made) == 6
     assert made == {name: known[name] for name in made}
 
 
@@ -110,6 +109,37 @@ def test_the_text_of_the_prompt_is_its_tokens(kit: Path) -> None:
     text = bytes(ids).decode("ascii")
     found = Tokenizer.from_file(str(kit / "hf" / BASE / "tokenizer.json")).encode(text, add_special_tokens=False)
     assert found.ids == ids
+
+
+def test_a_prompt_on_a_kept_cache_is_scored_behind_it() -> None:
+    calls = cases.Calls((255, 1023, 767, 1535), share=True, together=2)
+    assert [calls.kept(prompt) for prompt in range(4)] == [0, 0, 255, 1023]
+    assert calls.rows() == [[0, 2], [1, 3]]
+    assert making.places(calls, 2)[:2] == [263, 300]
+    assert making.places(cases.Calls((255, 512)), 1)[:2] == [8, 45]
+    assert cases.Calls((255, 512)).rows() == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "wrong"),
+    [
+        (cases.OFF_BY_ONE, [0, 2], [0, 1, 3, 4]),
+        (cases.RESTART, [0, 2], [0, 1, 0, 1]),
+        (cases.LONGEST, [0, 2], [0, 1, 3, 4]),
+        (cases.LONGEST, [1, 3], [0, 1, 2, 3, 4]),
+        (cases.OFF_BY_ONE, [1, 3], [0, 1, 2, 4, 5]),
+        (cases.PAIRS, [0, 2], [0, 1, 2, 3]),
+    ],
+)
+def test_wrong_positions_of_later_turns(name: str, row: list[int], wrong: list[int]) -> None:
+    calls = cases.Calls((2, 3, 4, 5), share=True, together=2)
+    assert mistakes.positions(name, calls, row) == wrong
+
+
+def test_a_short_table_of_cos_and_sin_ends_or_repeats() -> None:
+    calls = cases.Calls((4098,))
+    assert mistakes.positions(cases.CLAMPED, calls, [0])[-3:] == [4095, 4095, 4095]
+    assert mistakes.positions(cases.WRAPPED, calls, [0])[-3:] == [4095, 0, 1]
 
 
 def test_a_case_that_cannot_tell_is_refused(tmp_path: Path) -> None:
@@ -181,7 +211,7 @@ def test_a_wrong_table_is_named(
 
 
 def test_bfloat16_has_bounds_of_its_own(kit: Path, answers: Answers, tmp_path: Path) -> None:
-    given = {case: computed(kit, case, kit / "hf" / case, "bfloat16") for case in (FACTOR, BASE)}
+    given = {case: computed(kit, case, kit / "hf" / case, "bfloat16") for case in (FACTOR, BASE, TURNS)}
     narrow = {**answers, "dtype": "bfloat16", "answers": given}
     assert {case["level"] for case in levels(kit, narrow, tmp_path).values()} == {3}
     as_float32 = levels(kit, {**narrow, "dtype": "float32"}, tmp_path)
@@ -359,7 +389,88 @@ def test_a_file_without_gguf_is_not_counted(kit: Path, answers: Answers, tmp_pat
     assert found[BASE] == {"level": None, "said": "no GGUF file: there is no key for it"}
 
 
+def test_what_an_engine_does_not_support_is_not_counted(kit: Path, answers: Answers, tmp_path: Path) -> None:
+    without = {**answers, "answers": {**answers["answers"], BASE: {"unsupported": "no class\nfor llama"}}}
+    assert levels(kit, without, tmp_path)[BASE] == {"level": None, "said": "not supported: no class for llama"}
+    done = scored(kit, without, tmp_path)
+    assert done.returncode == 0
+    assert f"{BASE}              n/a" in done.stdout.splitlines()
+    assert "loads 2, reads the table 2, exact 2, of 2; n/a 1" in done.stdout
+
+
+def test_the_scorer_and_the_kit_have_one_version(kit: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(kit / "score.py"), "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"version {cases.VERSION} of the kit\n"
+    assert f"version {cases.VERSION}\n" in (kit / "README.md").read_text()
+    assert f'"kit": {cases.VERSION},' in (kit / "README.md").read_text()
+
+
 # --- drivers
+
+
+def test_the_steps_of_a_case() -> None:
+    job = {"prompts": [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4]], "together": 2, "share": True}
+    row = ANSWERING.Row
+    assert list(ANSWERING.steps(job)) == [
+        [row(0, 0, 0, [1]), row(1, 1, 0, [1, 2])], [row(2, 0, 1, [2, 3]), row(3, 1, 2, [3, 4])]
+    ]  # fmt: skip
+    alone = {**job, "together": 1, "share": False}
+    assert list(ANSWERING.steps(alone)) == [[row(at, 0, 0, job["prompts"][at])] for at in range(4)]
+    assert ANSWERING.answered(row(2, 0, 1, [2, 0]), [[-1.0, -2.0], [-3.0, -4.0]]) == {
+        "scores": [None, None, -1.0], "next": {0: -3.0, 1: -4.0}
+    }  # fmt: skip
+
+
+MY_ENGINE = """
+import torch
+from transformers import AutoModelForCausalLM
+
+__version__ = "3"
+
+def load(path, dtype, context):
+    return Engine(AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)))
+
+class Engine:
+    def __init__(self, model):
+        self.model = model
+
+    def compute(self, rows, caches):
+        for ids, cache in zip(rows, caches):
+            with torch.no_grad():
+                out = self.model(torch.tensor([ids]), past_key_values=cache, use_cache=True)
+            yield torch.log_softmax(out.logits[0].double(), -1).tolist(), out.past_key_values
+"""
+
+
+def test_the_template_drives_an_engine(kit: Path, tmp_path: Path) -> None:
+    """A copy outside the kit, as the README describes it."""
+    shutil.copy(kit / "drivers" / "run_template.py", tmp_path / "run_my_engine.py")
+    (tmp_path / "my_engine.py").write_text(MY_ENGINE)
+    order = [sys.executable, str(tmp_path / "run_my_engine.py"), str(kit), str(tmp_path / "out.json"), BASE, TURNS]
+    paths = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(kit / "drivers")}
+    done = subprocess.run(order, capture_output=True, text=True, env=paths, check=False)
+    assert done.returncode == 0, done.stderr
+    given = json.loads((tmp_path / "out.json").read_text())
+    assert (given["engine"], given["release"]) == ("my engine", "3")
+    found = levels(kit, given, tmp_path)
+    assert (found[BASE]["level"], found[TURNS]["level"]) == (3, 3)
+    assert len((kit / "drivers" / "run_template.py").read_text().splitlines()) <= 42
+
+
+def test_the_workflow_runs_what_the_readme_says(kit: Path) -> None:
+    import yaml
+
+    workflow = yaml.safe_load((kit / "workflow.yml").read_text())
+    steps = workflow["jobs"]["conformance"]["steps"]
+    ran = [step["run"] for step in steps if "run" in step]
+    assert ran[1:] == [
+        "python conformance-kit/score.py conformance-kit --check-files",
+        "python my-engine/run_my_engine.py conformance-kit answers.json",
+        "python -I -S conformance-kit/score.py conformance-kit answers.json",
+    ]
+    assert "Add this to your CI in ten minutes" in (kit / "README.md").read_text()
 
 
 PLANTED = """
@@ -369,8 +480,8 @@ import answering
 def prepare(arguments):
     return {"release": "0", "versions": {}}
 
-def answer(path, prompts, context, arguments):
-    if path.endswith("llama-base"):
+def answer(job, arguments):
+    if job["path"].endswith("llama-base"):
         os.abort()
     raise KeyError("yarn")
 
@@ -409,37 +520,26 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
-@pytest.mark.parametrize("naming", ["id", "token_id", "text"])
+@pytest.mark.parametrize(("naming", "case"), [("id", BASE), ("token_id", BASE), ("text", BASE), ("id", TURNS)])
 def test_a_server_is_asked_in_each_way_of_naming_tokens(
-    kit: Path, answers: Answers, tmp_path: Path, naming: str
+    kit: Path, answers: Answers, tmp_path: Path, naming: str, case: str
 ) -> None:
-    ids = json.loads((kit / "golden" / f"{BASE}.json").read_text())["ids"]
+    ids = json.loads((kit / "golden" / f"{case}.json").read_text())["ids"]
     known = []
-    for prompt in answers["answers"][BASE]["prompts"]:
+    for prompt in answers["answers"][case]["prompts"]:
         likeliest = [token for token in sorted(prompt["next"], key=prompt["next"].get) if int(token) < 256][-20:]
         known.append((ids[: len(prompt["scores"])], {token: prompt["next"][token] for token in likeliest}))
     (tmp_path / "known.json").write_text(json.dumps(known))
     (tmp_path / "server.py").write_text(SERVER)
     start = f"{sys.executable} {tmp_path / 'server.py'} {tmp_path / 'known.json'} {naming} {{path}} {{port}}"
     program, out = kit / "drivers" / "run_server.py", tmp_path / "out.json"
-    order = [
-        sys.executable,
-        str(program),
-        str(kit),
-        str(out),
-        BASE,
-        "--name",
-        "planted",
-        "--release",
-        "1",
-        "--start",
-        start,
-    ]
+    named = ["--name", "planted", "--release", "1", "--start", start]
+    order = [sys.executable, str(program), str(kit), str(out), case, *named]
     done = subprocess.run(order, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     given = json.loads(out.read_text())
     assert (given["engine"], given["release"]) == ("planted", "1")
-    assert levels(kit, given, tmp_path)[BASE]["level"] == 3
+    assert levels(kit, given, tmp_path)[case]["level"] == 3
 
 
 def test_a_server_that_ends_is_said_to(kit: Path, tmp_path: Path) -> None:
@@ -461,14 +561,46 @@ def test_an_engine_that_dies_is_started_again(kit: Path, tmp_path: Path) -> None
     assert given == {BASE: {"error": "its process ended with -6"}, FACTOR: {"error": "KeyError: 'yarn'"}}
 
 
+UNABLE = """
+import answering
+
+def prepare(arguments):
+    return {"release": "0", "versions": {}}
+
+def answer(job, arguments):
+    if job["share"]:
+        raise answering.Unsupported("keeps no cache")
+    return [{"next": {"65": -1.0}} for _ in job["prompts"]]
+
+answering.main("unable", "hf", prepare, answer, quantises=True)
+"""
+
+
+def test_a_driver_names_what_it_cannot_do_and_what_it_quantised(kit: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "kit"
+    shutil.copytree(kit, copied)
+    path = copied / "golden" / f"{BASE}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantised": "q8_0"}))
+    (tmp_path / "driver.py").write_text(UNABLE)
+    shutil.copy(SHIPPED / "drivers" / "answering.py", tmp_path)
+    order = [sys.executable, str(tmp_path / "driver.py"), str(copied), str(tmp_path / "out.json")]
+    done = subprocess.run(order, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"{TURNS}: keeps no cache" in done.stderr.splitlines()
+    given = json.loads((tmp_path / "out.json").read_text())["answers"]
+    assert given[TURNS] == {"unsupported": "keeps no cache"}
+    assert given[BASE]["quantised"] == "q8_0"
+    assert "quantised" not in given[FACTOR]
+
+
 RESUMED = """
 import answering
 
 def prepare(arguments):
     return {"engine": ENGINE, "release": RELEASE, "versions": {"torch": TORCH}}
 
-def answer(path, prompts, context, arguments):
-    return [{"next": {"65": -1.0}} for _ in prompts]
+def answer(job, arguments):
+    return [{"next": {"65": -1.0}} for _ in job["prompts"]]
 
 answering.main("planted", FORMAT, prepare, answer)
 """

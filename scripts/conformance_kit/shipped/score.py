@@ -1,17 +1,22 @@
 #!/usr/bin/env python3
-"""Score the answers of an inference engine against the golden values of this kit. Needs Python 3.10 or newer and nothing else.
+"""Score the answers of an inference engine against the golden values of this kit. Needs only Python 3.10 or newer.
 
-    python score.py KIT ANSWERS.json [ANSWERS.json ...]     a table: a line a case, a column an engine
-    python score.py KIT ANSWERS.json --level 2              exit 1 only where a case does not reach level 2
+    python score.py KIT ANSWERS.json [ANSWERS.json ...]     a table: a line for each case, a column for each engine
+    python score.py KIT ANSWERS.json --level 2              exit 1 only if a case does not reach level 2
     python score.py KIT ANSWERS.json --known phi3-longrope  this case may fail; repeat for several
     python score.py KIT ANSWERS.json --json                 the same as JSON
-    python score.py KIT --check-files                       whether the kit's files are those of its manifest
+    python score.py KIT --check-files                       compare the kit's files with its manifest
+    python score.py --version                               the version of this scorer and of its kit
 
-Levels of a case: 1, it loads: every prompt is answered by finite numbers. 2, it reads the table: the answers are nearer to the
-golden values of the right table than to those of every wrong one, and near enough. 3, it is exact: no log probability is
-further off than rounding, of five or more that are compared in each prompt. In bfloat16 level 3 is as near as transformers itself
-in bfloat16; float32 decides. Where level 2 is missed, the wrong table that fits is named. Exit code 0: every case reaches the
-level, 3 where none is asked for. 1: a case does not, or a file is not the manifest's. 2: usage, or files that are no answers.
+Levels of a case:
+
+1. It loads: every prompt has finite numbers.
+2. It reads the table: the answers are nearer to the right table than to every wrong one, and near enough.
+3. It is exact: every log probability is within rounding. At least five are compared in each prompt. In bfloat16, and with
+   quantised matrices, level 3 means as near as transformers with the same rounding. float32 decides.
+
+A case below level 2 shows the name of the wrong table that fits. Exit code 0: every case reaches the level, by default 3.
+1: a case does not, or a file differs from the manifest. 2: wrong usage, or a file that cannot be scored.
 """
 
 import argparse
@@ -21,6 +26,7 @@ import math
 import sys
 from pathlib import Path
 
+VERSION = 2  # of the kit
 FAILS, LOADS, TABLE, EXACT = range(4)
 WORDS = ("fails", "loads", "table", "exact")
 COUNTED = ((LOADS, "loads"), (TABLE, "reads the table"), (EXACT, "exact"))
@@ -47,6 +53,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(
         description=head, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--version", action="version", version=f"version {VERSION} of the kit")
     parser.add_argument("kit", type=Path, help="the folder of the kit, where manifest.json lies")
     parser.add_argument("answers", type=Path, nargs="*", help="a file of answers, as a driver writes it")
     parser.add_argument("--level", type=int, choices=(1, 2, 3), default=EXACT, help="what every case must reach")
@@ -110,6 +117,8 @@ def score(kit, manifest, answers, where):
             cases[name] = {"level": None, "said": f"no GGUF file: {about['no_gguf']}"}
         elif name not in answers["answers"]:
             cases[name] = {"level": FAILS, "said": "no answer for this case"}
+        elif why := unsupported(answers["answers"][name]):
+            cases[name] = {"level": None, "said": f"not supported: {why}"}
         else:
             golden = read(kit / "golden" / f"{name}.json")
             try:
@@ -120,16 +129,24 @@ def score(kit, manifest, answers, where):
     return {**about, "versions": answers.get("versions", {}), "kit": manifest["version"], "cases": cases}
 
 
+def unsupported(answer):
+    """Return why an engine has no class or no cache for a case, in at most SHOWN characters; empty if it answers."""
+    why = answer.get("unsupported") if isinstance(answer, dict) else None
+    return "" if why is None else " ".join(str(why).split())[:SHOWN] or "no reason given"
+
+
 def judged(golden, answer, dtype):
     """Return the level of a case; largest and mean difference from the right table, in nats; nearest: the table that fits.
 
     Raises: Unusable with what is wrong with the answer.
     """
     if isinstance(answer, dict) and "error" in answer:
-        said = "" if answer["error"] is None else str(answer["error"])
-        raise Unusable(" ".join(said.split())[:SHOWN] or "an error without words")
+        text = "" if answer["error"] is None else str(answer["error"])
+        raise Unusable(" ".join(text.split())[:SHOWN] or "an error without words")
     numbers = compared(golden, answer, MOST[dtype])
-    bounds = golden["bounds"][dtype]
+    # An engine that computes with the quantised matrices of a case rounds the inputs of each matrix too.
+    rounding = golden["quantised"] if golden["quantised"] and answer.get("quantised") == golden["quantised"] else dtype
+    bounds = golden["bounds"][rounding]
     off = {
         table["name"]: [abs(given - table[kind][prompt][index]) for (prompt, kind, index), given in numbers]
         for table in golden["tables"]
@@ -143,9 +160,9 @@ def judged(golden, answer, dtype):
     }  # fmt: skip
     if fits and nearest == RIGHT:
         if largest <= bounds["exact"]:
-            said = next(too_few(golden, numbers), "")
+            said = next(too_few(golden, numbers, answer["prompts"]), "")
             return {"level": TABLE if said else EXACT, "said": said, **found}
-        said = f"off by {largest:.2g}, the bound for {dtype} is {bounds['exact']:.2g}"
+        said = f"off by {largest:.2g}, the bound for {rounding} is {bounds['exact']:.2g}"
         return {"level": TABLE, "said": said, **found}
     if fits:
         says = next(table["says"] for table in golden["tables"] if table["name"] == nearest)
@@ -157,11 +174,16 @@ def judged(golden, answer, dtype):
     return {"level": LOADS, "said": said, **found}
 
 
-def too_few(golden, numbers):
-    """Yield a sentence for each prompt of which less is compared than level 3 asks for."""
+def too_few(golden, numbers, given):
+    """Yield a message for each prompt with too few compared numbers for level 3.
+
+    A turn of one token has no scores to compare, so an engine that returns only scores passes it.
+    """
     for at, prompt in enumerate(golden["prompts"]):
         count = sum(place[0] == at for place, _ in numbers)
-        if count < ENOUGH:
+        kinds = {"scores": prompt["places"], "next": prompt["tokens"]}
+        comparable = sum(len(kinds[kind]) for kind in kinds if given[at].get(kind) is not None)
+        if count < min(ENOUGH, comparable):
             yield f"prompt of {prompt['length']} tokens: numbers compared: {count}; level 3 asks for {ENOUGH}"
 
 
@@ -237,7 +259,8 @@ def report(manifest, scored):
     for head, one in zip(heads[1:], scored, strict=True):
         levels = [case["level"] for case in one["cases"].values() if case["level"] is not None]
         counts = ", ".join(f"{words} {sum(level >= at for level in levels)}" for at, words in COUNTED)
-        text += ["", f"{head}: {counts}, of {len(levels)}"]
+        left_out = len(one["cases"]) - len(levels)
+        text += ["", f"{head}: {counts}, of {len(levels)}" + (f"; n/a {left_out}" if left_out else "")]
         numbers = [case["numbers"] for case in one["cases"].values() if "numbers" in case]
         if numbers:
             text += [f"  numbers compared in a case: {min(numbers)} to {max(numbers)}"]

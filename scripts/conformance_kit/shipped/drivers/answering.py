@@ -1,7 +1,7 @@
-"""What all drivers share: the cases are asked one after the other in a process that is started again when it dies.
+"""What all drivers share: they answer one case after the other in a process that is started again if it dies.
 
-A driver gives `main` a function that returns an engine's answers to the prompts of one checkpoint; the standard library does
-the rest. Answers are written after each case, so that a run that is broken off has those before it.
+A driver passes `main` a function that returns an engine's answers to the prompts of one case. The standard library does
+the rest. The file is written after each case, so an interrupted run keeps its answers.
 """
 
 import argparse
@@ -12,17 +12,58 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections import namedtuple
 from pathlib import Path
 
 LIMIT = 600  # seconds for a case, the engine's start included
 
+# A prompt as one row of a batch. prompt: its index. number: of the row, and of its cache. kept: tokens in that cache.
+# new: the token ids that follow them.
+Row = namedtuple("Row", "prompt number kept new")
 
-def main(engine, model_format, prepare, answer, options=()):
+
+class Unsupported(Exception):
+    """The engine has no class for the model type, or has no cache to keep. The case then counts as n/a."""
+
+
+def steps(job):
+    """Yield the batches of a case, in order: lists of rows.
+
+    Most cases have one row in each batch and nothing in the cache. With job["together"] 2, the engine computes two rows in
+    one batch. With job["share"], a row goes on from the cache of the row with the same number in the batch before.
+    """
+    width, prompts = job["together"], job["prompts"]
+    for first in range(0, len(prompts), width):
+        rows = []
+        for at in range(first, first + width):
+            kept = len(prompts[at - width]) if job["share"] and at >= width else 0
+            rows.append(Row(at, at - first, kept, prompts[at][kept:]))
+        yield rows
+
+
+def answered(row, log_probs):
+    """Return the answer to a prompt.
+
+    log_probs: for each token of row.new, the log probabilities of all tokens that may follow it.
+    """
+    following = zip(log_probs[:-1], row.new[1:], strict=True)
+    scores = [None] * (row.kept + 1) + [values[token] for values, token in following]
+    return {"scores": scores, "next": dict(enumerate(log_probs[-1]))}
+
+
+def in_order(given):
+    """Return the answers to all prompts from a dictionary of answers by the index of the prompt."""
+    return [given[prompt] for prompt in sorted(given)]
+
+
+def main(engine, model_format, prepare, answer, options=(), quantises=False):
     """Answer the cases of a kit: DRIVER KIT OUT.json [CASE ...].
 
-    prepare(arguments) imports the engine and returns its release and the versions of what it runs on; it is called before a file of
-    answers is gone on with, which must be of the same. answer(path, prompts,
-    context, arguments) returns for each prompt an object with "scores", "next" or both, as the README says.
+    prepare(arguments): imports the engine and returns its release and the versions of what it runs on. A file is continued
+    only if they are the same.
+    answer(job, arguments): returns for each prompt an object with "scores", "next" or both, as the README describes.
+    job has "path", "prompts", "context", "share", "together" and "quantised".
+    quantises: whether the engine computes with matrices of the type job["quantised"].
     """
     parser = argparse.ArgumentParser(description=f"Answer the prompts of the conformance kit with {engine}.")
     parser.add_argument("kit", type=Path)
@@ -61,10 +102,15 @@ def main(engine, model_format, prepare, answer, options=()):
         if before is not None:
             _same(parser, arguments.out, before, about)
         for name in left:
-            given = worker.ask(_job(arguments.kit, model_format, name))
+            job = _job(arguments.kit, model_format, name)
+            given = worker.ask(job)
+            if quantises and job["quantised"] and "prompts" in given:
+                given["quantised"] = job["quantised"]
             answers = {**answers, name: given}
             arguments.out.write_text(json.dumps({**about, "answers": answers}), encoding="utf-8")
-            print(f"{name}: {given.get('error', 'answered')}", file=sys.stderr, flush=True)
+            print(
+                f"{name}: {given.get('error') or given.get('unsupported') or 'answered'}", file=sys.stderr, flush=True
+            )
     finally:
         worker.end()
 
@@ -91,7 +137,8 @@ def _job(kit, model_format, name):
     golden = json.loads((kit / "golden" / (name + ".json")).read_text(encoding="utf-8"))
     path = kit / "hf" / name if model_format == "hf" else kit / "gguf" / (name + ".gguf")
     prompts = [golden["ids"][: prompt["length"]] for prompt in golden["prompts"]]
-    return {"path": str(path.resolve()), "prompts": prompts, "context": golden["context"]}
+    calls = {key: golden[key] for key in ("context", "share", "together", "quantised")}
+    return {"path": str(path.resolve()), "prompts": prompts, **calls}
 
 
 class Worker:
@@ -167,7 +214,9 @@ def _work(prepare, answer, arguments):
     for line in sys.stdin:
         job = json.loads(line)
         try:
-            say({"prompts": answer(job["path"], job["prompts"], job["context"], arguments)})
+            say({"prompts": answer(job, arguments)})
+        except Unsupported as error:
+            say({"unsupported": str(error)})
         except BaseException as error:  # noqa: BLE001 - as above
             traceback.print_exc()
             say({"error": f"{type(error).__name__}: {error}"})

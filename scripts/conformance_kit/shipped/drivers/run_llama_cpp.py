@@ -31,53 +31,64 @@ def prepare(arguments):
     return {"release": "llama-cpp-python " + llama_cpp.__version__, "versions": {}}
 
 
-def answer(path, prompts, context, arguments):
+def answer(job, arguments):
     import llama_cpp as lib
 
     del LOG[1:]
     settings = lib.llama_model_default_params()
     settings.n_gpu_layers = arguments.gpu_layers
-    model = lib.llama_model_load_from_file(os.fsencode(path), settings)
+    model = lib.llama_model_load_from_file(os.fsencode(job["path"]), settings)
     if not model:
         raise ValueError(f"llama.cpp does not load the file: {' / '.join(LOG[1:])}")
     try:
         made = lib.llama_context_default_params()
-        made.n_ctx, made.n_batch, made.n_ubatch = context, PIECE, PIECE
+        made.n_ctx, made.n_batch, made.n_ubatch = job["together"] * job["context"], PIECE, PIECE
+        made.n_seq_max = job["together"]
         made.type_k = made.type_v = lib.GGML_TYPE_F32
         made.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
         made.n_threads = made.n_threads_batch = os.cpu_count() or 1
         handle = lib.llama_init_from_model(model, made)
         if not handle:
-            raise ValueError(f"no context of {context} tokens: {' / '.join(LOG[1:])}")
+            raise ValueError(f"no context of {job['context']} tokens: {' / '.join(LOG[1:])}")
         try:
             size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
-            return [_prompt(lib, handle, size, ids) for ids in prompts]
+            given = {}
+            for rows in answering.steps(job):
+                given.update(_batch(lib, handle, size, rows))
+            return answering.in_order(given)
         finally:
             lib.llama_free(handle)
     finally:
         lib.llama_model_free(model)
 
 
-def _prompt(lib, handle, size, ids):
-    lib.llama_memory_clear(lib.llama_get_memory(handle), True)
+def _batch(lib, handle, size, rows):
+    """Return the answers to a batch by prompt. Each row is a sequence, and their tokens alternate."""
+    if rows[0].kept == 0:
+        lib.llama_memory_clear(lib.llama_get_memory(handle), True)
+    longest = max(len(row.new) for row in rows)
+    queue = [(row, at) for at in range(longest) for row in rows if at < len(row.new)]
+    scores = {row.prompt: [None] * (row.kept + 1) for row in rows}
+    given = {}
     batch = lib.llama_batch_init(PIECE, 0, 1)
-    scores, log_probs = [None], []
     try:
-        for start in range(0, len(ids), PIECE):
-            piece = ids[start : start + PIECE]
+        for start in range(0, len(queue), PIECE):
+            piece = queue[start : start + PIECE]
             batch.n_tokens = len(piece)
-            for at, token in enumerate(piece):
-                batch.token[at], batch.pos[at], batch.logits[at] = token, start + at, 1
-                batch.n_seq_id[at], batch.seq_id[at][0] = 1, 0
+            for place, (row, at) in enumerate(piece):
+                batch.token[place], batch.pos[place], batch.logits[place] = row.new[at], row.kept + at, 1
+                batch.n_seq_id[place], batch.seq_id[place][0] = 1, row.number
             if code := lib.llama_decode(handle, batch):
                 raise ValueError(f"llama_decode gives {code} at token {start}")
-            for at in range(len(piece)):
-                log_probs = _log_softmax(lib.llama_get_logits_ith(handle, at)[:size])
-                if start + at + 1 < len(ids):
-                    scores.append(log_probs[ids[start + at + 1]])
+            for place, (row, at) in enumerate(piece):
+                log_probs = _log_softmax(lib.llama_get_logits_ith(handle, place)[:size])
+                if at + 1 < len(row.new):
+                    scores[row.prompt].append(log_probs[row.new[at + 1]])
+                else:
+                    given[row.prompt] = {"scores": scores[row.prompt], "next": dict(enumerate(log_probs))}
     finally:
         lib.llama_batch_free(batch)
-    return {"scores": scores, "next": dict(enumerate(log_probs))}
+    return given
 
 
 def _log_softmax(logits):
@@ -89,4 +100,4 @@ def _log_softmax(logits):
 GPU_LAYERS = ("--gpu-layers", {"type": int, "default": 0, "help": "layers on a GPU; default 0"})
 
 if __name__ == "__main__":
-    answering.main("llama.cpp", "gguf", prepare, answer, [GPU_LAYERS])
+    answering.main("llama.cpp", "gguf", prepare, answer, [GPU_LAYERS], quantises=True)

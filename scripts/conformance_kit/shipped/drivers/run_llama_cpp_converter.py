@@ -7,6 +7,7 @@ The converter knows tokenizers by a hash of what they make of a text, and by fam
 families, so the converter is told that it is one, split as llama-bpe, and transformers adds no tokens of the family to it.
 """
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,8 @@ from pathlib import Path
 import answering
 import run_llama_cpp
 
+# Families whose converter asks for layers of multi-token prediction, which the kit leaves out.
+WITHOUT_MTP = ("qwen3_5_text",)
 PROGRAM = """
 import runpy, sys
 del sys.argv[0]
@@ -33,16 +36,21 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def answer(path, prompts, context, arguments):
+def answer(job, arguments):
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "model.gguf"
         # The name is not the folder's: llama.cpp takes a model that is called phi3 for one with Phi-3's tokens.
-        options = ["--outtype", "f32", "--model-name", "conformance", "--outfile", str(target)]
-        command = [arguments.converter_python, "-c", PROGRAM, str(arguments.converter.resolve()), path, *options]
+        options = ["--outtype", job["quantised"] or "f32", "--model-name", "conformance", "--outfile", str(target)]
+        if json.loads((Path(job["path"]) / "config.json").read_text(encoding="utf-8"))["model_type"] in WITHOUT_MTP:
+            options.append("--no-mtp")
+        command = [arguments.converter_python, "-c", PROGRAM, str(arguments.converter.resolve()), job["path"], *options]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:
-            raise ValueError("the converter stops: " + (done.stdout.strip().splitlines() or ["without a word"])[-1])
-        return run_llama_cpp.answer(str(target), prompts, context, arguments)
+            last = (done.stdout.strip().splitlines() or ["without a message"])[-1]
+            if last.endswith("is not supported"):
+                raise answering.Unsupported(last)
+            raise ValueError(f"the converter stops: {last}")
+        return run_llama_cpp.answer({**job, "path": str(target)}, arguments)
 
 
 PYTHON = ("--converter-python", {"default": sys.executable, "help": "the Python that runs it; default this one"})
@@ -52,6 +60,5 @@ CONVERTER = (
 )
 
 if __name__ == "__main__":
-    answering.main(
-        "llama.cpp's converter", "hf", run_llama_cpp.prepare, answer, [run_llama_cpp.GPU_LAYERS, CONVERTER, PYTHON]
-    )
+    options = [run_llama_cpp.GPU_LAYERS, CONVERTER, PYTHON]
+    answering.main("llama.cpp's converter", "hf", run_llama_cpp.prepare, answer, options, quantises=True)

@@ -8,6 +8,7 @@ The likeliest next tokens are asked for, behind each prompt. A server may name t
 their text, which is one byte here.
 """
 
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -29,16 +30,22 @@ def prepare(arguments):
     return {"engine": arguments.name, "release": arguments.release, "versions": {"interface": "/v1/completions"}}
 
 
-def answer(path, prompts, context, arguments):
+def answer(job, arguments):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    order = [part.format(path=path, port=port, context=context) for part in shlex.split(arguments.start)]
+    order = [part.format(path=job["path"], port=port, context=job["context"]) for part in shlex.split(arguments.start)]
     url = f"http://127.0.0.1:{port}"
     server = subprocess.Popen(order, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
         model = _wait(server, url)
-        return [{"next": _ask(url, model, ids)} for ids in prompts]
+        given = {}
+        for rows in answering.steps(job):  # a server keeps the cache of earlier turns itself
+            with concurrent.futures.ThreadPoolExecutor(len(rows)) as requests:
+                prompts = [job["prompts"][row.prompt] for row in rows]
+                answers = requests.map(lambda ids: _ask(url, model, ids), prompts)
+                given.update({row.prompt: {"next": one} for row, one in zip(rows, answers, strict=True)})
+        return answering.in_order(given)
     finally:
         with contextlib.suppress(ProcessLookupError):  # it has ended
             os.killpg(server.pid, signal.SIGKILL)  # its workers too

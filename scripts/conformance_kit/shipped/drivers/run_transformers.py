@@ -12,23 +12,40 @@ def prepare(arguments):
     return {"release": transformers.__version__, "versions": {"torch": torch.__version__}}
 
 
-def answer(path, prompts, context, arguments):
+def answer(job, arguments):
     import torch
+
+    model = _load(job["path"], getattr(torch, arguments.dtype), arguments.attention)
+    given, mask, cache = {}, None, None
+    for rows in answering.steps(job):
+        width = max(len(row.new) for row in rows)
+        padding = [width - len(row.new) for row in rows]
+        ids = torch.tensor([[0] * count + row.new for count, row in zip(padding, rows, strict=True)])
+        new = torch.tensor([[0] * count + [1] * len(row.new) for count, row in zip(padding, rows, strict=True)])
+        mask = torch.cat([mask, new], 1) if job["share"] and mask is not None else new
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -width:]
+        whole = {} if mask.all() else {"attention_mask": mask}
+        with torch.no_grad():
+            out = model(ids, position_ids=positions, past_key_values=cache, use_cache=job["share"], **whole)
+        cache = out.past_key_values if job["share"] else None
+        for logits, row, count in zip(out.logits, rows, padding, strict=True):
+            log_probs = torch.log_softmax(logits[count:].double(), -1).tolist()
+            given[row.prompt] = answering.answered(row, log_probs)
+    return answering.in_order(given)
+
+
+def _load(path, dtype, attention):
     from transformers import AutoModelForCausalLM
 
-    found = []
-    model = AutoModelForCausalLM.from_pretrained(
-        path, torch_dtype=getattr(torch, arguments.dtype), attn_implementation="eager"
-    ).eval()
-    for ids in prompts:
-        row = torch.tensor([ids])
-        with torch.no_grad():
-            logits = model(input_ids=row, use_cache=False).logits[0].double()
-        log_probs = torch.log_softmax(logits, -1)
-        scores = log_probs[:-1].gather(1, row[0, 1:, None])[:, 0].tolist()
-        found.append({"scores": [None, *scores], "next": dict(enumerate(log_probs[-1].tolist()))})
-    return found
+    try:
+        return AutoModelForCausalLM.from_pretrained(path, torch_dtype=dtype, attn_implementation=attention).eval()
+    except ValueError as error:
+        if "does not recognize this architecture" in str(error):
+            raise answering.Unsupported("this release has no class for the model type") from error
+        raise
 
+
+ATTENTION = ("--attention", {"default": "eager", "help": "attn_implementation; default eager"})
 
 if __name__ == "__main__":
-    answering.main("transformers", "hf", prepare, answer)
+    answering.main("transformers", "hf", prepare, answer, [ATTENTION])
