@@ -266,11 +266,16 @@ def _rope_types(maker: Maker) -> dict[str, Any]:
                 maker.tables(maker.config(rope_parameters={**values, **more}, **size))
         except Exception as error:  # noqa: BLE001 - a class may stop at a key with any error
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            refused[rope_type] = f"{type(error).__name__}: {lines[-1] if lines else ''}"[:160]
+            refused[rope_type] = f"{type(error).__name__}: {_in_order(lines[-1]) if lines else ''}"[:160]
         else:
             taken.append(rope_type)
     facts = {"rope_types": taken if refused else [], "refused_rope_types": refused}
     return {**facts, "mscale_keys": sorted(more, reverse=True)} if more else facts
+
+
+def _in_order(text: str) -> str:
+    """Return a text with the names of each set in it sorted: their order differs from run to run."""
+    return re.sub(r"\{([^{}:]*)\}", lambda names: "{" + ", ".join(sorted(names[1].split(", "))) + "}", text)
 
 
 def _stretch_key(maker: Maker) -> dict[str, Any]:
