@@ -214,6 +214,19 @@ def test_what_the_code_does_beyond_the_context_is_said(stated: bool | None, tmp_
     )
 
 
+def test_the_class_in_transformers_reads_configs_with_rope_parameters(tmp_path: Path) -> None:
+    """EXAONE 3.5 was remote code until transformers 5.24."""
+    parameters = {"rope_type": "default", "rope_theta": BASE}
+    newer = {"model_type": "exaone", **SIZES, "max_position_embeddings": 4096, "rope_parameters": parameters}
+    assert (families.of_config(newer).remote, families.of_config(config("exaone")).remote) == (False, True)
+    for number, one in enumerate((newer, config("exaone"))):
+        source = write_config(tmp_path / str(number), one)
+        output = ropetool.apply(ropetool.plan(source, "linear", factor=2), source, tmp_path / f"{number}-linear").output
+        found = entry(output)
+        assert found.table is not None
+        assert np.allclose(found.table.at(4096).inv_freq, BASE ** (-np.arange(64) / 64) / 2)
+
+
 def test_names_are_stated_once() -> None:
     assert not {*ALIASES} & {*UNREAD, *families.remote()}
     assert not {*UNREAD} & {*families.names()}

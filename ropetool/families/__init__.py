@@ -41,6 +41,8 @@ def remote() -> tuple[str, ...]:
 @cache
 def _one(model_type: str) -> Family | None:
     """Return the family of exactly this model_type, from its file or its record, or None."""
+    if model_type in UNREAD:
+        return None
     for folder, known in (("", _files()), (REMOTE, remote())):
         if model_type in known:
             name = f"{folder}{model_type}.json"

@@ -15,7 +15,7 @@ from ropetool.families.wrappers import Wrapper
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ROPE_THETA = "rope_theta"
-VERSION = "5.23.0"  # of transformers; a test compares it with the records
+VERSION = "5.24.0"  # of transformers; a test compares it with the records
 HANDS_OVER = "hands over"
 PROVEN, UNROTATED = "proven", "does not rotate"
 # Facts with the same name in a record and in a family's file.

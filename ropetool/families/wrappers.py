@@ -119,11 +119,15 @@ TOLD_APART: dict[str, tuple[str, str]] = {
     "llada": ("num_experts", "lladamoe"),  # inclusionAI/LLaDA-MoE-7B-A1B-Base, not GSAI-ML/LLaDA-8B-Base
 }
 
-# Types that exist only in remote code, with the reason why ropetool does not read them, and often a replacement.
+# Types that ropetool does not read, with the reason and often a replacement. Most exist only in remote code.
 UNREAD: dict[str, str] = {
     "chatglm": (
         "its only rope key is rope_ratio, which multiplies the base in some releases of its remote code and divides positions "
         "in others; use its glm version (zai-org/glm-4-9b-chat-hf)"
+    ),
+    "dory": (
+        "its config lists attention and MLP blocks as separate layers, and a loop runs some of them twice; ropetool reads "
+        "neither"
     ),
     "internlm": "its remote code reads base and type from a separate object, rotary; use internlm2 or internlm3",
     "phi-msft": "its remote code fixes the base at 10000 and reads only rotary_dim; use its phi version",

@@ -158,7 +158,7 @@ def _head_dim(maker: Maker, default: Any, base: Tables, names: Mapping[str, str]
     by_label: dict[str, list[str]] = {label: [] for label in base}
     for key in sorted(native, key=lambda one: (one != "qk_rope_head_dim", one != "head_dim", one)):
         value = getattr(small, key, None) or ratio
-        times = maker.shares(base, **{key: 2 * value}) or maker.shares(base, **{key: value // 2})
+        times = _resized(maker, base, key, value)
         for label in times:
             if times[label] != 1.0:
                 by_label[label].append(key)
@@ -176,6 +176,28 @@ def _head_dim(maker: Maker, default: Any, base: Tables, names: Mapping[str, str]
     if len(set(first.values())) > 1:
         facts["head_dim_keys"] = first
     return facts
+
+
+def _resized(maker: Maker, base: Tables, key: str, value: int) -> dict[str, float]:
+    """Return the length of each table with another head size, relative to its length before, by label.
+
+    Some classes check that the sections of mrope cover the head, so these change with it.
+    """
+    parameters = getattr(maker.config(), "rope_parameters", None) or {}
+    sections = parameters.get("mrope_section")
+    for resized in (2 * value, value // 2):
+        changes: list[dict[str, Any]] = [{key: resized}]
+        if sections:
+            changes.append(
+                {
+                    key: resized,
+                    "rope_parameters": {**parameters, "mrope_section": [n * resized // value for n in sections]},
+                }
+            )
+        for keys in changes:
+            if times := maker.shares(base, **keys):
+                return times
+    return {}
 
 
 def _breaks(maker: Maker, **keys: Any) -> bool:
@@ -244,11 +266,16 @@ def _rope_types(maker: Maker) -> dict[str, Any]:
                 maker.tables(maker.config(rope_parameters={**values, **more}, **size))
         except Exception as error:  # noqa: BLE001 - a class may stop at a key with any error
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            refused[rope_type] = f"{type(error).__name__}: {lines[-1] if lines else ''}"[:160]
+            refused[rope_type] = f"{type(error).__name__}: {_in_order(lines[-1]) if lines else ''}"[:160]
         else:
             taken.append(rope_type)
     facts = {"rope_types": taken if refused else [], "refused_rope_types": refused}
     return {**facts, "mscale_keys": sorted(more, reverse=True)} if more else facts
+
+
+def _in_order(text: str) -> str:
+    """Return a text with the names of each set in it sorted: their order differs from run to run."""
+    return re.sub(r"\{([^{}:]*)\}", lambda names: "{" + ", ".join(sorted(names[1].split(", "))) + "}", text)
 
 
 def _stretch_key(maker: Maker) -> dict[str, Any]:

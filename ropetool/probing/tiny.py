@@ -63,6 +63,11 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
     "dots1": EXPERTS,
+    # Its config counts attention and MLP as two layers.
+    "dory": {
+        "num_hidden_layers": 8, "layer_types": [block for name in MIXED for block in (name, "mlp")],
+        "n_input_layers": 2, "n_recurrent_layers": 4, "n_output_layers": 2,
+    },
     "glm4_moe": {"hidden_size": 256},
     "glm4v_moe_text": {"hidden_size": 256},
     "glm4v_text": {

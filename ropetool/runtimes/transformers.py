@@ -19,7 +19,7 @@ from ropetool.runtimes.base import NotHeld, NotKnown, Refuses, checked_base, onc
 
 NAME = "transformers"
 FORMATS = ("hf",)
-VERSIONS = "5.23.0"
+VERSIONS = "5.24.0"
 SUMMARY = "Hugging Face transformers 5: reads both config styles; rope_scaling wins over rope_parameters"
 
 
