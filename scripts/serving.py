@@ -6,16 +6,16 @@ ROPETOOL_LLAMA_SERVER is the path of a llama-server, and ROPETOOL_ENGINE_VLLM is
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-PORT = 8977
-URL = f"http://127.0.0.1:{PORT}"
 PATIENCE = 240  # seconds for a server to come up
 FOR_VLLM = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
 
@@ -42,28 +42,33 @@ def vllm(folder: Path, dtype: str, context: int, options: Sequence[str] = ()) ->
 def running(command: Sequence[str], log: Path) -> Iterator[str]:
     """Yield the address of a server, and end it after that.
 
-    Raises: SystemExit with the end of its output if it stops.
+    Raises: RuntimeError with the end of its output if it stops, or does not answer in time.
     """
     environment = {**os.environ, **FOR_VLLM}
     environment.pop("PYTHONPATH", None)  # an engine sees its own environment only
     with log.open("w", encoding="utf-8") as output:
-        process = subprocess.Popen([*command, "--port", str(PORT)], stdout=output, stderr=output, env=environment)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        order = [*command, "--port", str(port)]
+        process = subprocess.Popen(order, stdout=output, stderr=output, env=environment, start_new_session=True)
+    url = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(PATIENCE):
-            if process.poll() is not None:
-                raise SystemExit(f"{' '.join(command)}: {log.read_text(encoding='utf-8')[-2000:]}")
-            if _is_up():
-                break
+        end = time.monotonic() + PATIENCE
+        while not _is_up(url):
+            if process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"{' '.join(command)}: {log.read_text(encoding='utf-8')[-2000:]}")
             time.sleep(1)
-        yield URL
+        yield url
     finally:
-        process.terminate()
+        with suppress(ProcessLookupError):  # it has ended
+            os.killpg(process.pid, signal.SIGTERM)  # its workers too
         process.wait()
 
 
-def _is_up() -> bool:
+def _is_up(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{URL}/health", timeout=2) as answer:
+        with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False

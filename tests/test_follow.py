@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -142,6 +143,33 @@ def test_the_changelog_names_the_release_once(before: str, tmp_path: Path, monke
     for _ in range(2):
         state.write_changelog(PACKAGES["transformers"], "5.24.0")
         assert state.CHANGELOG.read_text() == text.format("- Follows transformers 5.24.0.\n")
+
+
+def test_the_changelog_of_older_releases_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = "# Changelog\n\n## 0.2.0\n\n- One.\n{}\nRemoved: a.\n\n## 0.1.0\n\n- Follows transformers 5.23.0.\n"
+    monkeypatch.setattr(state, "CHANGELOG", tmp_path / "changelog.md")
+    state.CHANGELOG.write_text(text.format(""))
+    state.write_changelog(PACKAGES["transformers"], "5.24.0")
+    assert state.CHANGELOG.read_text() == text.format("- Follows transformers 5.24.0.\n")
+
+
+def test_every_recorded_column_of_the_kit_follows_a_package() -> None:
+    columns = [column for package in PACKAGES.values() for column in state.recorded_columns(package.engines)]
+    recorded = json.loads(state.SCORES.read_text())["engines"]
+    assert sorted(columns) == sorted(column for column in recorded if not column.startswith("transformers-4.57 "))
+    assert "vllm bfloat16" in state.recorded_columns(("vllm",))
+
+
+def test_a_release_that_does_not_exist_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = script("follow")
+
+    def missing(package: Package, release: str) -> Path:
+        raise SystemExit(f"{package.name} {release} cannot be downloaded")
+
+    monkeypatch.setattr(module.registry, "unpacked", missing)
+    monkeypatch.setattr(module.pins, "write", lambda *_: pytest.fail("it writes pins"))
+    with pytest.raises(SystemExit, match="transformers 98.76.54 cannot be downloaded"):
+        module.follow(module.Run(PACKAGES["transformers"], "98.76.54"), "5.24.0")
 
 
 def follow(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

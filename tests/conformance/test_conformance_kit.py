@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -493,6 +494,7 @@ SERVER = """
 import http.server, json, sys
 
 answers, naming, model, port = json.load(open(sys.argv[1])), sys.argv[2], sys.argv[3], int(sys.argv[4])
+kept = {"prompt_tokens_details": {"cached_tokens": int(sys.argv[5])}}
 known = {len(ids): top for ids, top in answers}
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -509,8 +511,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         name = (lambda token: "token_id:" + token) if naming == "token_id" else (lambda token: bytes([int(token)]).decode("latin-1"))
         self.say({"choices": [{"logprobs": {"top_logprobs": [{name(token): value for token, value in top.items()}]}}]})
 
-    def say(self, found):
-        text = json.dumps(found).encode()
+    def say(self, answer):
+        text = json.dumps({**answer, "usage": kept}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
@@ -520,9 +522,12 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
-@pytest.mark.parametrize(("naming", "case"), [("id", BASE), ("token_id", BASE), ("text", BASE), ("id", TURNS)])
+@pytest.mark.parametrize(
+    ("naming", "case", "cached", "level"),
+    [("id", BASE, 0, 3), ("token_id", BASE, 0, 3), ("text", BASE, 0, 3), ("id", TURNS, 255, 3), ("id", TURNS, 0, None)],
+)
 def test_a_server_is_asked_in_each_way_of_naming_tokens(
-    kit: Path, answers: Answers, tmp_path: Path, naming: str, case: str
+    kit: Path, answers: Answers, tmp_path: Path, naming: str, case: str, cached: int, level: int | None
 ) -> None:
     ids = json.loads((kit / "golden" / f"{case}.json").read_text())["ids"]
     known = []
@@ -531,7 +536,7 @@ def test_a_server_is_asked_in_each_way_of_naming_tokens(
         known.append((ids[: len(prompt["scores"])], {token: prompt["next"][token] for token in likeliest}))
     (tmp_path / "known.json").write_text(json.dumps(known))
     (tmp_path / "server.py").write_text(SERVER)
-    start = f"{sys.executable} {tmp_path / 'server.py'} {tmp_path / 'known.json'} {naming} {{path}} {{port}}"
+    start = f"{sys.executable} {tmp_path / 'server.py'} {tmp_path / 'known.json'} {naming} {{path}} {{port}} {cached}"
     program, out = kit / "drivers" / "run_server.py", tmp_path / "out.json"
     named = ["--name", "planted", "--release", "1", "--start", start]
     order = [sys.executable, str(program), str(kit), str(out), case, *named]
@@ -539,7 +544,7 @@ def test_a_server_is_asked_in_each_way_of_naming_tokens(
     assert done.returncode == 0, done.stderr
     given = json.loads(out.read_text())
     assert (given["engine"], given["release"]) == ("planted", "1")
-    assert levels(kit, given, tmp_path)[case]["level"] == 3
+    assert levels(kit, given, tmp_path)[case]["level"] == level
 
 
 def test_a_server_that_ends_is_said_to(kit: Path, tmp_path: Path) -> None:
@@ -558,7 +563,7 @@ def test_an_engine_that_dies_is_started_again(kit: Path, tmp_path: Path) -> None
     done = subprocess.run(order, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     given = json.loads((tmp_path / "out.json").read_text())["answers"]
-    assert given == {BASE: {"error": "its process ended with -6"}, FACTOR: {"error": "KeyError: 'yarn'"}}
+    assert given == {BASE: {"error": "its process ended with -6 (SIGABRT)"}, FACTOR: {"error": "KeyError: 'yarn'"}}
 
 
 UNABLE = """
@@ -607,15 +612,95 @@ answering.main("planted", FORMAT, prepare, answer)
 STATED = {"ENGINE": "planted", "RELEASE": "1", "TORCH": "2", "FORMAT": "hf"}
 
 
-def resumed(kit: Path, folder: Path, case: str, **changes: str) -> subprocess.CompletedProcess[str]:
+def resumed(kit: Path, folder: Path, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
     """Run a planted driver of which some of these words are others."""
     text = RESUMED
     for name, value in {**STATED, **changes}.items():
         text = text.replace(name, repr(value) if value != "raise" else "open('/none/there')")
     (folder / "driver.py").write_text(text)
     shutil.copy(SHIPPED / "drivers" / "answering.py", folder)
-    order = [sys.executable, str(folder / "driver.py"), str(kit), str(folder / "out.json"), case]
+    order = [sys.executable, str(folder / "driver.py"), str(kit), str(folder / "out.json"), *arguments]
     return subprocess.run(order, capture_output=True, text=True, check=False)
+
+
+ANSWERED, FAILED = {"prompts": [{"next": {"65": -2.0}}]}, {"error": "KeyError: 'yarn'"}
+
+
+@pytest.mark.parametrize(
+    ("options", "asked_again"),
+    [((), [FACTOR]), ((BASE,), [BASE]), (("--fresh",), [BASE, FACTOR])],
+    ids=["failed cases", "a named case", "fresh"],
+)
+def test_answers_are_kept_unless_they_failed_or_are_asked_for(
+    kit: Path, tmp_path: Path, options: tuple[str, ...], asked_again: list[str]
+) -> None:
+    assert resumed(kit, tmp_path, BASE).returncode == 0
+    out = tmp_path / "out.json"
+    before = json.loads(out.read_text())
+    names = list(json.loads((kit / "manifest.json").read_text())["cases"])
+    answers = {**dict.fromkeys(names, ANSWERED), FACTOR: FAILED}
+    out.write_text(json.dumps({**before, "answers": answers}))
+    done = resumed(kit, tmp_path, *options)
+    assert done.returncode == 0, done.stderr
+    after = json.loads(out.read_text())["answers"]
+    changed = [name for name in names if after[name] != answers[name]]
+    assert changed == (names if "--fresh" in options else asked_again)
+    kept = len(names) - len(asked_again)
+    assert ("--fresh" in options) != (f"{kept} cases are kept from {out} and not asked again" in done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["llama-bse"], "there is no case llama-bse; the nearest: llama-base"),
+        (["--dtype", "float17"], "there are no bounds for float17; the types are float32, bfloat16"),
+    ],
+)
+def test_a_driver_refuses_what_the_kit_does_not_have(
+    kit: Path, tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
+    done = resumed(kit, tmp_path, *arguments)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_a_folder_that_is_no_kit_is_refused(answers: Answers, kit: Path, tmp_path: Path) -> None:
+    (tmp_path / "score.py").write_bytes((kit / "score.py").read_bytes())
+    for done in (scored(tmp_path, answers, tmp_path), resumed(tmp_path, tmp_path, BASE)):
+        assert done.returncode == 2
+        assert f"{tmp_path} is no conformance kit: it has no manifest.json" in done.stderr
+
+
+def test_one_case_is_scored_alone(kit: Path, answers: Answers, tmp_path: Path) -> None:
+    alone = {**answers, "answers": {BASE: answers["answers"][BASE]}}
+    assert scored(kit, alone, tmp_path).returncode == 1
+    done = scored(kit, alone, tmp_path, "--case", BASE)
+    assert (done.returncode, FACTOR in done.stdout) == (0, False)
+    assert scored(kit, alone, tmp_path, "--case", FACTOR).returncode == 1
+    assert (
+        "there is no case llama-bse; the nearest: llama-base"
+        in scored(kit, alone, tmp_path, "--case", "llama-bse").stderr
+    )
+
+
+def test_a_known_case_is_marked_and_named_if_it_passes(kit: Path, answers: Answers, tmp_path: Path) -> None:
+    lines = scored(kit, answers, tmp_path, "--known", BASE).stdout.splitlines()
+    assert f"  {BASE}: exact; remove --known {BASE}" in lines
+    assert [line.split() for line in lines if line.startswith(f"{BASE} ")] == [[BASE, "exact", "(known)"]]
+
+
+def test_an_engine_that_answers_no_case_fails(kit: Path, answers: Answers, tmp_path: Path) -> None:
+    none = {**answers, "answers": {name: {"unsupported": "no class"} for name in answers["answers"]}}
+    done = scored(kit, none, tmp_path)
+    assert (done.returncode, "answers no case" in done.stderr) == (1, True)
+
+
+def test_a_driver_with_rows_of_another_number_gets_a_sentence() -> None:
+    with pytest.raises(ValueError, match="1 rows of log probabilities for 2 new tokens"):
+        ANSWERING.answered(ANSWERING.Row(0, 0, 0, [2, 0]), [[-1.0, -2.0]])
+    given = ANSWERING.answered(ANSWERING.Row(0, 0, 0, [1]), np.array([[-1.0, -2.0]]))
+    assert json.loads(json.dumps(given))["next"] == {"0": -1.0, "1": -2.0}
 
 
 def test_a_file_of_answers_is_gone_on_with(kit: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ A case below level 2 shows the name of the wrong table that fits. Exit code 0: e
 """
 
 import argparse
+import difflib
 import hashlib
 import json
 import math
@@ -57,6 +58,9 @@ def main(arguments=None):
     parser.add_argument("kit", type=Path, help="the folder of the kit, where manifest.json lies")
     parser.add_argument("answers", type=Path, nargs="*", help="a file of answers, as a driver writes it")
     parser.add_argument("--level", type=int, choices=(1, 2, 3), default=EXACT, help="what every case must reach")
+    parser.add_argument(
+        "--case", action="append", default=[], metavar="CASE", help="score this case alone; repeat for several"
+    )
     parser.add_argument("--known", action="append", default=[], metavar="CASE", help="a case that may fail")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--check-files", action="store_true", help="hold the files against the manifest's sha256")
@@ -64,12 +68,20 @@ def main(arguments=None):
     if not options.answers and not options.check_files:
         parser.error("name a file of answers, or --check-files")
     try:
+        if not (options.kit / "manifest.json").is_file():
+            raise Unusable(f"{options.kit} is no conformance kit: it has no manifest.json")
         manifest = read(options.kit / "manifest.json")
-        if unknown := sorted(set(options.known) - set(manifest["cases"])):
-            parser.error(f"there is no case {', '.join(unknown)}")
+        for name in (*options.known, *options.case):
+            if name not in manifest["cases"]:
+                near = difflib.get_close_matches(name, manifest["cases"])
+                parser.error(
+                    f"there is no case {name}; {'the nearest: ' if near else 'the cases: '}{', '.join(near or manifest['cases'])}"
+                )
         changed = changed_files(options.kit, manifest) if options.check_files else []
         scored = [score(options.kit, manifest, read(path), str(path)) for path in options.answers]
-        text = json.dumps(scored, indent=1) if options.json else report(manifest, scored)
+        for engine in scored:
+            engine["cases"] = {name: engine["cases"][name] for name in options.case or engine["cases"]}
+        text = json.dumps(scored, indent=1) if options.json else report(scored, options.known)
     except Unusable as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2
@@ -78,15 +90,20 @@ def main(arguments=None):
         return 2
     for line in changed:
         print(line, file=sys.stderr)
+    if options.check_files and not changed:
+        print(f"{len(manifest['files'])} files are those of the manifest", file=sys.stderr)
     if scored:
         print(text)
+    unanswered = [engine for engine in scored if all(case["level"] is None for case in engine["cases"].values())]
+    for engine in unanswered:
+        print(f"Error: {engine['engine']} answers no case", file=sys.stderr)
     below = [
         name
         for engine in scored
         for name, case in engine["cases"].items()
         if case["level"] is not None and case["level"] < options.level and name not in options.known
     ]
-    return 1 if changed or below else 0
+    return 1 if changed or below or unanswered else 0
 
 
 def score(kit, manifest, answers, where):
@@ -250,10 +267,17 @@ def log_prob(value, where):
     return value
 
 
-def report(manifest, scored):
-    """Return a line for each case with a column for each engine, then the counts of each and what is wrong."""
+def report(scored, known):
+    """Return a line for each case with a column for each engine, then the counts of each and what is wrong.
+
+    known: the cases that may fail.
+    """
     heads = ["case", *(f"{one['engine']} {one['release']} {one['dtype']}" for one in scored)]
-    lines = [heads, *([name, *(cell(one["cases"][name]) for one in scored)] for name in manifest["cases"])]
+    names = scored[0]["cases"] if scored else ()
+    lines = [heads]
+    for name in names:
+        mark = " (known)" if name in known else ""
+        lines.append([name, *(cell(one["cases"][name]) + mark for one in scored)])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     for head, one in zip(heads[1:], scored, strict=True):
@@ -265,6 +289,8 @@ def report(manifest, scored):
         if numbers:
             text += [f"  numbers compared in a case: {min(numbers)} to {max(numbers)}"]
         text += [f"  {name}: {case['said']}" for name, case in one["cases"].items() if case["said"]]
+        passes = [name for name, case in one["cases"].items() if name in known and case["level"] == EXACT]
+        text += [f"  {name}: exact; remove --known {name}" for name in passes]
     return "\n".join(text)
 
 

@@ -5,9 +5,11 @@ the rest. The file is written after each case, so an interrupted run keeps its a
 """
 
 import argparse
+import difflib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -44,8 +46,11 @@ def steps(job):
 def answered(row, log_probs):
     """Return the answer to a prompt.
 
-    log_probs: for each token of row.new, the log probabilities of all tokens that may follow it.
+    log_probs: for each token of row.new, the log probabilities of all tokens that may follow it. Lists or arrays.
     """
+    log_probs = [values.tolist() if hasattr(values, "tolist") else list(values) for values in log_probs]
+    if len(log_probs) != len(row.new):
+        raise ValueError(f"{len(log_probs)} rows of log probabilities for {len(row.new)} new tokens")
     following = zip(log_probs[:-1], row.new[1:], strict=True)
     scores = [None] * (row.kept + 1) + [values[token] for values, token in following]
     return {"scores": scores, "next": dict(enumerate(log_probs[-1]))}
@@ -67,8 +72,9 @@ def main(engine, model_format, prepare, answer, options=(), quantises=False):
     """
     parser = argparse.ArgumentParser(description=f"Answer the prompts of the conformance kit with {engine}.")
     parser.add_argument("kit", type=Path)
-    parser.add_argument("out", type=Path, help="where the answers go; a case that is in it already is not asked again")
-    parser.add_argument("cases", nargs="*", help="these alone; all where left out")
+    parser.add_argument("out", type=Path, help="where the answers go; a case with an answer in it is not asked again")
+    parser.add_argument("cases", nargs="*", help="these alone, and again if they have an answer; all where left out")
+    parser.add_argument("--fresh", action="store_true", help="ask every case again")
     parser.add_argument("--dtype", default="float32", help="what the engine computes in: float32 or bfloat16")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     for name, keywords in options:
@@ -77,20 +83,21 @@ def main(engine, model_format, prepare, answer, options=(), quantises=False):
     if arguments.worker:
         _work(prepare, answer, arguments)
         return
-    manifest = json.loads((arguments.kit / "manifest.json").read_text(encoding="utf-8"))
+    manifest = _manifest(parser, arguments)
     known = manifest["cases"]
-    if unknown := sorted(set(arguments.cases) - set(known)):
-        parser.error("there is no case " + ", ".join(unknown))
     about = {"kit": manifest["version"], "dtype": arguments.dtype, "format": model_format}
     before, answers = None, {}
-    if arguments.out.is_file():
+    if arguments.out.is_file() and not arguments.fresh:
         before = _before(parser, arguments.out)
         answers = before["answers"]
         _same(parser, arguments.out, before, about)
     left = [
         name for name in arguments.cases or known
-        if name not in answers and not (model_format == "gguf" and known[name]["no_gguf"])
+        if (arguments.cases or not _is_answered(answers.get(name)))
+        and not (model_format == "gguf" and known[name]["no_gguf"])
     ]  # fmt: skip
+    if kept := len(set(answers) - set(left)):
+        print(f"{kept} cases are kept from {arguments.out} and not asked again; --fresh asks them", file=sys.stderr)
     if not left:
         return
     worker = Worker()
@@ -113,6 +120,28 @@ def main(engine, model_format, prepare, answer, options=(), quantises=False):
             )
     finally:
         worker.end()
+
+
+def _manifest(parser, arguments):
+    """Return the manifest of the kit. Ends the program if the kit has no such case or type."""
+    path = arguments.kit / "manifest.json"
+    if not path.is_file():
+        parser.error(f"{arguments.kit} is no conformance kit: it has no manifest.json")
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    for name in arguments.cases:
+        if name not in manifest["cases"]:
+            near = difflib.get_close_matches(name, manifest["cases"])
+            parser.error(
+                f"there is no case {name}; {'the nearest: ' if near else 'the cases: '}{', '.join(near or manifest['cases'])}"
+            )
+    if arguments.dtype not in manifest["dtypes"]:
+        parser.error(f"there are no bounds for {arguments.dtype}; the types are {', '.join(manifest['dtypes'])}")
+    return manifest
+
+
+def _is_answered(given):
+    """Return whether an answer is kept. A case that failed or was not supported is asked again."""
+    return given is not None and "prompts" in given
 
 
 def _before(parser, out):
@@ -182,7 +211,9 @@ class Worker:
             return {"error": f"no answer within {LIMIT} seconds", "ended": True}
         if line:
             return json.loads(line)
-        return {"error": f"its process ended with {self.process.wait()}", "ended": True}
+        code = self.process.wait()
+        name = f" ({signal.Signals(-code).name})" if code < 0 else ""
+        return {"error": f"its process ended with {code}{name}", "ended": True}
 
     def end(self):
         if self.process is not None:
@@ -206,7 +237,10 @@ def _work(prepare, answer, arguments):
         out.flush()
 
     try:
-        say(prepare(arguments))
+        about = prepare(arguments)
+        if not isinstance(about, dict) or not {"release", "versions"} <= set(about):
+            raise TypeError("prepare must return a dictionary with release and versions")
+        say(about)
     except BaseException as error:  # noqa: BLE001 - whatever stops the engine is the answer
         traceback.print_exc()
         say({"error": f"the engine does not start: {type(error).__name__}: {error}"})

@@ -40,11 +40,14 @@ def answer(job, arguments):
     try:
         model = _wait(server, url)
         given = {}
-        for rows in answering.steps(job):  # a server keeps the cache of earlier turns itself
+        for rows in answering.steps(job):
             with concurrent.futures.ThreadPoolExecutor(len(rows)) as requests:
                 prompts = [job["prompts"][row.prompt] for row in rows]
                 answers = requests.map(lambda ids: _ask(url, model, ids), prompts)
-                given.update({row.prompt: {"next": one} for row, one in zip(rows, answers, strict=True)})
+                for row, (likeliest, cached) in zip(rows, answers, strict=True):
+                    if row.kept and not cached:
+                        raise answering.Unsupported("the server does not say that it kept tokens in a cache")
+                    given[row.prompt] = {"next": likeliest}
         return answering.in_order(given)
     finally:
         with contextlib.suppress(ProcessLookupError):  # it has ended
@@ -66,16 +69,19 @@ def _wait(server, url):
 
 
 def _ask(url, model, ids):
+    """Return the log probabilities of the likeliest next tokens, and the number of tokens that came from a cache."""
     asked = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": LIKELIEST}
     try:
         found = _json(f"{url}/v1/completions", {**asked, "return_tokens_as_token_ids": True})
     except urllib.error.HTTPError as error:
         raise ValueError(f"{len(ids)} tokens: {error.code}, {error.read().decode('utf-8', 'replace')}") from error
     given = found["choices"][0]["logprobs"]
+    details = (found.get("usage") or {}).get("prompt_tokens_details") or {}
+    cached = details.get("cached_tokens") or 0
     if "content" in given:
-        return {one["id"]: one["logprob"] for one in given["content"][0]["top_logprobs"]}
+        return {one["id"]: one["logprob"] for one in given["content"][0]["top_logprobs"]}, cached
     named = {_token(text): value for text, value in given["top_logprobs"][0].items()}
-    return {token: value for token, value in named.items() if token is not None}
+    return {token: value for token, value in named.items() if token is not None}, cached
 
 
 def _token(text):

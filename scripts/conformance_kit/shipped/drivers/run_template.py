@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A driver to copy: python drivers/run_template.py KIT OUT.json
 
-Replace `my_engine` and `engine.compute` with the calls of your engine.
+Replace `my_engine`, its calls, and the name in the last line.
 """
 
 import answering
@@ -10,7 +10,10 @@ import answering
 def prepare(arguments):
     import my_engine
 
-    return {"release": my_engine.__version__, "versions": {}}
+    return {
+        "release": my_engine.__version__,
+        "versions": {},
+    }  # versions: of what it computes with, such as {"torch": "2.13"}
 
 
 def answer(job, arguments):
@@ -21,6 +24,7 @@ def answer(job, arguments):
     """
     import my_engine
 
+    # If the engine has no class for the model_type of config.json: raise answering.Unsupported("no class for MODEL_TYPE").
     engine = my_engine.load(job["path"], dtype=arguments.dtype, context=job["context"])
     given, caches = {}, {}
     for rows in answering.steps(job):
