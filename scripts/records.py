@@ -238,7 +238,7 @@ RECORDS = (
     ),
     Record(
         "converted", ("ropetool/gguf_export/converter/*.py", "tests/exporting/remote_models/*.py"), ("converted/converted.py",), 40,
-        ("tests/exporting/converted.json",), "export.md", versions=("transformers",), needs="ROPETOOL_ENGINE_MLX",
+        ("tests/exporting/converted.json",), "export.md", versions=("transformers", "llama-cpp-python"), needs="ROPETOOL_ENGINE_MLX",
     ),
     Record("golden", (), ("golden/golden.py",), 2, ("tests/golden/yarn.json",), versions=("transformers",)),
     Record("settled", (), ("settled/settle.py",), 8, ("tests/settled.json",), versions=("transformers", "llama-cpp-python", "gguf")),

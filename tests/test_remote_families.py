@@ -78,7 +78,7 @@ def test_sizes_and_base_are_read_under_its_own_keys(name: str, tmp_path: Path) -
     assert any(f"no class for {name}, only the remote code" in note for note in notes)
 
 
-@pytest.mark.parametrize("name", FLAT)
+@pytest.mark.parametrize("name", [name for name in FLAT if name != "exaone"])  # which transformers 5.24 has
 def test_rope_parameters_are_not_read(name: str, tmp_path: Path) -> None:
     scaled = {"rope_type": "default", "rope_theta": 7.0}
     data = {key: value for key, value in config(name).items() if value != BASE}

@@ -73,7 +73,7 @@ def test_programs_that_run_llama_cpp_mean_it(name: str) -> None:
         ("vllm@0.8", "vllm 0.8 is an unknown release"),
         ("vllm@", "vllm  is an unknown release"),
         ("vllm@new", "vllm new is an unknown release"),
-        ("transformers@5", "transformers 5 is an unknown release; known: 5.23.0"),
+        ("transformers@5", f"transformers 5 is an unknown release; known: {runtimes.get('transformers').versions}"),
         ("ollama@0.29", "ollama 0.29 does not use llama.cpp"),
         ("vllmm@0.25", r"no runtime is called 'vllmm' \(did you mean vllm\?\); known: .*vllm"),
     ],

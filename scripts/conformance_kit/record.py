@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from conformance_kit import kept
 from conformance_kit.cases import CASES, SEED, TRAINED, VERSION, config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +56,8 @@ def scorer() -> ModuleType:
 def add(kit: Path, answers: Path, engine: str) -> None:
     """Score answers and keep the result; scores of another version of the kit are dropped.
 
-    engine: the name by which scripts/conformance runs it. Raises: ValueError for a kit in part, or of another version.
+    engine: the name by which scripts/conformance runs it.
+    Raises: ValueError for a kit in part, of another version, or with other golden values.
     """
     manifest = json.loads((kit / "manifest.json").read_text(encoding="utf-8"))
     if manifest["version"] != VERSION or list(manifest["cases"]) != list(CASES):
@@ -70,6 +72,10 @@ def add(kit: Path, answers: Path, engine: str) -> None:
     }  # fmt: skip
     before = known()
     same = all(before.get("kit", {}).get(key) == of_kit[key] for key in ("version", "cases", "weights"))
+    if not same:
+        kept.write(kit)
+    elif case := kept.difference(kit):
+        raise ValueError(f"the golden values of {case} in {kit} are not the kept ones; raise VERSION")
     engines = before["engines"] if same else {}
     score = scorer()
     scored = score.score(kit, manifest, json.loads(answers.read_text(encoding="utf-8")), str(answers))

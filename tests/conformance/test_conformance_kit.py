@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / name) for name in ("scripts", "scripts/golden", "tests/baking")]
 
-from conformance_kit import cases, checkpoints, making, mistakes, record  # noqa: E402
+from conformance_kit import cases, checkpoints, kept, making, mistakes, record  # noqa: E402
 
 FACTOR, BASE, TURNS = "llama-attention-factor", "llama-base", "llama-turns"
 SHIPPED = ROOT / "scripts" / "conformance_kit" / "shipped"
@@ -670,6 +670,15 @@ def test_a_folder_that_is_no_kit_is_refused(answers: Answers, kit: Path, tmp_pat
     for done in (scored(tmp_path, answers, tmp_path), resumed(tmp_path, tmp_path, BASE)):
         assert done.returncode == 2
         assert f"{tmp_path} is no conformance kit: it has no manifest.json" in done.stderr
+
+
+def test_a_kit_has_the_kept_golden_values(kit: Path, tmp_path: Path) -> None:
+    assert kept.difference(kit) == ""
+    golden = json.loads((kit / "golden" / f"{BASE}.json").read_text())
+    golden["tables"][1]["next"][0][0] += 2 * kept.CLOSE
+    (tmp_path / "golden").mkdir()
+    (tmp_path / "golden" / f"{BASE}.json").write_text(json.dumps(golden))
+    assert kept.difference(tmp_path) == BASE
 
 
 def test_one_case_is_scored_alone(kit: Path, answers: Answers, tmp_path: Path) -> None:
