@@ -44,6 +44,7 @@ def running(command: Sequence[str], log: Path) -> Iterator[str]:
 
     Raises: RuntimeError with the end of its output if it stops, or does not answer in time.
     """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the server is ended then too
     environment = {**os.environ, **FOR_VLLM}
     environment.pop("PYTHONPATH", None)  # an engine sees its own environment only
     with log.open("w", encoding="utf-8") as output:
