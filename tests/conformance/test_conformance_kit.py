@@ -681,6 +681,12 @@ def test_a_kit_has_the_kept_golden_values(kit: Path, tmp_path: Path) -> None:
     assert kept.difference(tmp_path) == BASE
 
 
+def test_a_folder_for_the_answers_is_refused(kit: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.json").mkdir()
+    done = resumed(kit, tmp_path, BASE)
+    assert (done.returncode, "out.json is a folder; name a file for the answers" in done.stderr) == (2, True)
+
+
 def test_one_case_is_scored_alone(kit: Path, answers: Answers, tmp_path: Path) -> None:
     alone = {**answers, "answers": {BASE: answers["answers"][BASE]}}
     assert scored(kit, alone, tmp_path).returncode == 1

@@ -83,6 +83,8 @@ def main(engine, model_format, prepare, answer, options=(), quantises=False):
     if arguments.worker:
         _work(prepare, answer, arguments)
         return
+    if arguments.out.is_dir():
+        parser.error(f"{arguments.out} is a folder; name a file for the answers")
     manifest = _manifest(parser, arguments)
     known = manifest["cases"]
     about = {"kit": manifest["version"], "dtype": arguments.dtype, "format": model_format}
