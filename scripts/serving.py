@@ -44,7 +44,8 @@ def running(command: Sequence[str], log: Path) -> Iterator[str]:
 
     Raises: RuntimeError with the end of its output if it stops, or does not answer in time.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the server is ended then too
+    # Without a handler, a signal would end the script and leave the server behind.
+    handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     environment = {**os.environ, **FOR_VLLM}
     environment.pop("PYTHONPATH", None)  # an engine sees its own environment only
     with log.open("w", encoding="utf-8") as output:
@@ -65,6 +66,7 @@ def running(command: Sequence[str], log: Path) -> Iterator[str]:
         with suppress(ProcessLookupError):  # it has ended
             os.killpg(process.pid, signal.SIGTERM)  # its workers too
         process.wait()
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _is_up(url: str) -> bool:

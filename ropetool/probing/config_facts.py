@@ -158,7 +158,7 @@ def _head_dim(maker: Maker, default: Any, base: Tables, names: Mapping[str, str]
     by_label: dict[str, list[str]] = {label: [] for label in base}
     for key in sorted(native, key=lambda one: (one != "qk_rope_head_dim", one != "head_dim", one)):
         value = getattr(small, key, None) or ratio
-        times = _resized(maker, base, key, value)
+        times = _resized(maker, base, small, key, value)
         for label in times:
             if times[label] != 1.0:
                 by_label[label].append(key)
@@ -178,25 +178,21 @@ def _head_dim(maker: Maker, default: Any, base: Tables, names: Mapping[str, str]
     return facts
 
 
-def _resized(maker: Maker, base: Tables, key: str, value: int) -> dict[str, float]:
-    """Return the length of each table with another head size, relative to its length before, by label.
+def _resized(maker: Maker, base: Tables, small: Any, key: str, value: int) -> dict[str, float]:
+    """Return by which factor a different head size changes the length of each table, by label.
+
+    small: the tiny config. value: its head size, under this key.
 
     Some classes check that the sections of mrope cover the head, so these change with it.
     """
-    parameters = getattr(maker.config(), "rope_parameters", None) or {}
+    parameters = getattr(small, "rope_parameters", None) or {}
     sections = parameters.get("mrope_section")
     for resized in (2 * value, value // 2):
-        changes: list[dict[str, Any]] = [{key: resized}]
+        keys: dict[str, Any] = {key: resized}
         if sections:
-            changes.append(
-                {
-                    key: resized,
-                    "rope_parameters": {**parameters, "mrope_section": [n * resized // value for n in sections]},
-                }
-            )
-        for keys in changes:
-            if times := maker.shares(base, **keys):
-                return times
+            keys["rope_parameters"] = {**parameters, "mrope_section": [count * resized // value for count in sections]}
+        if times := maker.shares(base, **keys):
+            return times
     return {}
 
 

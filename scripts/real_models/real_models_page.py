@@ -97,24 +97,31 @@ TITLES = {model.name: model.title.partition(",")[0] for model in MODELS}
 
 def record() -> dict[str, Any]:
     """Return the committed rows by name."""
-    rows: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
-    return rows
+    return _read(RECORD)
 
 
 def write(rows: Mapping[str, Any]) -> None:
     """Write the record."""
-    RECORD.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    _write(RECORD, rows)
 
 
 def served() -> dict[str, Any]:
     """Return the steps of scripts/real_models/serve, by model and name."""
-    steps: dict[str, Any] = json.loads(SERVED.read_text(encoding="utf-8")) if SERVED.exists() else {}
-    return steps
+    return _read(SERVED)
 
 
 def write_served(steps: Mapping[str, Any]) -> None:
     """Write the steps."""
-    SERVED.write_text(json.dumps(steps, indent=1) + "\n", encoding="utf-8")
+    _write(SERVED, steps)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return content
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def section() -> str:
