@@ -296,6 +296,6 @@ RECORDS = (
         ("real_models/serve", "--again"), 60, ("tests/verification/real_models_served.json",), "measurements.md",
         needs="the files of the models, ROPETOOL_LLAMA_SERVER and ROPETOOL_ENGINE_VLLM",
     ),
-    Record("laboratory", (), ("lab/train",), 120, ("tests/lab/record.json",), "measurements.md"),
+    Record("laboratory", (), ("lab/train",), 420, ("tests/lab/small.json", "tests/lab/large.json"), "measurements.md"),
 )  # fmt: skip
 BY_NAME = {record.name: record for record in RECORDS}

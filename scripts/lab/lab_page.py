@@ -1,24 +1,24 @@
-"""What docs/measurements.md says, from the record of scripts/lab/train: measured beside published."""
+"""What docs/measurements.md says, from the records of scripts/lab/train: measured beside published."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lab_designs import DESIGNS
+from lab_training import FACTOR, LABS, Lab
 
 from ropetool.sections import half_width
 from ropetool.verification.statistics import clustered
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORD = ROOT / "tests" / "lab" / "record.json"
+FOLDER = ROOT / "tests" / "lab"
 PAGE = ROOT / "docs" / "measurements.md"
 MARKS = "<!-- lab -->", "<!-- /lab -->"
 Record = dict[str, dict[str, Any]]
-Methods = Mapping[str, Sequence[str]]
-"""The methods of each design."""
 
 # Token accuracy in percent of a model of 100M parameters trained at 512: at 512, at 4096 repeated, at 4096 not repeated. By the
 # number of the article on kexue.fm.
@@ -45,21 +45,21 @@ PUBLISHED = {
     ("key-norm", "rerope"): (49.60, 77.76, 47.73, 9859),
     ("hwfa2", "rerope"): (49.32, 82.41, 49.37, 9731),
 }
-HEAD = (
-    "| design | at test | 64 | 512 repeated | 512 | repeated - not | 512 - 64 | even pairs | published |\n"
-    f"{'| --- ' * 2}{'| --: ' * 6}| --- |\n"
-)
 
 
-def known() -> Record:
-    """Return the committed record, a design under its name; empty where there is none."""
-    found: Record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
-    return found
+def _file(lab: str) -> Path:
+    return FOLDER / f"{lab}.json"
 
 
-def keep(record: Record) -> None:
-    """Write the record."""
-    RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+def known(lab: str) -> Record:
+    """Return the committed record of a laboratory, a run under its name; empty where there is none."""
+    record: Record = json.loads(_file(lab).read_text(encoding="utf-8")) if _file(lab).exists() else {}
+    return record
+
+
+def keep(lab: str, record: Record) -> None:
+    """Write the record of a laboratory."""
+    _file(lab).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def on_page() -> str:
@@ -67,37 +67,78 @@ def on_page() -> str:
     return PAGE.read_text(encoding="utf-8").split(MARKS[0])[1].split(MARKS[1])[0].strip()
 
 
-def write(record: Record, methods: Methods) -> None:
+def write() -> None:
     """Put what was measured between the marks of the page."""
     before, rest = PAGE.read_text(encoding="utf-8").split(MARKS[0])
-    PAGE.write_text(
-        f"{before}{MARKS[0]}\n\n{text(record, methods)}\n\n{MARKS[1]}{rest.split(MARKS[1])[1]}", encoding="utf-8"
-    )
+    tables = text({lab.name: known(lab.name) for lab in LABS})
+    PAGE.write_text(f"{before}{MARKS[0]}\n\n{tables}\n\n{MARKS[1]}{rest.split(MARKS[1])[1]}", encoding="utf-8")
 
 
-def text(record: Record, methods: Methods) -> str:
-    """Return the table: a row for each design and each method that fits it."""
-    rows = (
-        f"| {name} | {method} | {_measured(record.get(name), method)} | {_published(name, method)} |\n"
-        for name, every in methods.items()
-        for method in every
-    )
-    return (HEAD + "".join(rows)).strip()
+def text(records: Mapping[str, Record]) -> str:
+    """Return the tables: of each laboratory a row for each design and each method that fits it, where it was run."""
+    tables = []
+    for lab in LABS:
+        rows = list(_rows(lab, records[lab.name]))
+        every = sum(len(DESIGNS[name].extensions) for name in lab.designs)
+        note = [f"{every - len(rows)} of {every} rows are not measured yet."] if len(rows) < every else []
+        table = [f"{_head(lab)}\n{chr(10).join(rows)}"] if rows else []
+        tables += [f"**{_title(lab)}**", *table, *note]
+    return "\n\n".join(tables)
 
 
-def _measured(run: dict[str, Any] | None, method: str) -> str:
-    if run is None or method not in run["scores"]:
-        return " | ".join(["not run"] + 5 * [""])
-    by_text = {kind: 100 * np.array(found["accuracy"]) for kind, found in run["scores"][method].items()}
-    means = [f"{by_text[kind].mean():.1f}" for kind in ("trained", "repeated", "longer")]
-    differences = by_text["repeated"] - by_text["longer"], by_text["longer"] - by_text["trained"]
-    pairs = f"{100 * run['pairs'][method]['longer']:.0f}" if method in run["pairs"] else ""
-    return " | ".join([*means, *map(_difference, differences), pairs])
+def _title(lab: Lab) -> str:
+    sizes = lab.sizes
+    seeds = "1 seed" if lab.seeds == 1 else f"{lab.seeds} seeds"
+    return f"{lab.name.capitalize()}: trained at {sizes.trained} tokens, heads of {sizes.head} channels, {seeds}"
 
 
-def _difference(by_text: np.ndarray) -> str:
-    found = clustered(by_text, range(len(by_text)))
-    return f"{found.mean:+.1f} ± {half_width(found):.1f}"
+def _head(lab: Lab) -> str:
+    short, long = lab.sizes.trained, FACTOR * lab.sizes.trained
+    names = ["design", "at test", *(_column(context, short, long) for context in lab.contexts)]
+    names += ["repeated - not", f"{long:,} - {short}", *(["even pairs"] if lab.pairs else []), "published"]
+    return f"| {' | '.join(names)} |\n{'| --- ' * 2}{'| --: ' * (len(names) - 3)}| --- |"
+
+
+def _column(context: str, short: int, long: int) -> str:
+    return {"trained": f"{short}", "double": f"{2 * short:,}", "repeated": f"{long:,} repeated", "longer": f"{long:,}"}[
+        context
+    ]
+
+
+def _rows(lab: Lab, record: Record) -> Iterator[str]:
+    for name in lab.designs:
+        runs = [record.get(run) for run, design, _ in lab.runs() if design is DESIGNS[name]]
+        for method in DESIGNS[name].extensions:
+            done = [run for run in runs if run is not None and method in run["scores"]]
+            if len(done) == lab.seeds:
+                cells = " | ".join(_measured(lab, done, method))
+                yield f"| {name} | {method} | {cells} | {_published(name, method)} |"
+
+
+def _measured(lab: Lab, runs: Sequence[dict[str, Any]], method: str) -> list[str]:
+    """Return the cells of a row: the means, and differences with their intervals over the texts, or over the seeds."""
+    scores = {
+        context: 100 * np.array([run["scores"][method][context]["accuracy"] for run in runs])
+        for context in lab.contexts
+    }
+    if lab.seeds == 1:
+        cells = [f"{values.mean():.1f}" for values in scores.values()]
+    else:
+        cells = [_interval(values, "") for values in scores.values()]
+    cells += [
+        _interval(scores[more] - scores[less], "+") for more, less in (("repeated", "longer"), ("longer", "trained"))
+    ]
+    if lab.pairs:
+        pairs = runs[0]["pairs"]
+        cells.append(f"{100 * pairs[method]['longer']:.0f}" if method in pairs else "")
+    return cells
+
+
+def _interval(values: np.ndarray, sign: str) -> str:
+    """Return mean and half width of values, (seeds, texts): the spread between seeds, or of one seed that between texts."""
+    spread = values[0] if len(values) == 1 else values.mean(axis=1)
+    mean = clustered(spread, range(len(spread)))
+    return f"{mean.mean:{sign}.1f} ± {half_width(mean):.1f}"
 
 
 def _published(name: str, method: str) -> str:

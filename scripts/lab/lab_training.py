@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from lab_model import Design, Extension, Model, Sizes, draw_positions
+from lab_designs import DESIGNS, Design
+from lab_model import Model
+from lab_rotation import Extension, Sizes, draw_positions
 from torch import Tensor
 from torch.nn import functional
 
@@ -21,7 +24,6 @@ TOKENIZER = Path(ropetool.__file__).parent / "demo" / "model" / "tokenizer.json"
 HELD_OUT = 60_000  # characters at the front of each text, which no model is trained on
 BOS = 0
 FACTOR = 8  # the longer texts are so many times as long as those that are trained on
-PASSAGES = 16  # of each text
 IGNORED = -100  # no target
 Batch = tuple[Tensor, Tensor, Tensor]  # tokens, positions and targets, each (rows, length)
 
@@ -53,7 +55,7 @@ def texts() -> tuple[list[np.ndarray], list[np.ndarray]]:
     documents = [document.text for document in long_documents()]
     parts = [text[HELD_OUT:] for text in documents], [text[:HELD_OUT] for text in documents]
     train, held_out = (
-        [np.array(found.ids) for found in tokenizer.encode_batch(part, add_special_tokens=False)] for part in parts
+        [np.array(encoded.ids) for encoded in tokenizer.encode_batch(part, add_special_tokens=False)] for part in parts
     )
     return train, held_out
 
@@ -96,19 +98,25 @@ def pairs_step(design: Design, sizes: Sizes, recipe: Recipe, step: int) -> Batch
     return pairs_batch(design.positions, sizes, recipe.batch, sizes.trained, rng)
 
 
+def described(design: Design) -> dict[str, Any]:
+    """Return what the weights of a design follow from, besides code."""
+    fields = {name: value for name, value in asdict(design).items() if name != "extensions"}
+    return {**fields, "scores": design.scores.__name__}
+
+
 def train(
     design: Design,
     sizes: Sizes,
     recipe: Recipe,
     batch: Callable[[int], Batch],
     folder: Path,
-    said: Callable[[int, float], None] = lambda step, loss: None,
+    report: Callable[[int, float], None] = lambda step, loss: None,
 ) -> Model:
     """Return the trained model; what is kept in the folder of an earlier run goes on, to the same weights bit for bit.
 
     The rows and the rate of a step follow from its number, so the weights, the optimiser's state and that number are all there is.
     """
-    made_of = json.dumps([asdict(design), asdict(sizes), asdict(recipe)], sort_keys=True)
+    made_of = json.dumps([described(design), asdict(sizes), asdict(recipe)], sort_keys=True)
     place = folder / f"{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.pt"
     torch.manual_seed(recipe.seed)
     model = Model(design, sizes)
@@ -137,7 +145,7 @@ def train(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if (step + 1) % recipe.saved_every == 0 or step + 1 == recipe.steps:
-            said(step + 1, loss.item())
+            report(step + 1, loss.item())
             folder.mkdir(parents=True, exist_ok=True)
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
             torch.save(state, place.with_suffix(".part"))
@@ -156,42 +164,51 @@ def hits(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return which of the last tokens, half the trained length of them, are the likeliest ones, and their losses in nats."""
     scored = sizes.trained // 2
-    found = []
-    for tokens in torch.from_numpy(rows).split(8):
+    parts = []
+    for tokens in torch.from_numpy(rows).split(max(1, min(8, 4096 // rows.shape[1]))):
         rng = np.random.default_rng(0)
         positions = draw_positions(tested(design), len(tokens), tokens.shape[1], FACTOR * sizes.trained, rng)
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(tokens, positions, extension, keep=scored + 1)
         logits, targets = logits[:, :-1].float(), tokens[:, -scored:]
         losses = functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-        found.append(((logits.argmax(dim=-1) == targets).double(), losses.double()))
-    right, losses = (torch.cat(parts).numpy() for parts in zip(*found, strict=True))
+        parts.append(((logits.argmax(dim=-1) == targets).double(), losses.double()))
+    right, losses = (torch.cat(values).numpy() for values in zip(*parts, strict=True))
     return right, losses
 
 
-def score(
-    model: Model, design: Design, sizes: Sizes, documents: Sequence[np.ndarray], extension: Extension
-) -> dict[str, dict[str, list[float]]]:
-    """Return accuracy and loss of each text, of the same tokens in three contexts.
+def contexts(sizes: Sizes, documents: Sequence[np.ndarray], passages: int, middle: bool) -> dict[str, np.ndarray]:
+    """Return the rows that are scored, of each text so many: the same last tokens in several contexts.
 
     trained: the trained length. longer: 8 times as long, the text before it. repeated: as long, the trained length again and again.
+    middle: also `double`, the text twice as long as trained.
     """
     long = FACTOR * sizes.trained
-    rows = np.concatenate([ids[: PASSAGES * long].reshape(PASSAGES, long) for ids in documents])
+    rows = np.concatenate([ids[: passages * long].reshape(passages, long) for ids in documents])
     short = rows[:, -sizes.trained :]
-    found = {}
-    for kind, tokens in {"trained": short, "longer": rows, "repeated": np.tile(short, FACTOR)}.items():
+    double = {"double": rows[:, -2 * sizes.trained :]} if middle else {}
+    return {"trained": short, "longer": rows, "repeated": np.tile(short, FACTOR), **double}
+
+
+def score(
+    model: Model, design: Design, sizes: Sizes, rows: Mapping[str, np.ndarray], extension: Extension, texts: int
+) -> dict[str, dict[str, list[float]]]:
+    """Return accuracy and loss of each text in each context. rows: as `contexts` returns them, of so many texts."""
+    scores = {}
+    for context, tokens in rows.items():
         right, losses = hits(model, design, sizes, tokens, extension)
-        by_text = (values.reshape(len(documents), -1).mean(axis=1) for values in (right, losses))
-        found[kind] = dict(zip(("accuracy", "loss"), (np.round(values, 5).tolist() for values in by_text), strict=True))
-    return found
+        by_text = (values.reshape(texts, -1).mean(axis=1) for values in (right, losses))
+        scores[context] = dict(
+            zip(("accuracy", "loss"), (np.round(values, 5).tolist() for values in by_text), strict=True)
+        )
+    return scores
 
 
 @torch.no_grad()
 def score_pairs(model: Model, design: Design, sizes: Sizes, extension: Extension) -> dict[str, float]:
     """Return the share of right answers at the trained length and at 8 times that; guesses are right half the time."""
-    found = {}
-    for kind, length in {"trained": sizes.trained, "longer": FACTOR * sizes.trained}.items():
+    scores = {}
+    for context, length in {"trained": sizes.trained, "longer": FACTOR * sizes.trained}.items():
         right = []
         for seed in range(16):
             rng = np.random.default_rng([1, seed])
@@ -199,5 +216,44 @@ def score_pairs(model: Model, design: Design, sizes: Sizes, extension: Extension
             with torch.autocast("cpu", torch.bfloat16):
                 answers = model(tokens, positions, extension, keep=1)[:, 0, NO:].argmax(dim=-1) + NO
             right.append((answers == targets[:, -1]).double().mean().item())
-        found[kind] = float(np.mean(right))
-    return found
+        scores[context] = float(np.mean(right))
+    return scores
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A size at which designs are trained. passages: of each text that are scored. pairs: whether the task of even pairs is run."""
+
+    name: str
+    sizes: Sizes
+    recipe: Recipe
+    designs: tuple[str, ...]
+    passages: int
+    seeds: int = 1
+    pairs: bool = False
+
+    @property
+    def contexts(self) -> tuple[str, ...]:
+        """The contexts that are scored, see `contexts`."""
+        return ("trained", *(() if self.pairs else ("double",)), "repeated", "longer")
+
+    def runs(self) -> Iterator[tuple[str, Design, Recipe]]:
+        """Yield the name, design and recipe of each run: every design with the first seed, then with the next."""
+        for seed in range(self.seeds):
+            for name in self.designs:
+                run = name if self.seeds == 1 else f"{name}/{seed}"
+                yield run, DESIGNS[name], replace(self.recipe, seed=seed)
+
+    def made(self, design: Design, recipe: Recipe) -> dict[str, Any]:
+        """Return all that the figures of a run follow from, besides texts and code."""
+        pairs = {"pairs": [asdict(PAIRS), asdict(PAIRS_RECIPE)]} if self.pairs else {}
+        return {"design": described(design), "sizes": asdict(self.sizes), "recipe": asdict(recipe), **pairs}
+
+
+LABS = (
+    Lab("small", Sizes(), Recipe(), tuple(DESIGNS), passages=16, pairs=True),
+    Lab(
+        "large", Sizes(width=256, inner=704, heads=2, trained=512), Recipe(steps=2400, batch=8, rate=2e-3),
+        ("plain", "log-n", "hwfa", "key-norm", "hwfa2"), passages=4, seeds=3,
+    ),
+)  # fmt: skip
