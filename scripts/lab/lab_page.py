@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lab_designs import DESIGNS
+from lab_designs import DESIGNS, plain
 from lab_training import FACTOR, LABS, Lab
 
 from ropetool.sections import half_width
@@ -17,7 +18,10 @@ from ropetool.verification.statistics import clustered
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "tests" / "lab"
 PAGE = ROOT / "docs" / "measurements.md"
-MARKS = "<!-- lab -->", "<!-- /lab -->"
+POSITIONS = {
+    "pose": "In training, a row has two pieces, and the second skips positions, but stays below 8 times the length: arXiv:2309.10400.",
+    "randomized": "The tokens get random positions below 8 times the length, in order, also at the test: arXiv:2305.16843.",
+}
 Record = dict[str, dict[str, Any]]
 
 # Token accuracy in percent of a model of 100M parameters trained at 512: at 512, at 4096 repeated, at 4096 not repeated. By the
@@ -62,16 +66,43 @@ def keep(lab: str, record: Record) -> None:
     _file(lab).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def on_page() -> str:
-    """Return what stands between the marks of the page."""
-    return PAGE.read_text(encoding="utf-8").split(MARKS[0])[1].split(MARKS[1])[0].strip()
+def parts() -> dict[str, str]:
+    """Return what stands between the marks of the page, by their names."""
+    return {"lab": text({lab.name: known(lab.name) for lab in LABS}), "lab-designs": "\n".join(_designs())}
+
+
+def on_page(name: str) -> str:
+    """Return what stands between two marks of the page."""
+    return PAGE.read_text(encoding="utf-8").split(f"<!-- {name} -->")[1].split(f"<!-- /{name} -->")[0].strip()
 
 
 def write() -> None:
     """Put what was measured between the marks of the page."""
-    before, rest = PAGE.read_text(encoding="utf-8").split(MARKS[0])
-    tables = text({lab.name: known(lab.name) for lab in LABS})
-    PAGE.write_text(f"{before}{MARKS[0]}\n\n{tables}\n\n{MARKS[1]}{rest.split(MARKS[1])[1]}", encoding="utf-8")
+    for name, part in parts().items():
+        before, rest = PAGE.read_text(encoding="utf-8").split(f"<!-- {name} -->")
+        after = rest.split(f"<!-- /{name} -->")[1]
+        PAGE.write_text(f"{before}<!-- {name} -->\n\n{part}\n\n<!-- /{name} -->{after}", encoding="utf-8")
+
+
+def _designs() -> Iterator[str]:
+    """Yield a line for each design: the first sentence of its function, and what differs besides."""
+    for name, design in DESIGNS.items():
+        if not design.post_norm:
+            more = [
+                POSITIONS.get(design.positions, ""),
+                f"Base {design.base:g}." * (design.base != 1e4),
+                "One head." * (design.heads == 1),
+            ]
+            sentence = (design.scores.__doc__ or "").strip().partition("\n")[0]
+            if design.scores is plain and name != "plain":
+                sentence = "RoPE."
+            yield _linked(f"- **{name}**: {' '.join([sentence, *filter(None, more)])}")
+    yield "- **post-norm-...**: the design with RMSNorm after each sum, not before each part; **-one-head**: and with one head."
+
+
+def _linked(line: str) -> str:
+    line = re.sub(r"kexue (\d+)", r"[kexue \1](https://kexue.fm/archives/\1)", line)
+    return re.sub(r"arXiv:([\d.]+\d)", r"[arXiv:\1](https://arxiv.org/abs/\1)", line)
 
 
 def text(records: Mapping[str, Record]) -> str:

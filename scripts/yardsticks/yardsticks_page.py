@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ropetool.lab.yardsticks.named import VARIANTS
 
 RESULT = Path(__file__).resolve().parents[2] / "tests" / "verification" / "yardsticks_demo.json"
 
@@ -51,8 +54,20 @@ def known() -> dict[str, Any]:
 
 
 def parts() -> dict[str, str]:
-    """Return each command with what it printed, by the page's markers."""
+    """Return the table of variants, and each command with what it printed, by the page's markers."""
     return {
-        f"yardsticks-{name}": f"```console\n$ {run.command(name)}\n```\n\n```text\n{known()[name]['text']}\n```\n"
-        for name, run in RUNS.items()
+        "yardstick-names": "\n".join(_names()) + "\n",
+        **{
+            f"yardsticks-{name}": f"```console\n$ {run.command(name)}\n```\n\n```text\n{known()[name]['text']}\n```\n"
+            for name, run in RUNS.items()
+        },
     }
+
+
+def _names() -> Iterator[str]:
+    yield "| name | distance, visible keys, or what else differs | default parameters | source |"
+    yield "| --- | --- | --- | --- |"
+    for name, variant in VARIANTS.items():
+        parameters = f"({','.join(variant.parameters)})" if variant.parameters else ""
+        shown = parameters.replace("group1,group2,group3,group4,group5,group6,group7,group8", "group1,...,group8")
+        yield f"| `{name}{shown}` | {variant.summary} | {variant.default} | {variant.source} |"

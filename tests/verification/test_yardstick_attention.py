@@ -10,6 +10,8 @@ import numpy.typing as npt
 import pytest
 
 from ropetool.lab.yardsticks import blocked, pairs
+from ropetool.lab.yardsticks.attention import attention
+from ropetool.lab.yardsticks.named import parse
 from ropetool.lab.yardsticks.pairs import Bands
 
 torch = pytest.importorskip("torch")
@@ -169,3 +171,54 @@ def test_only_blocks_that_straddle_an_edge_are_computed_twice() -> None:
     assert 0 < twice <= blocks * blocked.QUERIES**2  # a block's width for each block of queries
     masked = [stretch for stretch in blocked.stretches(pairs.rerope(window), 512, 640) if stretch.masked]
     assert [(stretch.start, stretch.end) for stretch in masked] == [(512, 640)]  # the diagonal alone
+
+
+class Layer:
+    """Queries and keys of a layer that rotates its first channels, in a layout, with its pairs' frequencies."""
+
+    def __init__(self, layout: str, pairs: int) -> None:
+        rng = np.random.default_rng(5)
+        self.layout, self.count = layout, pairs
+        self.q, self.k = rng.normal(size=(2, 1, 1, 50, 40))  # 32 channels rotate
+        self.values = torch.from_numpy(rng.normal(size=(1, 1, 50, 4)))
+        self.tokens, self.scaling, self.softcap, self.sinks = 50, 40**-0.5, None, None
+
+    def pair(self, x: Floats, i: int) -> tuple[int, int]:
+        return (i, i + self.count) if self.layout == "half" else (2 * i, 2 * i + 1)
+
+    def turned(self, x: Floats, positions: Floats | None) -> object:
+        at = np.arange(50.0) if positions is None else positions
+        out = x.copy()
+        for i in range(self.count):
+            first, second = self.pair(x, i)
+            turn = np.exp(1j * at * 100.0 ** (-i / self.count)) * (x[0, 0, :, first] + 1j * x[0, 0, :, second])
+            out[0, 0, :, first], out[0, 0, :, second] = turn.real, turn.imag
+        return torch.from_numpy(out)
+
+    def queries(self, positions: Floats | None = None) -> object:
+        return self.turned(self.q, positions)
+
+    def keys(self, positions: Floats | None = None) -> object:
+        return self.turned(self.k, positions)
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_dpe_gives_each_eighth_of_the_pairs_its_own_distance(layout: str) -> None:
+    sizes, window = (1, 2, 3, 4, 5, 6, 7, 8), 10
+    layer = Layer(layout, 16)
+    yardstick = parse(f"dpe({window},{','.join(map(str, sizes))})", 64, 512)
+    measured = np.asarray(attention(yardstick, 64, layout, 16)(layer))[0, 0]
+    for m in (0, 9, 10, 33, 49):
+        weights = np.zeros(m + 1)
+        for n in range(m + 1):
+            score = (layer.q[0, 0, m, 32:] * layer.k[0, 0, n, 32:]).sum()
+            for i in range(16):
+                first, second = layer.pair(layer.q, i)
+                a = layer.q[0, 0, m, first] + 1j * layer.q[0, 0, m, second]
+                b = layer.k[0, 0, n, first] + 1j * layer.k[0, 0, n, second]
+                s = sizes[i // 2]
+                t = m - n if m - n < window else m // s - n // s + window - window // s
+                score += (a * np.conj(b) * np.exp(1j * t * 100.0 ** (-i / 16))).real
+            weights[n] = math.exp(score * layer.scaling)
+        expected = weights @ np.asarray(layer.values)[0, 0, : m + 1] / weights.sum()
+        assert np.abs(measured[m] - expected).max() < 1e-9

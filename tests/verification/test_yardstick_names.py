@@ -21,13 +21,19 @@ from ropetool.lab.yardsticks.named import VARIANTS, parse, yardsticks_named
         ("lambda", "lambda(4096,10)"),  # as convert_llama_model(model, 4096, 10)
         ("rerope(512)+log-n", "rerope(512)+log-n"),
         ("dynamic-yarn", "dynamic-yarn"),
+        ("yarn", "yarn(16)"),
+        ("ntk(4)+temperature", "ntk(4)+temperature"),
+        ("string", "string(1365,128)"),
+        ("dpe", "dpe(512,4,4,2,16,32,32,16,128)"),  # as published for 16 times the length
+        ("nbce", "nbce(1024)"),
+        ("bases", "bases(4,16)"),
     ],
 )
 def test_parameters_left_out_come_from_the_lengths(spec: str, full: str) -> None:
     found = parse(spec, 4096, 65536)
     assert found.name == full
     assert parse(full, 4096, 65536).name == full
-    assert found.log_n == ("log-n" in spec)
+    assert found.scale == spec.partition("+")[2]
 
 
 def test_a_list_is_cut_between_yardsticks_alone() -> None:
@@ -58,6 +64,14 @@ def test_defaults_of_every_yardstick_are_its_own_parameters() -> None:
         ("log-n", "unknown attention variant 'log-n'"),
         ("dynamic-ntk(4)", "accepts no parameters"),
         ("dynamic-ntk+log-n", "log-n works only with variants that change distances"),
+        ("nbce+log-n", "log-n works only with variants that change distances"),
+        ("yarn(8)+logn", "unknown attention variant 'logn'"),
+        ("dpe(64,1,2)", "needs window and group1"),
+        ("dpe(64,1,1,1,1,1,1,1,65)", "a group must not be larger than the window"),
+        ("string(300,8)", "the shift of 300 tokens must not exceed the trained length of 256"),
+        ("string(64,65)", "the window must not be larger than the shift"),
+        ("nbce(256)", "the tail of 256 tokens must be shorter than the trained length of 256"),
+        ("bases(1,8)", "needs at least 2 bases"),
         ("rerope(257)", "the window of 257 tokens must not exceed the trained length of 256"),
         ("self-extend(65,64)", "must not be larger than the window"),
     ],

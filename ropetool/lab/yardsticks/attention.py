@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,11 @@ from ropetool.rope.tables import Array
 from ropetool.verification.runners.torch_attention import Attend, Unrotated
 
 
-def attention(yardstick: Yardstick, trained: int) -> Attend:
+def attention(yardstick: Yardstick, trained: int, layout: str = "half", pairs: int = 0) -> Attend:
     """Return the function that computes a layer with a variant's distances.
 
-    trained: the trained length in tokens, for log-n.
+    trained: the trained length in tokens, for a scale.
+    layout, pairs: of the model's rotation, for a variant that gives groups of pairs their own positions.
     """
 
     def attend(layer: Unrotated) -> Any:
@@ -26,14 +28,17 @@ def attention(yardstick: Yardstick, trained: int) -> Attend:
 
         places = np.arange(layer.tokens, dtype=np.float64)
         wide = torch.promote_types(layer.values.dtype, torch.float32)
-        queries = [_rotated(layer.queries, band.query, NEAR.query, places).to(wide) for band in yardstick.pairs.bands]
+        pair_of = partial(_pair_of, layout, pairs)
+        queries = [
+            _rotated(layer.queries, band.query, NEAR.query, places, pair_of).to(wide) for band in yardstick.pairs.bands
+        ]
         keys_by_positions: dict[Positions, Any] = {}
         for band in yardstick.pairs.bands:
             if band.key not in keys_by_positions:
-                keys_by_positions[band.key] = _rotated(layer.keys, band.key, NEAR.key, places).to(wide)
+                keys_by_positions[band.key] = _rotated(layer.keys, band.key, NEAR.key, places, pair_of).to(wide)
         keys = [keys_by_positions[band.key] for band in yardstick.pairs.bands]
-        if yardstick.log_n:
-            scale = torch.from_numpy(log_n(places, trained)).to(queries[0])[:, None]
+        if yardstick.scale:
+            scale = torch.from_numpy(SCALES[yardstick.scale](places, trained)).to(queries[0])[:, None]
             queries = [each * scale for each in queries]
         attended = blocked.attend(
             queries, keys, layer.values.to(wide), yardstick.pairs,
@@ -53,6 +58,37 @@ def log_n(places: Array, trained: int) -> Array:
     return np.maximum(1.0, np.log(places + 1) / math.log(trained))
 
 
-def _rotated(rotate: Callable[..., Any], positions: Positions, own: Positions, places: Array) -> Any:
+def temperature(places: Array, trained: int) -> Array:
+    """Return (0.1 ln max(1, (m + 1) / L) + 1)^2 for queries at places m: YaRN's factor for the text up to each query.
+
+    Source: Peng et al. 2023, arXiv 2309.00071, 3.4, with the factor of each place instead of the goal's.
+    """
+    return (0.1 * np.log(np.maximum(1.0, (places + 1) / trained)) + 1) ** 2
+
+
+SCALES: Mapping[str, Callable[[Array, int], Array]] = {"log-n": log_n, "temperature": temperature}
+
+
+def _rotated(
+    rotate: Callable[..., Any], positions: Positions, own: Positions, places: Array, pair_of: Callable[[int], Array]
+) -> Any:
+    """Return states rotated by positions. pair_of: returns the pair of each channel."""
     # For the model's own positions, use its own table, because the model computes the table in its own type.
-    return rotate() if positions is own else rotate(positions(places))
+    if positions is own:
+        return rotate()
+    moved = positions(places)
+    if moved.ndim == 1:
+        return rotate(moved)
+    import torch
+
+    by_group = torch.stack([rotate(each) for each in moved])
+    numbers = pair_of(by_group.shape[-1])
+    groups = torch.from_numpy(numbers * len(moved) // (numbers.max() + 1)).to(by_group.device)
+    return by_group.gather(0, groups.expand(1, *by_group.shape[1:]))[0]
+
+
+def _pair_of(layout: str, pairs: int, channels: int) -> Array:
+    """Return the pair of each channel. Channels that do not rotate count as the first pair, which changes nothing."""
+    numbers = np.arange(channels)
+    paired = numbers % pairs if layout == "half" else numbers // 2
+    return np.where(numbers < 2 * pairs, paired, 0)

@@ -13,7 +13,11 @@ import numpy as np
 from ropetool.rope.tables import Array
 
 Positions = Callable[[Array], Array]
-"""Maps the places of tokens to the positions that they are rotated to, which may be fractions."""
+"""Maps the places of tokens to the positions that they are rotated to, which may be fractions.
+
+Shapes: (tokens,) -> (tokens,), or (groups, tokens) if the pairs of a head are in groups with their own positions. The
+groups have equal sizes, and the first has the fastest pairs.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +78,27 @@ def self_extend(group: int, window: int) -> Bands:
     """
     shift = window - window // group
     return Bands((NEAR, Band(window, lambda places: places // group + shift, lambda places: places // group)))
+
+
+DPE_GROUPS = 8
+
+
+def dpe(window: int, *groups: int) -> Bands:
+    """Round positions down as Self-Extend does, with a group size for each eighth of the pairs.
+
+    Source: Lu et al. 2025, arXiv 2504.18857.
+    """
+    sizes = np.array(groups, dtype=np.float64)[:, None]
+    shift = window - window // sizes
+    return Bands((NEAR, Band(window, lambda places: places // sizes + shift, lambda places: places // sizes)))
+
+
+def string(shift: int, window: int) -> Bands:
+    """Move distances from `shift` tokens on down to the window: m - n - shift + window.
+
+    Source: An et al. 2024, arXiv 2410.18745.
+    """
+    return Bands((NEAR, Band(shift, lambda places: places - shift + window, _same)))
 
 
 def sliding_window(window: int) -> Bands:

@@ -13,18 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 
 from ropetool.errors import ConfigError
 from ropetool.lab.yardsticks import pairs, tables
 from ropetool.lab.yardsticks.attention import attention
+from ropetool.lab.yardsticks.ensembles import mean_of, nbce
 from ropetool.lab.yardsticks.named import Yardstick
 from ropetool.rope.tables import RopeSet
 from ropetool.verification.beside import OPTION
 from ropetool.verification.runners.altered import AlteredRunner
 from ropetool.verification.runners.rotated import RotatedRunner
-from ropetool.verification.runners.torch_attention import Unfit
+from ropetool.verification.runners.torch_attention import Attend, Unfit
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import Done, Generated, Runner, ignore
 
@@ -45,10 +47,25 @@ def yardstick_runner(yardstick: Yardstick, runner: TorchRunner, rope: RopeSet, *
     its class does not support the change.
     """
     layers = layers_of(rope, str(runner.path))
-    if yardstick.table:
-        return RotatedRunner(runner, tables.following(rope, yardstick.table, trained, layers), own=rope, nested=nested)
+    if yardstick.ensemble == "nbce":
+        return nbce(runner, trained, *yardstick.numbers)
+
+    def view(of: Yardstick) -> Runner:
+        return RotatedRunner(runner, tables.scaled(rope, of, trained, layers), own=rope, nested=nested)
+
+    if yardstick.ensemble == "bases":
+        count, factor = yardstick.numbers
+        factors = [factor ** (number / (count - 1)) for number in range(count)]
+        return mean_of(runner, [view(replace(yardstick, table="ntk", factor=each)) for each in factors])
+    inner = view(yardstick) if yardstick.table else runner
+    if yardstick.table and not yardstick.scale:
+        return inner
     _check_fit(runner, layers, trained)
-    return YardstickRunner(yardstick, runner, layers, trained)
+    shapes = {(each.layout, each.rotary_dim // 2) for each in rope.entries.values() if layers.issuperset(each.layers)}
+    if len(shapes) > 1 and yardstick.name.startswith("dpe"):
+        raise _unfit("its layers rotate different numbers of pairs", str(runner.path))
+    layout, pairs = next(iter(shapes))
+    return YardstickRunner(inner, runner, layers, attention(yardstick, trained, layout, pairs))
 
 
 def layers_of(rope: RopeSet, where: str) -> frozenset[int]:
@@ -67,12 +84,14 @@ def layers_of(rope: RopeSet, where: str) -> frozenset[int]:
 
 
 class YardstickRunner(AlteredRunner):
-    """A loaded checkpoint with a different attention during each call."""
+    """A loaded checkpoint with a different attention during each call.
 
-    def __init__(self, yardstick: Yardstick, runner: TorchRunner, layers: frozenset[int], trained: int) -> None:
+    runner: the checkpoint, or a view of it with a different table. torch_runner: the checkpoint.
+    """
+
+    def __init__(self, runner: Runner, torch_runner: TorchRunner, layers: frozenset[int], attend: Attend) -> None:
         super().__init__(runner)
-        self._torch_runner, self._layers = runner, layers
-        self._attend = attention(yardstick, trained)
+        self._torch_runner, self._layers, self._attend = torch_runner, layers, attend
 
     def generated(self, ids: Sequence[int], count: int, done: Done = ignore) -> Generated:
         """Raise ConfigError, because a variant reads whole rows and has no cache."""
