@@ -14,7 +14,7 @@ import torch
 from lab_designs import DESIGNS, Design
 from lab_model import Model
 from lab_rotation import Extension, Sizes, draw_positions
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 import ropetool
@@ -26,6 +26,7 @@ BOS = 0
 FACTOR = 8  # the longer texts are so many times as long as those that are trained on
 IGNORED = -100  # no target
 Batch = tuple[Tensor, Tensor, Tensor]  # tokens, positions and targets, each (rows, length)
+Report = Callable[[int, float], None]  # called with the steps that are done, and the loss
 
 
 @dataclass(frozen=True)
@@ -110,16 +111,22 @@ def train(
     recipe: Recipe,
     batch: Callable[[int], Batch],
     folder: Path,
-    report: Callable[[int, float], None] = lambda step, loss: None,
+    report: Report = lambda step, loss: None,
 ) -> Model:
-    """Return the trained model; what is kept in the folder of an earlier run goes on, to the same weights bit for bit.
-
-    The rows and the rate of a step follow from its number, so the weights, the optimiser's state and that number are all there is.
-    """
+    """Return the trained model; what is kept in the folder of an earlier run goes on, to the same weights bit for bit."""
     made_of = json.dumps([described(design), asdict(sizes), asdict(recipe)], sort_keys=True)
     place = folder / f"{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.pt"
     torch.manual_seed(recipe.seed)
     model = Model(design, sizes)
+    fit(model, recipe, batch, place, report)
+    return model
+
+
+def fit(model: nn.Module, recipe: Recipe, batch: Callable[[int], Batch], place: Path, report: Report) -> None:
+    """Train a model in its place, or go on with what is kept there.
+
+    The rows and the rate of a step follow from its number, so the weights, the optimiser's state and that number are all there is.
+    """
     matrices = [p for p in model.parameters() if p.ndim == 2]
     others = [p for p in model.parameters() if p.ndim != 2]
     optimizer = torch.optim.AdamW(
@@ -133,6 +140,7 @@ def train(
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["step"]
+    model.train()
     for step in range(first, recipe.steps):
         for group in optimizer.param_groups:  # up, flat, then down to nothing
             group["lr"] = recipe.rate * min(1.0, (step + 1) / 100, (1 - step / recipe.steps) / 0.6)
@@ -146,11 +154,11 @@ def train(
         optimizer.step()
         if (step + 1) % recipe.saved_every == 0 or step + 1 == recipe.steps:
             report(step + 1, loss.item())
-            folder.mkdir(parents=True, exist_ok=True)
+            place.parent.mkdir(parents=True, exist_ok=True)
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
             torch.save(state, place.with_suffix(".part"))
             place.with_suffix(".part").replace(place)
-    return model.eval()
+    model.eval()
 
 
 def tested(design: Design) -> str:
@@ -160,7 +168,7 @@ def tested(design: Design) -> str:
 
 @torch.no_grad()
 def hits(
-    model: Model, design: Design, sizes: Sizes, rows: np.ndarray, extension: Extension
+    model: nn.Module, design: Design, sizes: Sizes, rows: np.ndarray, extension: Extension
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return which of the last tokens, half the trained length of them, are the likeliest ones, and their losses in nats."""
     scored = sizes.trained // 2
@@ -191,7 +199,7 @@ def contexts(sizes: Sizes, documents: Sequence[np.ndarray], passages: int, middl
 
 
 def score(
-    model: Model, design: Design, sizes: Sizes, rows: Mapping[str, np.ndarray], extension: Extension, texts: int
+    model: nn.Module, design: Design, sizes: Sizes, rows: Mapping[str, np.ndarray], extension: Extension, texts: int
 ) -> dict[str, dict[str, list[float]]]:
     """Return accuracy and loss of each text in each context. rows: as `contexts` returns them, of so many texts."""
     scores = {}

@@ -428,3 +428,19 @@ def test_a_row_of_several_seeds_shows_their_spread(lab: ModuleType) -> None:
     cells = lab.page._measured(large, runs, "none")
     assert cells[0] == "30.0 ± 24.8"  # 4.303 for two degrees of freedom, times 10 / sqrt(3)
     assert cells[4:] == ["+0.0 ± 0.0", "+0.0 ± 0.0"]
+
+
+def test_a_fine_tune_begins_with_the_extension() -> None:
+    finetune = script("lab/finetune")
+    assert {name: run["made"] for name, run in finetune.known().items()} == {
+        name: json.loads(json.dumps(finetune.TUNINGS[name].made)) for name in finetune.known()
+    }
+    own = 1e4 ** (-np.arange(0, 64, 2) / 64)
+    for name, table in (("control", own), ("linear-8x", own / 8), ("base-500", 500.0 ** (-np.arange(0, 64, 2) / 64))):
+        model = finetune.extended(finetune.TUNINGS[name])
+        assert np.allclose(model.model.model.rotary_emb.inv_freq.numpy(), table, rtol=1e-6)
+    tokens = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        logits = model(tokens, torch.arange(37)[None].double(), keep=5)
+        whole = model.model(tokens).logits
+    torch.testing.assert_close(logits, whole[:, -5:])

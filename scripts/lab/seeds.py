@@ -1,0 +1,129 @@
+"""The table of what five texts on length extrapolation publish, row by row, beside what was measured here, for docs/measurements.md.
+
+scripts/lab/seeds.json has the rows. A claim compares two figures of the records in tests/lab: `lab/design/method/context` of
+scripts/lab/train, `tuned/name/when/context` of scripts/lab/finetune, `checkpoint/entry/length` of scripts/lab/training_free, and
+`pairs/design/method`, the task of even pairs. Figures are accuracies in percent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ropetool.sections import half_width
+from ropetool.verification.statistics import clustered
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDS = ROOT / "tests" / "lab"
+ROWS = Path(__file__).with_name("seeds.json")
+AS_PUBLISHED, OTHERWISE, OPEN, MISSING = "as published", "otherwise", "not told apart", "not measured"
+WORDS = {">": "above", "<": "below", "=": "as"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a claim: the difference of its two figures in points of percent, and half of its 95 % interval."""
+
+    verdict: str
+    difference: float = 0.0
+    half: float = 0.0
+    figures: tuple[float, float] = (0.0, 0.0)
+
+    def __str__(self) -> str:
+        if self.verdict == MISSING:
+            return MISSING
+        first, second = self.figures
+        interval = "" if np.isnan(self.half) else f" ± {self.half:.1f}"
+        return f"{first:.1f} against {second:.1f} ({self.difference:+.1f}{interval}): {self.verdict}"
+
+
+@cache
+def _record(name: str) -> dict[str, Any]:
+    path = RECORDS / f"{name}.json"
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return record
+
+
+def figures(cell: str) -> np.ndarray | None:
+    """Return the accuracies of a cell in percent, by text or by seed, or None if it is not measured."""
+    source, *names = cell.split("/")
+    try:
+        if source == "pairs":
+            design, method = names
+            return 100 * np.array([_record("small")[design]["pairs"][method]["longer"]])
+        if source == "tuned":
+            name, when, context = names
+            return 100 * np.array(_record("finetuned")[name][when][context]["accuracy"])
+        if source in ("small", "large"):
+            design, method, context = names
+            runs = [run for name, run in _record(source).items() if name.partition("/")[0] == design]
+            by_seed = 100 * np.array([run["scores"][method][context]["accuracy"] for run in runs])
+            return by_seed[0] if source == "small" else by_seed.mean(axis=1)
+        entry, length = names
+        return 100 * np.array(_record("training_free")[source][entry][length]["accuracy"])
+    except (KeyError, IndexError, np.exceptions.AxisError):
+        return None
+
+
+def outcome(claim: Sequence[str]) -> Outcome:
+    """Return what the records say of a claim: its first figure above, below or as the second, with 95 % confidence."""
+    first, sign, second = claim
+    one, other = figures(first), figures(second)
+    if one is None or other is None:
+        return Outcome(MISSING)
+    means = float(one.mean()), float(other.mean())
+    if len(one) == 1:  # a share of 256 answers, without texts or seeds to vary over
+        return Outcome(
+            AS_PUBLISHED if _holds(means[0] - means[1], sign) else OTHERWISE, means[0] - means[1], np.nan, means
+        )
+    estimate = clustered(one - other, range(len(one)))
+    difference, half = float(estimate.mean), half_width(estimate)
+    if abs(difference) <= half:
+        verdict = AS_PUBLISHED if sign == "=" else OPEN
+    else:
+        verdict = AS_PUBLISHED if _holds(difference, sign) else OTHERWISE
+    return Outcome(verdict, difference, half, means)
+
+
+def _holds(difference: float, sign: str) -> bool:
+    return difference > 0 if sign == ">" else difference < 0 if sign == "<" else False
+
+
+def rows() -> list[dict[str, Any]]:
+    """Return the rows of the table."""
+    every: list[dict[str, Any]] = json.loads(ROWS.read_text(encoding="utf-8"))
+    return every
+
+
+def section() -> str:
+    """Return the table of all rows."""
+    return "\n".join(["| | what | published | here |", "| --: | --- | --- | --- |", *_lines()]) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    for row in rows():
+        links = ", ".join(f"[{number}](https://kexue.fm/archives/{number})" for number in row["articles"])
+        published = f"{row['published']} {f'({links})' if links else ''}".strip()
+        yield f"| {row['row']} | {row['what']} | {published} | {_here(row)} |"
+
+
+def _here(row: dict[str, Any]) -> str:
+    if "sentence" in row:
+        return f"not run: {row['sentence']}"
+    if "note" in row:
+        return str(row["note"])
+    return "; ".join(
+        f"{_named(first)} {WORDS[sign]} {_named(second)}: {outcome((first, sign, second))}"
+        for first, sign, second in row["claims"]
+    )
+
+
+def _named(cell: str) -> str:
+    source, *names = cell.split("/")
+    return " ".join([source, *(name for name in names if name != "none")])

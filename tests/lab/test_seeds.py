@@ -1,0 +1,95 @@
+"""The table of published claims: every figure that it names exists, and its verdicts follow from the figures."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from loading import script
+
+
+@pytest.fixture(scope="module")
+def seeds() -> ModuleType:
+    script("lab/train")  # puts the folder on the path
+    import seeds
+
+    return seeds
+
+
+def test_each_row_has_claims_a_note_or_the_reason_why_it_is_not_run(seeds: ModuleType) -> None:
+    rows = seeds.rows()
+    assert [row["row"] for row in rows] == list(range(1, 62))
+    assert all(len(row.keys() & {"claims", "note", "sentence"}) == 1 for row in rows)
+    assert {row["what"] for row in rows if "sentence" in row} == {"CLEX", "Zebra", "Focused Transformer"}
+
+
+def test_each_claim_names_figures_that_the_scripts_measure(seeds: ModuleType) -> None:
+    designs = sys.modules["lab_designs"].DESIGNS
+    labs = {lab.name: lab for lab in sys.modules["lab_training"].LABS}
+    tunings, subjects = script("lab/finetune").TUNINGS, script("lab/training_free").SUBJECTS
+    for row in seeds.rows():
+        for first, sign, second in row.get("claims", ()):
+            assert sign in seeds.WORDS
+            for cell in (first, second):
+                source, *names = cell.split("/")
+                if source in labs:
+                    design, method, context = names
+                    assert design in labs[source].designs
+                    assert method in designs[design].extensions
+                    assert context in labs[source].contexts
+                elif source == "pairs":
+                    assert names[0] in designs
+                    assert names[1] in ("none", "rerope")
+                elif source == "tuned":
+                    name, when, context = names
+                    assert name in tunings
+                    assert (when in ("before", "after"), context in ("trained", "longer", "repeated")) == (True, True)
+                else:
+                    entry, length = names
+                    assert entry in ("as it is", *subjects[source].variants, *subjects[source].tables)
+                    assert int(length) in subjects[source].lengths
+
+
+FAR, NEAR = [30.0, 31.0, 33.0, 32.0], [20.0, 22.0, 21.0, 24.0]
+
+
+@pytest.mark.parametrize(
+    ("first", "sign", "second", "verdict"),
+    [
+        (FAR, ">", NEAR, "as published"),
+        (FAR, "<", NEAR, "otherwise"),
+        (FAR, "=", NEAR, "otherwise"),
+        (NEAR, "<", FAR, "as published"),
+        ([20.5, 21.0, 22.0, 23.9], "=", NEAR, "as published"),
+        ([20.5, 21.0, 22.0, 23.9], ">", NEAR, "not told apart"),
+        (FAR, ">", None, "not measured"),
+        ([100.0], ">", [77.0], "as published"),
+        ([100.0], "<", [77.0], "otherwise"),
+    ],
+)
+def test_a_verdict_follows_from_the_interval_of_the_paired_difference(
+    seeds: ModuleType, monkeypatch: pytest.MonkeyPatch, first: Any, sign: str, second: Any, verdict: str
+) -> None:
+    cells = {"a": first, "b": second}
+    monkeypatch.setattr(seeds, "figures", lambda cell: None if cells[cell] is None else np.array(cells[cell]))
+    assert seeds.outcome(("a", sign, "b")).verdict == verdict
+
+
+def test_the_interval_is_students(seeds: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = {"a": FAR, "b": NEAR}
+    monkeypatch.setattr(seeds, "figures", lambda cell: np.array(cells[cell]))
+    outcome = seeds.outcome(("a", ">", "b"))
+    differences = np.subtract(FAR, NEAR)
+    assert outcome.difference == pytest.approx(differences.mean())
+    assert outcome.half == pytest.approx(3.182446 * differences.std(ddof=1) / 2, rel=1e-5)  # three degrees of freedom
+
+
+def test_figures_are_read_from_the_records(seeds: ModuleType) -> None:
+    record = sys.modules["lab_page"].known("small")
+    by_text = seeds.figures("small/plain/none/longer")
+    assert np.allclose(by_text, 100 * np.array(record["plain"]["scores"]["none"]["longer"]["accuracy"]))
+    assert seeds.figures("pairs/hwfa/none") == [100 * record["hwfa"]["pairs"]["none"]["longer"]]
+    assert seeds.figures("small/plain/no such method/longer") is None
