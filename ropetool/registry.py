@@ -12,6 +12,7 @@ ADDITIONS = {
     "SPACES": "ropetool.lab.tuning.spaces",
     "tune": "ropetool.lab.tuning.tuning",
     "tune_command": "ropetool.lab.tuning.command",
+    "use_command": "ropetool.lab.usage.command",
     "lm_eval_check": "ropetool.lab.lm_eval",
     "lm_eval_lines": "ropetool.lab.lm_eval",
     "lm_eval_result": "ropetool.lab.lm_eval",

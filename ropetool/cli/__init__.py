@@ -46,6 +46,7 @@ COMMANDS = {
     "compare": ("compare", "Measure and rank several methods on one model.", "choosing.md"),
     "check": ("check", "Compare a checkpoint with its record and its source.", "verify.md"),
     "verify": ("verify", "Measure whether an extended model still works.", "verify.md"),
+    "use": (None, "Show which heads and rotary pairs of a model read far.", "measurements.md"),
     "tune": (None, "Search for the best RoPE settings of one model.", "choosing.md"),
     "identify": ("identify", "Identify the RoPE table that a running server uses.", "inspecting.md"),
     "restore": ("restore", "Undo the last in-place edit of a GGUF file.", "gguf.md"),
@@ -62,7 +63,7 @@ GROUPS = {
     "Inspect": ("inspect", "doctor", "diff", "identify"),
     "Choose": ("advise", "compare", "tune", "methods", "families", "runtimes"),
     "Extend": ("extend", "bake", "apply", "restore", "recover"),
-    "Measure": ("check", "verify", "demo"),
+    "Measure": ("check", "verify", "use", "demo"),
     "Convert": ("export", "import", "gguf"),
 }
 

@@ -151,7 +151,7 @@ def _shingles(text: str) -> Shingles:
         if size & width:
             shingles = shingles * factor + total[done : done + count - size + 1]
             done += width
-        total = total[: len(total) - width] * factor + total[width:]
+        total = total[: max(0, len(total) - width)] * factor + total[width:]
         width *= 2
     # The low bits of a product depend only on the low bits of its factors.
     mixed: Shingles = shingles ^ (shingles >> np.uint64(29))

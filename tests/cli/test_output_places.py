@@ -36,6 +36,7 @@ CASES = {
     ("compare", "report"): ["compare model --factors 4 --report OUT"],
     ("verify", "report"): ["verify scaled --report OUT", "verify scaled --suite quick --report OUT"],
     ("verify", "certificate_file"): ["verify scaled --certificate OUT", "verify scaled --suite quick --certificate OUT"],
+    ("use", "report"): ["use model --report OUT"],
     ("tune", "plan_out"): ["tune model --target-length 2k --plan-out OUT"],
     ("tune", "report"): ["tune model --target-length 2k --plan-out new.json --report OUT"],
     ("identify", "prompts_out"): ["identify --source model --prompts-out OUT", "identify --gguf model.gguf --prompts-out OUT"],

@@ -87,6 +87,12 @@ def test_short_and_strange_texts_are_compared_too(text: str) -> None:
     assert len(independent([*texts, Document("again", f" {text} ")])[0]) == 2
 
 
+@pytest.mark.parametrize("count", range(1, 24))
+def test_texts_of_every_number_of_words_are_compared(count: int) -> None:
+    texts = [document("short", words(7, count)), document("other", words(21))]
+    assert independent(texts) == (texts, [])
+
+
 def test_the_texts_of_the_package_are_independent() -> None:
     texts = [*embedded_documents(), *long_documents(), *medium_documents()]
     assert independent(texts) == (texts, [])

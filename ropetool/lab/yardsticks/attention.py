@@ -28,14 +28,14 @@ def attention(yardstick: Yardstick, trained: int, layout: str = "half", pairs: i
 
         places = np.arange(layer.tokens, dtype=np.float64)
         wide = torch.promote_types(layer.values.dtype, torch.float32)
-        pair_of = partial(_pair_of, layout, pairs)
+        pairs_of = partial(pair_of, layout, pairs)
         queries = [
-            _rotated(layer.queries, band.query, NEAR.query, places, pair_of).to(wide) for band in yardstick.pairs.bands
+            _rotated(layer.queries, band.query, NEAR.query, places, pairs_of).to(wide) for band in yardstick.pairs.bands
         ]
         keys_by_positions: dict[Positions, Any] = {}
         for band in yardstick.pairs.bands:
             if band.key not in keys_by_positions:
-                keys_by_positions[band.key] = _rotated(layer.keys, band.key, NEAR.key, places, pair_of).to(wide)
+                keys_by_positions[band.key] = _rotated(layer.keys, band.key, NEAR.key, places, pairs_of).to(wide)
         keys = [keys_by_positions[band.key] for band in yardstick.pairs.bands]
         if yardstick.scale:
             scale = torch.from_numpy(SCALES[yardstick.scale](places, trained)).to(queries[0])[:, None]
@@ -87,7 +87,7 @@ def _rotated(
     return by_group.gather(0, groups.expand(1, *by_group.shape[1:]))[0]
 
 
-def _pair_of(layout: str, pairs: int, channels: int) -> Array:
+def pair_of(layout: str, pairs: int, channels: int) -> Array:
     """Return the pair of each channel. Channels that do not rotate count as the first pair, which changes nothing."""
     numbers = np.arange(channels)
     paired = numbers % pairs if layout == "half" else numbers // 2

@@ -1,0 +1,1 @@
+"""Which layers, heads and rotary pairs of a checkpoint read far: `ropetool use`."""
