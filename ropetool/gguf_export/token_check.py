@@ -70,8 +70,11 @@ def _is_plain(text: str) -> bool:
 
 
 def _both(file: Path, values: Mapping[str, Value], texts: Sequence[str]) -> list[tuple[str, list[int], list[int]]]:
-    """Return the texts and added tokens' texts, each with the tokens from the tokenizers library and llama.cpp."""
-    from tokenizers import Tokenizer
+    """Return the texts and added tokens' texts, each with the tokens from the tokenizers library and llama.cpp.
+
+    llama.cpp gets composed text if the tokenizer composes text (NFC), because it does not compose text itself.
+    """
+    from tokenizers import Tokenizer, normalizers
 
     from ropetool.verification.runners.llama_library import free, library, load, tokens_of
 
@@ -88,7 +91,9 @@ def _both(file: Path, values: Mapping[str, Value], texts: Sequence[str]) -> list
         model = load(lib, target, gpu=False, vocabulary_only=True)
     try:
         vocabulary = lib.llama_model_get_vocab(model)
-        ours = [tokens_of(lib, vocabulary, text) for text in texts]
+        composes = isinstance(tokenizer.normalizer, normalizers.NFC)
+        read = [tokenizer.normalizer.normalize_str(text) for text in texts] if composes else texts
+        ours = [tokens_of(lib, vocabulary, text) for text in read]
     finally:
         free(lib, model)
     return list(zip(texts, theirs, ours, strict=True))

@@ -188,6 +188,22 @@ def test_the_check_sees_an_added_token_that_gets_another_id(tmp_path: Path) -> N
         token_check.check_tokens(tmp_path, values, notes)
 
 
+def test_the_check_composes_text_for_llama_cpp_if_the_tokenizer_does(tmp_path: Path) -> None:
+    """As `import` checks a Qwen 2 file, without notes: an accent of its own is composed for both, all else is compared."""
+    steps, ignore_merges, _ = making.PUBLISHED["qwen2"]
+    making.byte_level_tokenizer(steps, ignore_merges).save(str(tmp_path / "tokenizer.json"))
+    values, _ = tokenizer_values(tmp_path, {}, 3100)
+    data = json.loads((tmp_path / "tokenizer.json").read_text())
+    data["normalizer"] = {"type": "NFC"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    with making.llama(values, tmp_path / "vocabulary.gguf") as llama:
+        encode = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode
+        assert encode("e\u0301\u0323", add_special_tokens=False).ids != llama("e\u0301\u0323")
+    assert token_check.check_tokens(tmp_path, values, ()).verdict == PASS
+    with pytest.raises(LossyExport, match="texts get different tokens"):
+        token_check.check_tokens(tmp_path, {**values, PRE: Value.of(ValueType.STR, "gpt-2")}, ())
+
+
 def test_without_the_packages_nothing_is_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "there is no tokenizer.json" in token_check.check_tokens(tmp_path, {}, ()).detail
     (tmp_path / "tokenizer.json").write_text("{}")
