@@ -31,6 +31,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(readme.parent) for readme in sorted(ROOT.glob("scripts/*/README.md"))]
 
+import base_conversion
 import cache_types_page
 import click
 import conformance_kit.page as conformance_page
@@ -39,6 +40,7 @@ import defects_page
 import family_page
 import identified_page
 import real_models_page
+import seeds
 import tune_demo_page
 import verdicts_page
 import yardsticks_page
@@ -74,6 +76,7 @@ def generated() -> Iterator[tuple[Path, str]]:
         "docs/choosing.md": {
             "methods": method_table(), "parameters": parameter_table(), "noise": noise_table(),
             "example": tune_demo_page.example(), "demo": _table(tune_demo_page.HEAD, tune_demo_page.table()),
+            "base-conversion": base_conversion.section(),
         },
         "docs/runtimes.md": {
             "runtimes": runtime_table(), "architecture-reach": architecture_reach(), "architectures": architecture_table(),
@@ -83,7 +86,9 @@ def generated() -> Iterator[tuple[Path, str]]:
         "docs/export.md": {"held": _table(family_page.HELD, family_page.held()), "converted": converted_page.table()},
         "scripts/conformance_kit/conformance.md": conformance_page.tables(),
         "docs/inspecting.md": {"identified": identified_page.table(), "rules": rule_table()},
-        "docs/measurements.md": {**yardsticks_page.parts(), "real-models": real_models_page.section()},
+        "docs/measurements.md": {
+            **yardsticks_page.parts(), "real-models": real_models_page.section(), "seeds": seeds.section(),
+        },
         "docs/architecture.md": {"tree": tree(), "layers": layer_table()},
     }  # fmt: skip
     for name, parts in blocks.items():

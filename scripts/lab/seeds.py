@@ -8,18 +8,26 @@ scripts/lab/train, `tuned/name/when/context` of scripts/lab/finetune, `checkpoin
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import base_conversion
 import numpy as np
 
+from ropetool.report.answered import share
+from ropetool.rope import reach
 from ropetool.sections import half_width
 from ropetool.verification.statistics import clustered
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts" / "real_models"))
+
+import real_models_page
+
 RECORDS = ROOT / "tests" / "lab"
 ROWS = Path(__file__).with_name("seeds.json")
 AS_PUBLISHED, OTHERWISE, OPEN, MISSING = "as published", "otherwise", "not told apart", "not measured"
@@ -102,22 +110,29 @@ def rows() -> list[dict[str, Any]]:
 
 
 def section() -> str:
-    """Return the table of all rows."""
-    return "\n".join(["| | what | published | here |", "| --: | --- | --- | --- |", *_lines()]) + "\n"
+    """Return the table of the rows that are measured, or not to be run."""
+    shown, every = [row for row in rows() if _is_measured(row)], len(rows())
+    missing = [f"\n{every - len(shown)} of {every} rows are not measured yet."] if len(shown) < every else []
+    return (
+        "\n".join(["| | what | published | here |", "| --: | --- | --- | --- |", *map(_line, shown), *missing]) + "\n"
+    )
 
 
-def _lines() -> Iterator[str]:
-    for row in rows():
-        links = ", ".join(f"[{number}](https://kexue.fm/archives/{number})" for number in row["articles"])
-        published = f"{row['published']} {f'({links})' if links else ''}".strip()
-        yield f"| {row['row']} | {row['what']} | {published} | {_here(row)} |"
+def _is_measured(row: dict[str, Any]) -> bool:
+    return all(outcome(claim).verdict != MISSING for claim in row.get("claims", ()))
+
+
+def _line(row: dict[str, Any]) -> str:
+    links = ", ".join(f"[{number}](https://kexue.fm/archives/{number})" for number in row["articles"])
+    published = f"{row['published']} {f'({links})' if links else ''}".strip()
+    return f"| {row['row']} | {row['what']} | {published} | {_here(row)} |"
 
 
 def _here(row: dict[str, Any]) -> str:
     if "sentence" in row:
         return f"not run: {row['sentence']}"
     if "note" in row:
-        return str(row["note"])
+        return NOTES[row["note"]]()
     return "; ".join(
         f"{_named(first)} {WORDS[sign]} {_named(second)}: {outcome((first, sign, second))}"
         for first, sign, second in row["claims"]
@@ -127,3 +142,55 @@ def _here(row: dict[str, Any]) -> str:
 def _named(cell: str) -> str:
     source, *names = cell.split("/")
     return " ".join([source, *(name for name in names if name != "none")])
+
+
+# --- rows that other records and tests answer
+
+
+def _of_base() -> str:
+    return f"the divisors of the pairs differ by at most {base_conversion.farthest():.1%} at 8 times the length"
+
+
+def _least_base() -> str:
+    return f"{reach.least_base(128, 4096):,.0f}, by the same theorem; `advise` shows it for a target"
+
+
+def _digits() -> str:
+    number, base = base_conversion.NUMBER, base_conversion.new_base()
+    interpolated, converted = base_conversion.digits(number / 2, 10), base_conversion.digits(number, base)
+    table = "[the table](choosing.md#ntk-as-a-change-of-base)"
+    return f"{interpolated} with gaps of 0.5, and {converted} in base {base} with gaps of 1: {table}"
+
+
+def _real(question: str) -> Callable[[], str]:
+    """Return the costs of YaRN at twice the length, from the published models."""
+
+    def words() -> str:
+        known = real_models_page.record()
+        costs = {
+            real_models_page.TITLES[model.name]: known[f"{model.name}/yarn-2x"][question]
+            for model in real_models_page.MODELS if f"{model.name}/yarn-2x" in known
+        }  # fmt: skip
+        shown = (f"{name} {share(cost['ratio'])} at {cost['length']:,} tokens" for name, cost in costs.items() if cost)
+        return f"YaRN 2x: {', '.join(shown)} ([published models](#real-models))"
+
+    return words
+
+
+NOTES: Mapping[str, Callable[[], str]] = {
+    "base conversion": _of_base,
+    "least base": _least_base,
+    "digits": _digits,
+    "ratio": _real("long"),
+    "tax": _real("short"),
+    "blocks": lambda: "1.06 to 1.2 times the time of plain attention on a CPU ([speed](#speed))",
+    "frozen": lambda: "exact: `dynamic -p freeze N` writes the table of one length, compared with transformers' table",
+    "drop-pairs": lambda: "exact, and no extension: `bake drop-pairs` ([bake.md](bake.md))",
+    "deepseek": lambda: (
+        "exact: logits against transformers and vLLM ([runtimes.md](runtimes.md)); no published weights were run"
+    ),
+    "as row 3": lambda: "as row 3",
+    "lm-eval": lambda: "handed over: `verify --lm-eval` reads the scores of lm-eval",
+    "needles": lambda: "`verify --measure retrieval` and `needles`; see the demo's retrieval above",
+    "cost": lambda: "`inspect --cost` reckons it",
+}

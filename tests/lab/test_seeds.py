@@ -93,3 +93,23 @@ def test_figures_are_read_from_the_records(seeds: ModuleType) -> None:
     assert np.allclose(by_text, 100 * np.array(record["plain"]["scores"]["none"]["longer"]["accuracy"]))
     assert seeds.figures("pairs/hwfa/none") == [100 * record["hwfa"]["pairs"]["none"]["longer"]]
     assert seeds.figures("small/plain/no such method/longer") is None
+
+
+def test_a_change_of_base_writes_the_numbers_of_the_text(seeds: ModuleType) -> None:
+    conversion = sys.modules["base_conversion"]
+    assert conversion.digits(1749 / 2, 10) == [8, 7, 4.5]
+    assert conversion.digits(1749, 16) == [6, 13, 5]
+    assert conversion.new_base() == 13  # 13 cubed is 2197, 12 cubed is 1728
+    high, middle, low = conversion.digits(1749, 13)
+    assert 169 * high + 13 * middle + low == 1749
+    assert "| [10, 4, 7] | 12 | 1 | `ntk` |" in conversion.section()
+
+
+def test_the_picture_has_the_divisors_of_the_formulas(seeds: ModuleType) -> None:
+    conversion = sys.modules["base_conversion"]
+    i, divisors = np.arange(64), dict(conversion.divisors())
+    assert np.allclose(divisors["linear"], 8)
+    assert np.allclose(divisors["ntk"], 8 ** (i / 63))
+    assert np.allclose(divisors["base 80,000"], 8 ** (i / 64))
+    assert conversion.farthest() == pytest.approx(1 - 8 ** (63 / 64) / 8)
+    assert conversion.PICTURE.read_bytes() == conversion.picture()
