@@ -30,7 +30,8 @@ def test_each_claim_names_figures_that_the_scripts_measure(seeds: ModuleType) ->
     designs = sys.modules["lab_designs"].DESIGNS
     labs = {lab.name: lab for lab in sys.modules["lab_training"].LABS}
     tunings, subjects = script("lab/finetune").TUNINGS, script("lab/training_free").SUBJECTS
-    for row in seeds.rows():
+    newer = [{"claims": claims} for claims in seeds.NEWER.values()]
+    for row in [*seeds.rows(), *newer]:
         for first, sign, second in row.get("claims", ()):
             assert sign in seeds.WORDS
             for cell in (first, second):
