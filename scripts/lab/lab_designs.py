@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from lab_rotation import Extension, Sizes, rotate, table
@@ -48,7 +48,7 @@ class Attention:
     @property
     def distances(self) -> Tensor:
         """The tokens from a key to a query, (length, length)."""
-        return self.tokens[:, None] - self.tokens
+        return _distances(self.q.shape[-2])
 
     @property
     def log_n(self) -> Tensor:
@@ -87,6 +87,12 @@ class Attention:
 
 
 Scores = Callable[[Attention], Tensor]
+
+
+@lru_cache(maxsize=4)
+def _distances(length: int) -> Tensor:
+    tokens = torch.arange(length, dtype=torch.float64)
+    return tokens[:, None] - tokens
 
 
 def _products(q: Tensor, k: Tensor, at: Tensor, seen: Tensor, frequencies: Tensor, factor: float) -> Tensor:

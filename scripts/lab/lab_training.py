@@ -261,7 +261,7 @@ class Lab:
 LABS = (
     Lab("small", Sizes(), Recipe(), tuple(DESIGNS), passages=16, pairs=True),
     Lab(
-        "large", Sizes(width=256, inner=704, heads=2, trained=512), Recipe(steps=2400, batch=8, rate=2e-3),
+        "large", Sizes(width=256, inner=704, heads=2, trained=512), Recipe(steps=1500, batch=8, rate=2e-3),
         ("plain", "log-n", "hwfa", "key-norm", "hwfa2"), passages=4, seeds=3,
     ),
 )  # fmt: skip
