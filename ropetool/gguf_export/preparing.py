@@ -98,7 +98,7 @@ def prepare(source: Path | Checkpoint, output: str | Path | None, options: Expor
 def _token_checks(checkpoint: HfCheckpoint, keys: Keys) -> tuple[Check, ...]:
     from ropetool.gguf_export.token_check import check_tokens  # only for an export that is checked
 
-    return (check_tokens(checkpoint.path, keys.tokenizer, keys.tokenizer_notes),)
+    return (check_tokens(checkpoint.path, keys.tokenizer, keys.tokenizer_notes, compose=False),)
 
 
 def _is_gguf_already(source: Path, model: GgufCheckpoint) -> NotACheckpoint:

@@ -31,11 +31,13 @@ MOST_ADDED = 1000
 _SIZES = ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count")
 
 
-def check_tokens(path: Path, values: Mapping[str, Value], notes: Sequence[str]) -> Check:
+def check_tokens(path: Path, values: Mapping[str, Value], notes: Sequence[str], *, compose: bool = True) -> Check:
     """Return a check that the tokens of all texts equal the original tokens, or a check that could not run.
 
     values: the keys from tokenizer_values for this checkpoint.
     notes: its notes. If there are any, texts that llama.cpp may treat differently are left out.
+    compose: if the tokenizer composes text (NFC), give composed text to llama.cpp, because it does not compose text itself.
+      An import compares the rest in this way, and its notes name the difference. An export has no such note.
     Raises: LossyExport with a text whose tokens differ.
     """
     file = path / names.TOKENIZER_JSON
@@ -44,7 +46,7 @@ def check_tokens(path: Path, values: Mapping[str, Value], notes: Sequence[str]) 
     if absent := lacking(("llama_cpp", "tokenizers")):
         return Check(TOKENS, None, None, NOT_RUN, absent)
     texts = [text for text in _texts() if not notes or _is_plain(text)]
-    both = _both(file, values, texts)
+    both, composed = _both(file, values, texts, compose)
     wrong = [text for text, theirs, llama_cpp in both if theirs != llama_cpp]
     if wrong:
         text = min(wrong, key=len)
@@ -52,7 +54,8 @@ def check_tokens(path: Path, values: Mapping[str, Value], notes: Sequence[str]) 
             f"{len(wrong)} of {len(both)} texts get different tokens in llama.cpp, for example {text!r}", where=str(file),
             try_="--no-check, if the difference does not matter",
         )  # fmt: skip
-    return Check(TOKENS, None, None, PASS, f"{len(both)} texts get the same tokens in tokenizers and llama.cpp")
+    first = ", composed before" if composed else ""
+    return Check(TOKENS, None, None, PASS, f"{len(both)} texts get the same tokens in tokenizers and llama.cpp{first}")
 
 
 def _texts() -> Iterator[str]:
@@ -69,10 +72,12 @@ def _is_plain(text: str) -> bool:
     return composed and not (marked or spaced or cased or "<|" in text)
 
 
-def _both(file: Path, values: Mapping[str, Value], texts: Sequence[str]) -> list[tuple[str, list[int], list[int]]]:
+def _both(
+    file: Path, values: Mapping[str, Value], texts: Sequence[str], compose: bool
+) -> tuple[list[tuple[str, list[int], list[int]]], bool]:
     """Return the texts and added tokens' texts, each with the tokens from the tokenizers library and llama.cpp.
 
-    llama.cpp gets composed text if the tokenizer composes text (NFC), because it does not compose text itself.
+    Also return whether llama.cpp got composed text.
     """
     from tokenizers import Tokenizer, normalizers
 
@@ -91,12 +96,12 @@ def _both(file: Path, values: Mapping[str, Value], texts: Sequence[str]) -> list
         model = load(lib, target, gpu=False, vocabulary_only=True)
     try:
         vocabulary = lib.llama_model_get_vocab(model)
-        composes = isinstance(tokenizer.normalizer, normalizers.NFC)
-        read = [tokenizer.normalizer.normalize_str(text) for text in texts] if composes else texts
+        composed = compose and isinstance(tokenizer.normalizer, normalizers.NFC)
+        read = [tokenizer.normalizer.normalize_str(text) for text in texts] if composed else texts
         ours = [tokens_of(lib, vocabulary, text) for text in read]
     finally:
         free(lib, model)
-    return list(zip(texts, theirs, ours, strict=True))
+    return list(zip(texts, theirs, ours, strict=True)), composed
 
 
 def _vocabulary_file(values: Mapping[str, Value]) -> bytes:

@@ -46,7 +46,6 @@ def section() -> str:
         f"convert: base {new_base()}": (NUMBER, new_base(), "`ntk`"),
     }
     head = (f"{NUMBER} in three digits", "", f"largest digit up to {NEW_LIMIT}", "gap between neighbours", "method")
-    head = (f"{NUMBER} in three digits", "", f"largest digit up to {NEW_LIMIT}", "gap between neighbours", "method")
     lines = [f"| {' | '.join(head)} |", "| --- | --- | --: | --: | --- |"]
     for name, (number, base, method) in shown.items():
         gap = number / NUMBER

@@ -172,10 +172,10 @@ def hwfa_wide(a: Attention) -> Tensor:
 
 
 def hwfa2(a: Attention) -> Tensor:
-    """The middle layer sees all, rotates and has log-n; the others see half the trained length: kexue 9731."""
+    """The middle layer sees all, rotates and has log-n; the others see an eighth of the trained length: kexue 9731, w64-f1."""
     if a.layer == a.sizes.layers // 2:
         return log_n(a)
-    return a.within(plain(a), a.sizes.trained // 2)
+    return a.within(plain(a), a.sizes.trained // 8)
 
 
 def key_norm(a: Attention) -> Tensor:
@@ -215,6 +215,7 @@ def sandwich(a: Attention) -> Tensor:
     """No rotation, and a bonus of the product of two sinusoidal positions, smaller in each further head: arXiv:2212.10356.
 
     The product of positions t tokens apart is the sum of cos(t f) over the pairs. What all keys share does not matter.
+    The positions have the size of a head; the paper takes 128 channels, whatever the head.
     """
     pairs = a.sizes.head // 2
     frequencies = 1e4 ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
@@ -226,7 +227,8 @@ def sandwich(a: Attention) -> Tensor:
 def xpos(a: Attention) -> Tensor:
     """RoPE, with each pair's product shrunk by z^(t / L') at a distance t: arXiv:2212.10554.
 
-    z is (i / pairs + 0.4) / 1.4 for pair i. L' is half the trained length, as 512 is of 1024 in the paper's code.
+    z is (i / pairs + 0.4) / 1.4 for pair i. L' is half the trained length, as 512 is of 1024 in the paper's code. The paper also hides
+    far keys at the test (blockwise causal attention), which is not done here.
     """
     pairs = a.sizes.head // 2
     z = (torch.arange(pairs, dtype=torch.float64) / pairs + 0.4) / 1.4

@@ -131,9 +131,13 @@ def _head(lab: Lab) -> str:
 
 
 def _column(context: str, short: int, long: int) -> str:
-    return {"trained": f"{short}", "double": f"{2 * short:,}", "repeated": f"{long:,} repeated", "longer": f"{long:,}"}[
-        context
-    ]
+    return {
+        "trained": f"{short}",
+        "double": f"{2 * short:,}",
+        "half": f"{long // 2:,}",
+        "repeated": f"{long:,} repeated",
+        "longer": f"{long:,}",
+    }[context]
 
 
 def _rows(lab: Lab, record: Record) -> Iterator[str]:

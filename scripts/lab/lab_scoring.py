@@ -1,4 +1,4 @@
-"""Passages of texts that no model was trained on, and their scores by a runner, for scripts/lab/training_free and measured."""
+"""Passages of texts and their scores by a runner, for scripts/lab/training_free and measured."""
 
 from __future__ import annotations
 

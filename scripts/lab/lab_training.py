@@ -189,13 +189,14 @@ def contexts(sizes: Sizes, documents: Sequence[np.ndarray], passages: int, middl
     """Return the rows that are scored, of each text so many: the same last tokens in several contexts.
 
     trained: the trained length. longer: 8 times as long, the text before it. repeated: as long, the trained length again and again.
-    middle: also `double`, the text twice as long as trained.
+    middle: also `double` and `half`, the text twice and four times as long as trained: half of what 8 times reaches.
     """
     long = FACTOR * sizes.trained
     rows = np.concatenate([ids[: passages * long].reshape(passages, long) for ids in documents])
     short = rows[:, -sizes.trained :]
-    double = {"double": rows[:, -2 * sizes.trained :]} if middle else {}
-    return {"trained": short, "longer": rows, "repeated": np.tile(short, FACTOR), **double}
+    between = {"double": 2, "half": FACTOR // 2} if middle else {}
+    cut = {name: rows[:, -times * sizes.trained :] for name, times in between.items()}
+    return {"trained": short, "longer": rows, "repeated": np.tile(short, FACTOR), **cut}
 
 
 def score(
@@ -243,7 +244,7 @@ class Lab:
     @property
     def contexts(self) -> tuple[str, ...]:
         """The contexts that are scored, see `contexts`."""
-        return ("trained", *(() if self.pairs else ("double",)), "repeated", "longer")
+        return ("trained", *(() if self.pairs else ("double", "half")), "repeated", "longer")
 
     def runs(self) -> Iterator[tuple[str, Design, Recipe]]:
         """Yield the name, design and recipe of each run: every design with the first seed, then with the next."""

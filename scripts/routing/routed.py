@@ -76,11 +76,23 @@ def prompts(contexts: list[int]) -> Iterator[tuple[str, str, int]]:
     )  # it counts 37 tokens each, SmolLM2 55
 
 
+def server(options: argparse.Namespace, model: dict[str, Any], port: str) -> list[str]:
+    """Return the command of the server of a model: llama-server if its path is given, else llama-cpp-python's."""
+    path, context, threads = model["path"], str(model["context"]), options.threads
+    if options.llama_server:
+        settings = ["-m", path, "-c", context, "--alias", model["name"], "-t", threads, "-tb", threads]
+        return [options.llama_server, *settings, "--port", port]
+    settings = ["--model", path, "--n_ctx", context, "--model_alias", model["name"]]
+    settings += ["--n_threads", threads, "--n_threads_batch", threads]
+    return [options.python, "-m", "llama_cpp.server", *settings, "--port", port]
+
+
 def main() -> None:
     """Extend, serve, ask, and compare the answering server with the expected one."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model", type=Path)
     parser.add_argument("--python", required=True, help="a Python with litellm[proxy] and llama-cpp-python[server]")
+    parser.add_argument("--llama-server", metavar="PATH", help="a llama-server, in place of llama-cpp-python[server]")
     parser.add_argument("--variants", default="16k")
     parser.add_argument(
         "--threads", default=str(os.cpu_count()), help="threads of each server; 1 is faster on a busy machine"
@@ -106,10 +118,8 @@ def main() -> None:
         for entry, model in zip(yaml.safe_load(config.read_text())["model_list"], written["models"], strict=False):
             url = entry["litellm_params"]["api_base"]
             port = url.removesuffix("/v1").rpartition(":")[2]
-            command = ["--model", model["path"], "--n_ctx", str(model["context"]), "--model_alias", model["name"]]
-            command += ["--port", port, "--n_threads", options.threads, "--n_threads_batch", options.threads]
             log = Path(folder, f"{port}.log")
-            servers.enter_context(running(log, options.python, "-m", "llama_cpp.server", *command))
+            servers.enter_context(running(log, *server(options, model, port)))
             wait_for(f"{url}/models")
         proxy = [str(Path(options.python).with_name("litellm")), "--config", str(config), "--host", "127.0.0.1"]
         log = Path(folder, "proxy.log")

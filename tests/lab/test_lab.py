@@ -70,7 +70,7 @@ FORMULAS: dict[str, Formula] = {
     "pose": Formula(positions="pose"),
     "randomized": Formula(positions="randomized"),
     "base-1e6": Formula(base=1e6),
-    "hwfa2": Formula(windows=(6, 6, 0, 6), logn=(2,)),
+    "hwfa2": Formula(windows=(1, 1, 0, 1), logn=(2,)),
     "coca": Formula(gates=True),
     "key-norm-no-rope": Formula(key_norm=True, still=EVERY),
     "hwfa-rotated": replace(HWFA, still=()),
@@ -359,11 +359,11 @@ def test_scores_are_of_the_last_tokens_and_of_the_same_ones(lab: ModuleType, siz
     measured = scores(copies, middle=True)
     assert measured["repeated"]["accuracy"] == [1, 1, 1]
     assert max(measured["longer"]["accuracy"]) < 0.3
-    short, long, repeated, double = np.split(np.array([row[-12:] for rows in copies.seen for row in rows]), 4)
+    short, long, repeated, *between = np.split(np.array([row[-12:] for rows in copies.seen for row in rows]), 5)
     assert (short == long).all()
     assert (short == repeated).all()
-    assert (short == double).all()
-    assert {rows.shape[1] for rows in copies.seen} == {12, 24, 96}
+    assert all((short == other).all() for other in between)
+    assert {rows.shape[1] for rows in copies.seen} == {12, 24, 48, 96}
     documents[1][:] = 4  # a text of one token, which any copy knows
     measured = scores(Copies(5))
     assert "double" not in measured
@@ -427,7 +427,7 @@ def test_a_row_of_several_seeds_shows_their_spread(lab: ModuleType) -> None:
     runs = [{"scores": {"none": {context: {"accuracy": values} for context in large.contexts}}} for values in accuracy]
     cells = lab.page._measured(large, runs, "none")
     assert cells[0] == "30.0 ± 24.8"  # 4.303 for two degrees of freedom, times 10 / sqrt(3)
-    assert cells[4:] == ["+0.0 ± 0.0", "+0.0 ± 0.0"]
+    assert cells[5:] == ["+0.0 ± 0.0", "+0.0 ± 0.0"]
 
 
 def test_a_fine_tune_begins_with_the_extension() -> None:

@@ -32,10 +32,10 @@ def test_each_claim_names_figures_that_the_scripts_measure(seeds: ModuleType) ->
     tunings, subjects = script("lab/finetune").TUNINGS, script("lab/training_free").SUBJECTS
     newer = [{"claims": claims} for claims in seeds.NEWER.values()]
     for row in [*seeds.rows(), *newer]:
-        for first, sign, second in row.get("claims", ()):
-            assert sign in seeds.WORDS
+        for first, sign, second in [*row.get("claims", ()), *([row["cause"]] if "cause" in row else [])]:
+            assert sign in seeds.SIGNS
             for cell in (first, second):
-                source, *names = cell.split("/")
+                source, *names = cell.removesuffix("/loss").split("/")
                 if source in labs:
                     design, method, context = names
                     assert design in labs[source].designs
@@ -55,6 +55,8 @@ def test_each_claim_names_figures_that_the_scripts_measure(seeds: ModuleType) ->
 
 
 FAR, NEAR = [30.0, 31.0, 33.0, 32.0], [20.0, 22.0, 21.0, 24.0]
+CLOSE = [20.5, 21.9, 21.2, 24.0]
+SCATTERED = [25.0, 17.0, 24.0, 22.0]
 
 
 @pytest.mark.parametrize(
@@ -63,12 +65,14 @@ FAR, NEAR = [30.0, 31.0, 33.0, 32.0], [20.0, 22.0, 21.0, 24.0]
         (FAR, ">", NEAR, "as published"),
         (FAR, "<", NEAR, "otherwise"),
         (FAR, "=", NEAR, "otherwise"),
+        (FAR, ">>", NEAR, "as published"),
+        (NEAR, "<<", FAR, "as published"),
         (NEAR, "<", FAR, "as published"),
-        ([20.5, 21.0, 22.0, 23.9], "=", NEAR, "as published"),
-        ([20.5, 21.0, 22.0, 23.9], ">", NEAR, "not told apart"),
+        (CLOSE, "=", NEAR, "as published"),
+        (CLOSE, ">>", NEAR, "otherwise"),  # above or not, it is not far above
+        (SCATTERED, "=", NEAR, "not told apart"),  # a wide interval confirms nothing
+        (SCATTERED, ">", NEAR, "not told apart"),
         (FAR, ">", None, "not measured"),
-        ([100.0], ">", [77.0], "as published"),
-        ([100.0], "<", [77.0], "otherwise"),
     ],
 )
 def test_a_verdict_follows_from_the_interval_of_the_paired_difference(
@@ -77,6 +81,32 @@ def test_a_verdict_follows_from_the_interval_of_the_paired_difference(
     cells = {"a": first, "b": second}
     monkeypatch.setattr(seeds, "figures", lambda cell: None if cells[cell] is None else np.array(cells[cell]))
     assert seeds.outcome(("a", sign, "b")).verdict == verdict
+
+
+@pytest.mark.parametrize(("sign", "verdict"), [(">", "as published"), ("<", "otherwise"), (">>", "as published")])
+def test_even_pairs_have_no_interval(
+    seeds: ModuleType, monkeypatch: pytest.MonkeyPatch, sign: str, verdict: str
+) -> None:
+    monkeypatch.setattr(seeds, "figures", lambda cell: np.array([100.0 if "hwfa" in cell else 77.0]))
+    assert seeds.outcome(("pairs/hwfa/none", sign, "pairs/plain/none")).verdict == verdict
+
+
+def test_losses_have_margins_in_nats(seeds: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = {"a/loss": np.array([2.01, 2.13, 2.22]), "b/loss": np.array([2.0, 2.1, 2.2])}
+    monkeypatch.setattr(seeds, "figures", cells.get)
+    assert seeds.outcome(("a/loss", "=", "b/loss")).verdict == "as published"
+    assert seeds.outcome(("a/loss", ">>", "b/loss")).verdict == "otherwise"
+
+
+def test_a_large_model_without_all_its_seeds_is_not_measured(
+    seeds: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = {"scores": {"none": {"longer": {"accuracy": [0.2, 0.4]}}}}
+    monkeypatch.setattr(seeds, "_record", lambda name: {"plain/0": run, "plain/2": run})
+    assert seeds.figures("large/plain/none/longer") is None
+    monkeypatch.setattr(seeds, "_record", lambda name: {f"plain/{seed}": run for seed in (2, 0, 1)})
+    assert seeds.figures("large/plain/none/longer") == pytest.approx([30, 30, 30])
+    assert sys.modules["lab_training"].LABS[1].seeds == seeds.SEEDS
 
 
 def test_the_interval_is_students(seeds: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def test_nbce_leaves_a_text_within_the_trained_length_as_it_is() -> None:
 
 
 def test_nbce_refuses_scored_tokens_that_leave_no_room() -> None:
-    with pytest.raises(ConfigError, match="300 scored tokens leave no room"):
+    with pytest.raises(ConfigError, match="the end of 300 tokens leaves no room"):
         ensemble("nbce(64)").score([row(600)], 299)
 
 

@@ -205,12 +205,12 @@ def _tokens(
         return {}, (), ()
     if not reason:
         try:
-            return {}, (check_tokens(checkpoint.path, theirs, ()),), ()
+            return {}, (check_tokens(checkpoint.path, theirs, (), compose=False),), ()
         except LossyExport as error:
             reason = escaped(error.message)
     try:
         ours, notes = tokenizer_values(checkpoint.path, checkpoint.config, file.tensors[EMBEDDING].shape[1])
-        checks = (check_tokens(checkpoint.path, ours, notes),) if check else ()
+        checks = (check_tokens(checkpoint.path, ours, notes, compose=False),) if check else ()
     except RopetoolError as error:
         raise LossyExport(
             f"llama.cpp's converter cannot write its tokenizer: {reason}; ropetool cannot write it either: {error.message}",

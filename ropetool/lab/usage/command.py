@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command("use")
 @shared.SOURCE
-@shared.TEXTS
+@click.option("--text", type=click.Path(), metavar="FILE", help="The text that is read. Default: a bundled text.")
 @click.option(
     "--length", type=shared.Length(None), metavar="TOKENS",
     help="The tokens that are read, at most the trained length. Default: the trained length, at most 2048.",
@@ -33,8 +33,8 @@ def use_command(source: str, options: UsageOptions, printing: ResultOptions) -> 
     """Show which heads and rotary pairs of a model read far.
 
     Reads one text in two forward passes. For each head of the layers that see the whole text, it measures the attention on far
-    tokens, on the first tokens, and on the earlier copy of a repeated text. For each rotary pair, it measures the share in the
-    variance of the scores.
+    tokens, on the first tokens, and on the earlier copy of a repeated text. For each rotary pair, it measures how much the pair
+    tells keys apart: its part of the variance of the scores.
 
     \b
     ropetool use model

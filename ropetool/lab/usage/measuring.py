@@ -15,15 +15,15 @@ from ropetool.errors import ConfigError
 from ropetool.files import hub
 from ropetool.lab.yardsticks import blocked, pairs
 from ropetool.lab.yardsticks.attention import pair_of
-from ropetool.lab.yardsticks.runner import layers_of
-from ropetool.rope.tables import Array
+from ropetool.lab.yardsticks.runner import alterable, check_fit, rotation_of
+from ropetool.rope.tables import TABLE_TOLERANCE, Array
 from ropetool.verification.runners.torch_attention import Unfit, Unrotated
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.session import documents_of
 
-PLACES = 64  # queries that are looked at, in the second half of a text
+PLACES = 64  # queries that are looked at, in the second half of a text or in its second copy
 FIRST = 4  # keys at the front that count as sinks
-LEAST, MOST = 64, 2048  # tokens of a text
+LEAST, MOST = 16, 2048  # tokens of a text
 FAR = 0.25  # of the tokens: the distance from which a key is far
 
 
@@ -31,11 +31,11 @@ FAR = 0.25  # of the tokens: the distance from which a key is far
 class UsageOptions:
     """How usage is measured.
 
-    texts: a document; empty for the bundled text. length: tokens that are read; None for the trained length, at most 2,048.
+    text: a file; None for a bundled text. length: tokens that are read; None for the trained length, at most 2,048.
     device, dtype: as in `verify`.
     """
 
-    texts: Sequence[str | Path] = ()
+    text: str | Path | None = None
     length: int | None = None
     device: str = "auto"
     dtype: str = "auto"
@@ -50,7 +50,7 @@ class Usage:
     first: the share of the attention on the first four tokens.
     far: its share on tokens at least a quarter of the text away, without the first four.
     copies: in a text that is repeated once, its share on the token after the earlier copy of the present one.
-    by_pair: the share of each rotary pair in the variance of the scores over the keys.
+    by_pair: the variance over the keys that each rotary pair adds to the scores, as a share of the sum over the pairs.
     inv_freq: in radians per token. Shape: (pairs,).
     runtime: what computed it.
     """
@@ -75,37 +75,45 @@ def measure_usage(source: str | Path | Checkpoint, options: UsageOptions) -> Usa
     """
     model = SourceModel.of(source, "use")
     where = str(model.checkpoint.path)
-    chosen = layers_of(model.rope, where)
-    entries = [entry for entry in model.rope.entries.values() if chosen.issuperset(entry.layers) and entry.table]
     length = options.length or min(model.trained, MOST)
     if not LEAST <= length <= model.trained:
         raise ConfigError(
-            f"{length} tokens are not from {LEAST} to the trained length of {model.trained}",
-            where="--length",
-            try_="--length 512",
-        )
+            f"{length} is not a length from {LEAST} to the trained {model.trained} tokens", where="--length",
+            try_=f"--length {min(model.trained, MOST)}",
+        )  # fmt: skip
+    (document, *_) = documents_of(() if options.text is None else (options.text,), length, [])
     runner = TorchRunner(model.checkpoint.path, device=options.device, dtype=options.dtype)
     try:
-        document = documents_of(options.texts, length, [])[0]
         ids = runner.tokenize(document.text[: 32 * length])[: length - len(runner.prefix)]
         if len(ids) + len(runner.prefix) < length:
             raise ConfigError(
-                f"{document.name} has {len(ids)} tokens, and {length} are read",
-                where="--text",
+                f"{document.name} has {len(ids)} tokens, and {length} are read", where="--text",
                 try_="a longer text, or --length",
-            )
+            )  # fmt: skip
+        chosen = alterable(model.rope)
+        check_fit(runner, chosen, model.trained)
+        look, inv_freq = _look(model, chosen)
         half = len(ids) // 2
-        table = entries[0].table
-        inv_freq = table.at(model.trained).inv_freq if table else np.zeros(0)
-        look = _Look(chosen, entries[0].layout, inv_freq.size)
-        read = look.over(runner, [*runner.prefix, *ids], where)
-        copied = replace(look, period=half).over(runner, [*runner.prefix, *ids[:half], *ids[:half]], where)
+        read = look.over(runner, ids)
+        copied = replace(look, period=half).over(runner, [*ids[:half], *ids[:half]])
         return Usage(
             hub.name_of(model.checkpoint.path), model.trained, length, document.name, tuple(sorted(chosen)),
             read.first, read.far, copied.copies, read.by_pair, inv_freq, runner.description,
         )  # fmt: skip
+    except Unfit as error:
+        raise ConfigError(f"its attention cannot be looked at: {error}", where=where) from None
     finally:
         runner.close()
+
+
+def _look(model: SourceModel, layers: frozenset[int]) -> tuple[_Look, Array]:
+    """Return how these layers are looked at, and their inverse frequencies. Raises: Unfit if their tables differ."""
+    layout, pairs = rotation_of(model.rope, layers)
+    entries = [entry for entry in model.rope.entries.values() if entry.table and layers.issuperset(entry.layers)]
+    inv_freq = [entry.table.at(model.trained).inv_freq for entry in entries if entry.table]
+    if any(not np.allclose(each, inv_freq[0], rtol=TABLE_TOLERANCE) for each in inv_freq):
+        raise Unfit("its layers have different tables")
+    return _Look(layers, layout, pairs), inv_freq[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,8 +135,8 @@ class _Look:
     pairs: int
     period: int = 0
 
-    def over(self, runner: TorchRunner, ids: Sequence[int], where: str) -> _Shares:
-        """Return the shares over a row. Raises: ConfigError if the model's attention cannot be looked at."""
+    def over(self, runner: TorchRunner, ids: Sequence[int]) -> _Shares:
+        """Return the shares over a row, which gets the tokens in front of every text. Raises: Unfit."""
         shares: list[_Shares] = []
 
         def attend(layer: Unrotated) -> Any:
@@ -143,12 +151,9 @@ class _Look:
             )  # fmt: skip
             return attended.to(layer.values.dtype)
 
-        try:
-            with runner.model.attending(self.layers, attend):
-                for _ in runner.logits(ids):
-                    pass
-        except Unfit as error:
-            raise ConfigError(f"its attention cannot be looked at: {error}", where=where) from None
+        with runner.model.attending(self.layers, attend):
+            for _ in runner.logits([*runner.prefix, *ids]):
+                pass
         return _Shares(
             *(np.stack([vars(each)[name] for each in shares]) for name in ("first", "far", "copies", "by_pair"))
         )
@@ -158,7 +163,8 @@ class _Look:
         import torch
 
         heads, tokens, _ = queries.shape
-        places = torch.linspace(tokens // 2, tokens - 1, min(PLACES, tokens // 2)).long().to(queries.device)
+        begin = tokens - self.period if self.period else tokens // 2  # of the second copy
+        places = torch.linspace(begin, tokens - 1, min(PLACES, tokens - begin)).long().to(queries.device)
         asked = queries[:, places]
         every = keys.repeat_interleave(heads // len(keys), dim=0)
         keys_at = torch.arange(tokens, device=queries.device)
@@ -179,7 +185,7 @@ class _Look:
         return _Shares(first, far, copies, self._by_pair(asked, every, seen))
 
     def _by_pair(self, asked: Any, every: Any, seen: Any) -> Array:
-        """Return the share of each pair in the variance of the scores over the keys that are seen. Shape: (heads, pairs)."""
+        """Return the variance of each pair's part of the scores over the keys that are seen, as shares. Shape: (heads, pairs)."""
         channel_pairs = pair_of(self.layout, self.pairs, asked.shape[-1])[: 2 * self.pairs]
         variances = []
         for pair in range(self.pairs):

@@ -17,10 +17,8 @@ from ropetool.sections import Line, Part, Section, Table, counted, listing, row
 
 SCHEMA = 1
 SHOWN = 8  # heads in the list of those that copy
-COPIES, SINK = (
-    0.25,
-    0.5,
-)  # the share from which a head counts as one that copies, and as one that rests on the first tokens
+COPIES = 0.25  # the share on the copy from which a head counts as one that copies
+SINK = 0.5  # the share on the first tokens from which a head counts as one that rests on them
 WIDEST = 24  # heads that a grid has room to name
 
 
@@ -81,7 +79,10 @@ def _bands(usage: Usage) -> Section:
     )
     legend = (
         ("turns", f"of a pair within the trained length of {usage.trained} tokens"),
-        ("all heads, copying heads", "the share of these pairs in the variance of the scores over the keys"),
+        (
+            "all heads, copying heads",
+            "the variance that these pairs add to the scores over the keys, as a share of the sum over all pairs",
+        ),
     )
     table = Table(("pairs", "number", "all heads", "copying heads"), rows, words=(0,))
     return Section("pairs", "Rotary pairs", table, legend)
@@ -106,7 +107,7 @@ def _charts(usage: Usage) -> Iterator[charts.Chart]:
     if slow.size:
         marks.append(charts.Guide("one turn in the trained length", charts.DOTTED, float(slow[0]) - 0.5))
     panel = charts.Panel(charts.Axis(PAIR), charts.Axis("share of the variance"), tuple(marks))
-    caption = "Share of each rotary pair in the variance of the scores over the keys."
+    caption = "Variance that each rotary pair adds to the scores over the keys, as a share of the sum over all pairs."
     yield charts.Chart("pairs", "pairs", "Use of the rotary pairs", caption, (panel,))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ropetool.lab.yardsticks import blocked
-from ropetool.lab.yardsticks.named import Yardstick
+from ropetool.lab.yardsticks.named import SCALES, Yardstick
 from ropetool.lab.yardsticks.pairs import NEAR, Positions
 from ropetool.rope.tables import Array
 from ropetool.verification.runners.torch_attention import Attend, Unrotated
@@ -38,7 +38,7 @@ def attention(yardstick: Yardstick, trained: int, layout: str = "half", pairs: i
                 keys_by_positions[band.key] = _rotated(layer.keys, band.key, NEAR.key, places, pairs_of).to(wide)
         keys = [keys_by_positions[band.key] for band in yardstick.pairs.bands]
         if yardstick.scale:
-            scale = torch.from_numpy(SCALES[yardstick.scale](places, trained)).to(queries[0])[:, None]
+            scale = torch.from_numpy(_SCALES[yardstick.scale](places, trained)).to(queries[0])[:, None]
             queries = [each * scale for each in queries]
         attended = blocked.attend(
             queries, keys, layer.values.to(wide), yardstick.pairs,
@@ -66,7 +66,7 @@ def temperature(places: Array, trained: int) -> Array:
     return (0.1 * np.log(np.maximum(1.0, (places + 1) / trained)) + 1) ** 2
 
 
-SCALES: Mapping[str, Callable[[Array, int], Array]] = {"log-n": log_n, "temperature": temperature}
+_SCALES: Mapping[str, Callable[[Array, int], Array]] = dict(zip(SCALES, (log_n, temperature), strict=True))
 
 
 def _rotated(

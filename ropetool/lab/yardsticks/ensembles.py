@@ -93,14 +93,17 @@ def nbce(runner: Runner, trained: int, tail: int) -> Ensemble:
         room = trained - len(prefix) - end
         if room < 1:
             raise ConfigError(
-                f"{count} scored tokens leave no room for a piece within the trained length of {trained}", where=OPTION
-            )
+                f"the end of {end} tokens leaves no room for a piece within the trained length of {trained}", where=OPTION,
+                try_="fewer scored tokens, or shorter --lengths",
+            )  # fmt: skip
         context, question = body[:-end], body[-end:]
-        pieces = [context[max(0, stop - room) : stop] for stop in range(len(context), 0, -room)]
-        after = np.stack([log_probs(runner, [*prefix, *piece, *question], count) for piece in pieces])
+        surest, least = np.zeros(0), np.full(count, np.inf)
+        for stop in range(len(context), 0, -room):  # one after another, because a vocabulary is large
+            after = log_probs(runner, [*prefix, *context[max(0, stop - room) : stop], *question], count)
+            entropy = -(np.exp(after) * after).sum(axis=-1)
+            surest = np.where((entropy < least)[:, None], after, surest) if surest.size else after
+            least = np.minimum(least, entropy)
         alone = log_probs(runner, [*prefix, *question], count)
-        entropies = -(np.exp(after) * after).sum(axis=-1)
-        surest = after[entropies.argmin(axis=0), np.arange(count)]
         return _normalised((1 + BETA) * surest - BETA * alone)
 
     return Ensemble(runner, combined)
@@ -113,7 +116,9 @@ def mean_of(runner: Runner, views: Sequence[Runner]) -> Ensemble:
     """
 
     def combined(row: Sequence[int], count: int) -> Array:
-        together = np.logaddexp.reduce([log_probs(view, row, count) for view in views])
+        together = log_probs(views[0], row, count)
+        for view in views[1:]:
+            together = np.logaddexp(together, log_probs(view, row, count))
         return np.asarray(together - np.log(len(views)))
 
     return Ensemble(runner, combined)

@@ -28,7 +28,7 @@ class Yardstick:
 
     name: its name with all parameters, so that it can be requested again.
     pairs: the bands of distances, and the keys that are seen.
-    scale: multiplies the score of a query by a function of its place, see `attention.SCALES`. Empty for none.
+    scale: multiplies the score of a query by a function of its place, one of `SCALES`. Empty for none.
     table: `linear`, `ntk` or `yarn` for a scaled table. Empty otherwise.
     factor: of the table; 0 if it follows the length of a text.
     ensemble: `nbce` or `bases` if a prediction combines several passes. Empty otherwise.
@@ -44,6 +44,11 @@ class Yardstick:
     ensemble: str = ""
     numbers: tuple[int, ...] = ()
     served: str = ""
+
+    @property
+    def by_group(self) -> bool:
+        """Return whether groups of pairs have their own positions."""
+        return self.name.startswith("dpe")
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,7 @@ def _by_llama_cpp(group: int, window: int) -> str:
 
 
 _GROUPS = [f"group{number + 1}" for number in range(pairs.DPE_GROUPS)]
-# The group sizes that the paper found for Llama 3 8B at 16 times its length, from the fastest eighth of the pairs on.
+# For Llama 3 8B at 16 times its length, from the fastest eighth of the pairs on. Source: README of github.com/LuLuLuyi/DPE.
 _DPE_AT_16 = (4, 4, 2, 16, 32, 32, 16, 128)
 
 
@@ -132,6 +137,7 @@ def _bases(count: int, factor: int) -> Bands:
     return pairs.PLAIN
 
 
+_WHOLE_FACTOR = "N / L as a whole number, at least 2"
 VARIANTS = {
     "rerope": Variant("distance min(t, window)", pairs.rerope, lambda trained, _: (trained // 2,), "L / 2"),
     "leaky-rerope": Variant(
@@ -152,7 +158,7 @@ VARIANTS = {
     ),
     "dpe": Variant(
         "as self-extend, with a group for each eighth of the pairs, from the fastest on", pairs.dpe, _dpe,
-        "L / 8; the groups published for Llama 3 8B at 16x, times N / 16 L, at most the window",
+        "L / 8; the groups published for Llama 3 8B at 16x, times the whole factor / 16, at most the window",
     ),
     "string": Variant(
         "distance t below the shift, from there on t - shift + window; within L", pairs.string,
@@ -160,7 +166,7 @@ VARIANTS = {
     ),
     **{
         name: Variant(
-            f"the table of {name}", _scaled, lambda trained, longest: (_factor(trained, longest),), "N / L", table=name
+            f"the table of {name}", _scaled, lambda trained, longest: (_factor(trained, longest),), _WHOLE_FACTOR, table=name
         )
         for name in ("linear", "ntk", "yarn")
     },
@@ -172,7 +178,7 @@ VARIANTS = {
     ),
     "bases": Variant(
         "the mean probability of so many NTK tables, with factors from 1 up to the factor", _bases,
-        lambda trained, longest: (4, _factor(trained, longest)), "4; N / L", ensemble="bases",
+        lambda trained, longest: (4, _factor(trained, longest)), f"4; {_WHOLE_FACTOR}", ensemble="bases",
     ),
 }  # fmt: skip
 
@@ -188,10 +194,11 @@ def parse(spec: str, trained: int, longest: int) -> Yardstick:
     match, scale = _SPEC.fullmatch(text), more.strip()
     name = match[1] if match else text.strip()
     if match is None or name not in VARIANTS or (plus and scale not in SCALES):
-        unknown = scale if name in VARIANTS and plus else name
+        scaled = bool(match and name in VARIANTS and plus)
+        unknown, known = (scale, SCALES) if scaled else (name, tuple(VARIANTS))
         raise ConfigError(
-            f"unknown attention variant {unknown!r}{did_you_mean(unknown, VARIANTS)}; known are {', '.join(VARIANTS)}, "
-            f"and +{' or +'.join(SCALES)} after a name",
+            f"unknown {'scale' if scaled else 'attention variant'} {unknown!r}{did_you_mean(unknown, known)}; known are "
+            f"{', '.join(VARIANTS)}, and +{' or +'.join(SCALES)} after a name",
             where=OPTION,
             try_=f"{OPTION} rerope or {OPTION} 'leaky-rerope({trained // 2},16)'",
         )

@@ -16,7 +16,7 @@ Positions = Callable[[Array], Array]
 """Maps the places of tokens to the positions that they are rotated to, which may be fractions.
 
 Shapes: (tokens,) -> (tokens,), or (groups, tokens) if the pairs of a head are in groups with their own positions. The
-groups have equal sizes, and the first has the fastest pairs.
+groups have sizes as equal as possible, and the first has the fastest pairs.
 """
 
 
@@ -86,6 +86,7 @@ DPE_GROUPS = 8
 def dpe(window: int, *groups: int) -> Bands:
     """Round positions down as Self-Extend does, with a group size for each eighth of the pairs.
 
+    The paper does so only for the 48 channels of each head that matter most. Here, all pairs move.
     Source: Lu et al. 2025, arXiv 2504.18857.
     """
     sizes = np.array(groups, dtype=np.float64)[:, None]

@@ -60,27 +60,43 @@ def yardstick_runner(yardstick: Yardstick, runner: TorchRunner, rope: RopeSet, *
     inner = view(yardstick) if yardstick.table else runner
     if yardstick.table and not yardstick.scale:
         return inner
-    _check_fit(runner, layers, trained)
-    shapes = {(each.layout, each.rotary_dim // 2) for each in rope.entries.values() if layers.issuperset(each.layers)}
-    if len(shapes) > 1 and yardstick.name.startswith("dpe"):
-        raise _unfit("its layers rotate different numbers of pairs", str(runner.path))
-    layout, pairs = next(iter(shapes))
+    try:
+        check_fit(runner, layers, trained)
+        layout, pairs = rotation_of(rope, layers) if yardstick.by_group else ("half", 0)
+    except Unfit as error:
+        raise _unfit(str(error), str(runner.path)) from None
     return YardstickRunner(inner, runner, layers, attention(yardstick, trained, layout, pairs))
 
 
 def layers_of(rope: RopeSet, where: str) -> frozenset[int]:
-    """Return the layers that the variant changes.
+    """Return the layers that a variant changes. Raises: ConfigError if no layer fits."""
+    try:
+        return alterable(rope)
+    except Unfit as error:
+        raise _unfit(str(error), where) from None
 
-    Raises: ConfigError if no layer is left, or if the table depends on the length.
+
+def alterable(rope: RopeSet) -> frozenset[int]:
+    """Return the layers that see the whole text, rotate, and have a fixed table.
+
+    Raises: Unfit if no layer is left, or if the table or the scores depend on the length.
     """
     chosen = [e for e in rope.entries.values() if e.table is not None and e.sliding_window is None and not e.chunked]
     if not chosen:
-        raise _unfit("every layer has a window or does not rotate", where)
+        raise Unfit("every layer has a window or does not rotate")
     if not all(entry.table and entry.table.is_fixed for entry in chosen):
-        raise _unfit("its own table depends on the text length", where)
+        raise Unfit("its own table depends on the text length")
     if any(entry.temperature is not None for entry in chosen):
-        raise _unfit("its own scores already grow with the position", where)
+        raise Unfit("its own scores already grow with the position")
     return frozenset(layer for entry in chosen for layer in entry.layers)
+
+
+def rotation_of(rope: RopeSet, layers: frozenset[int]) -> tuple[str, int]:
+    """Return the layout and the number of pairs of these layers. Raises: Unfit if they differ."""
+    shapes = {(each.layout, each.rotary_dim // 2) for each in rope.entries.values() if layers.issuperset(each.layers)}
+    if len(shapes) > 1:
+        raise Unfit("its layers rotate different numbers of pairs")
+    return next(iter(shapes))
 
 
 class YardstickRunner(AlteredRunner):
@@ -106,23 +122,20 @@ class YardstickRunner(AlteredRunner):
             raise _unfit(str(error), str(self._torch_runner.path)) from None
 
 
-def _check_fit(runner: TorchRunner, layers: frozenset[int], trained: int) -> None:
-    """Raise ConfigError unless blocked attention gives the same logits as the model's own attention."""
+def check_fit(runner: TorchRunner, layers: frozenset[int], trained: int) -> None:
+    """Raise Unfit unless blocked attention gives the same logits as the model's own attention."""
     ids = [*runner.prefix, *range(3, 3 + PROBE)]
     plain = Yardstick("plain", pairs.PLAIN)
-    try:
-        own = np.concatenate([piece.copy() for _, piece in runner.logits(ids)])
-        with runner.model.attending(layers, attention(plain, trained)) as reached:
-            replaced = np.concatenate([piece.copy() for _, piece in runner.logits(ids)])
-        if missing := layers - reached:
-            raise Unfit(f"layer {min(missing)} computes its scores in code that ropetool cannot replace")
-        difference = float(np.abs(replaced - own).max() / np.abs(own).max())
-        if not difference <= APART.get(runner.model.dtype, APART_ROUNDED):
-            raise Unfit(
-                f"with plain attention its logits change by {difference:.2g} of the largest logit, but must stay equal"
-            )
-    except Unfit as error:
-        raise _unfit(str(error), str(runner.path)) from None
+    own = np.concatenate([piece.copy() for _, piece in runner.logits(ids)])
+    with runner.model.attending(layers, attention(plain, trained)) as reached:
+        replaced = np.concatenate([piece.copy() for _, piece in runner.logits(ids)])
+    if missing := layers - reached:
+        raise Unfit(f"layer {min(missing)} computes its scores in code that ropetool cannot replace")
+    difference = float(np.abs(replaced - own).max() / np.abs(own).max())
+    if not difference <= APART.get(runner.model.dtype, APART_ROUNDED):
+        raise Unfit(
+            f"with plain attention its logits change by {difference:.2g} of the largest logit, but must stay equal"
+        )
 
 
 def _unfit(why: str, where: str) -> ConfigError:
