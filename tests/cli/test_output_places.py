@@ -50,7 +50,7 @@ CASES = {
 }  # fmt: skip
 INPUTS = {
     "source", "target", "a", "b", "file", "sources", "origin", "gguf", "logprobs", "baseline", "against", "judge", "lm_eval",
-    "texts", "tokenizer", "plan_file", "plans", "companion", "imatrix", "from_file",
+    "text", "texts", "tokenizer", "plan_file", "plans", "companion", "imatrix", "from_file",
 }  # fmt: skip
 LINES = [line for lines in CASES.values() for line in lines]
 PROBLEMS = {"no/out": "does not exist", "file/out": "is a file, not a directory", "locked/out": "permission denied"}
