@@ -10,6 +10,7 @@ from ropetool.errors import ConfigError
 from ropetool.rope.tables import Array
 from ropetool.verification.beside import OPTION
 from ropetool.verification.scoring import Done, Generated, Logits, Predictions, Runner, Scores, Wrapped, ignore
+from ropetool.verification.softmax import log_softmax
 
 BETA = 0.25  # how much NBCE takes away of what the model predicts without any piece; its author's value
 
@@ -22,14 +23,8 @@ def log_probs(runner: Runner, ids: Sequence[int], count: int) -> Array:
     first, kept = len(ids) - count, []
     for start, piece in runner.logits(ids):
         if start + len(piece) > first:
-            kept.append(_normalised(piece[max(0, first - start) :].astype(np.float64)))
+            kept.append(log_softmax(piece[max(0, first - start) :]))
     return np.concatenate(kept)
-
-
-def _normalised(logits: Array) -> Array:
-    highest = logits.max(axis=-1, keepdims=True)
-    shifted = logits - highest
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
 class Ensemble(Wrapped):
@@ -104,7 +99,7 @@ def nbce(runner: Runner, trained: int, tail: int) -> Ensemble:
             surest = np.where((entropy < least)[:, None], after, surest) if surest.size else after
             least = np.minimum(least, entropy)
         alone = log_probs(runner, [*prefix, *question], count)
-        return _normalised((1 + BETA) * surest - BETA * alone)
+        return log_softmax((1 + BETA) * surest - BETA * alone)
 
     return Ensemble(runner, combined)
 

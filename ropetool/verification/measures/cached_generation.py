@@ -16,7 +16,8 @@ from ropetool.sections import Section, Table, number, row
 from ropetool.verification.measure import Measure, Setting, VerdictSentence
 from ropetool.verification.measures.divergence import divergence_rows
 from ropetool.verification.results import FAIL, NOT_ASKED, PASS, Check
-from ropetool.verification.scoring import TARGET, Corpus, Done, Generated, Logits, Measurement, Runner
+from ropetool.verification.scoring import TARGET, Corpus, Done, Generated, Measurement, Runner
+from ropetool.verification.softmax import log_softmax
 
 NAME = "cache"
 TOKENS = 16  # generated tokens after each prompt
@@ -99,7 +100,7 @@ class Cache:
 
     def _length(self, length: int, rows: Sequence[Generated]) -> CacheLength:
         count = len(rows[0].grown)
-        divergence = np.concatenate([_kl(_log_probs(row.whole), _log_probs(row.grown)) for row in rows])
+        divergence = np.concatenate([_kl(log_softmax(row.whole), log_softmax(row.grown)) for row in rows])
         same = np.concatenate([row.whole.argmax(axis=1) == row.grown.argmax(axis=1) for row in rows])
         crosses = length - count <= self.trained_length < length
         return CacheLength(
@@ -122,13 +123,6 @@ def prepare_cache(corpus: Corpus, lengths: Sequence[int], trained_length: int, *
     measured = sorted({*lengths, *([crossing] if lengths[-1] > crossing else [])})
     texts, _ = divergence_rows(corpus, measured[-1], ROWS, seed)
     return Cache(tuple(map(tuple, texts)), tuple(measured), trained_length)
-
-
-def _log_probs(logits: Logits) -> Array:
-    wide = logits.astype(np.float64)
-    wide -= wide.max(axis=1, keepdims=True)
-    log_probs: Array = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
-    return log_probs
 
 
 def _kl(reference: Array, other: Array) -> Array:
