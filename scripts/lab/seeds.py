@@ -120,9 +120,13 @@ def section() -> str:
     """Return the table of the rows that are measured, or not to be run."""
     shown, every = [row for row in rows() if _is_measured(row)], len(rows())
     missing = [f"\n{every - len(shown)} of {every} rows are not measured yet."] if len(shown) < every else []
-    return (
-        "\n".join(["| | what | published | here |", "| --: | --- | --- | --- |", *map(_line, shown), *missing]) + "\n"
-    )
+    newer = [
+        f"\n{name}: {'; '.join(map(_said, claims))}."
+        for name, claims in NEWER.items()
+        if _is_measured({"claims": claims})
+    ]
+    head = ("| | what | published | here |", "| --: | --- | --- | --- |")
+    return "\n".join([*head, *map(_line, shown), *missing, *newer]) + "\n"
 
 
 def _is_measured(row: dict[str, Any]) -> bool:

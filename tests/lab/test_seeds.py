@@ -118,6 +118,16 @@ def test_the_interval_is_students(seeds: ModuleType, monkeypatch: pytest.MonkeyP
     assert outcome.half == pytest.approx(3.182446 * differences.std(ddof=1) / 2, rel=1e-5)  # three degrees of freedom
 
 
+def test_newer_tables_stand_below_the_rows_once_they_are_measured(
+    seeds: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "Resonance" not in seeds.section() or seeds.figures("demo/resonance/2048") is not None
+    monkeypatch.setattr(seeds, "figures", lambda cell: np.array(FAR if "resonance" in cell else NEAR))
+    (line,) = [line for line in seeds.section().splitlines() if line.startswith("Resonance")]
+    assert "demo resonance 2048 31.5, demo yarn(8) 2048 21.8" in line
+    assert line.endswith("as published.")
+
+
 def test_figures_are_read_from_the_records(seeds: ModuleType) -> None:
     record = sys.modules["lab_page"].known("small")
     by_text = seeds.figures("small/plain/none/longer")

@@ -34,7 +34,7 @@ def use_command(source: str, options: UsageOptions, printing: ResultOptions) -> 
 
     Reads one text in two forward passes. For each head of the layers that see the whole text, it measures the attention on far
     tokens, on the first tokens, and on the earlier copy of a repeated text. For each rotary pair, it measures how much the pair
-    tells keys apart: its part of the variance of the scores.
+    varies the scores of the keys.
 
     \b
     ropetool use model

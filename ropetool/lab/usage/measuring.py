@@ -1,4 +1,4 @@
-"""What a loaded checkpoint's attention does with a text: far keys, first keys, repeated text, and the rotary pairs."""
+"""Measure the attention of a loaded checkpoint on a text: far keys, first keys, repeated text, and the rotary pairs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class UsageOptions:
 class Usage:
     """The attention of the layers that see the whole text. Shapes: (layers, heads), pairs (layers, heads, pairs).
 
-    name: of the checkpoint. trained: its trained length in tokens. tokens: of the text that was read. document: its name.
+    name, trained: the checkpoint's name, and its trained length in tokens.
+    document, tokens: the text's name, and the number of tokens that were read.
     layers: their numbers.
     first: the share of the attention on the first four tokens.
     far: its share on tokens at least a quarter of the text away, without the first four.

@@ -78,7 +78,7 @@ def _bands(usage: Usage) -> Section:
         for name, band in bands.items()
     )
     legend = (
-        ("turns", f"of a pair within the trained length of {usage.trained} tokens"),
+        ("turns", f"turns of one pair within the trained {usage.trained} tokens"),
         (
             "all heads, copying heads",
             "the variance that these pairs add to the scores over the keys, as a share of the sum over all pairs",

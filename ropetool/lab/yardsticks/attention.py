@@ -20,7 +20,8 @@ def attention(yardstick: Yardstick, trained: int, layout: str = "half", pairs: i
     """Return the function that computes a layer with a variant's distances.
 
     trained: the trained length in tokens, for a scale.
-    layout, pairs: of the model's rotation, for a variant that gives groups of pairs their own positions.
+    layout, pairs: the model's layout and number of pairs. Only a variant whose groups of pairs have their own positions
+      needs them.
     """
 
     def attend(layer: Unrotated) -> Any:
