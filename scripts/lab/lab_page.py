@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,19 +9,18 @@ from typing import Any
 
 import numpy as np
 from lab_designs import DESIGNS, plain
+from lab_records import Record, known
 from lab_training import FACTOR, LABS, Lab
 
 from ropetool.sections import half_width
 from ropetool.verification.statistics import clustered
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "tests" / "lab"
 PAGE = ROOT / "docs" / "measurements.md"
 POSITIONS = {
     "pose": "In training, a row has two pieces, and the second skips positions, but stays below 8 times the length: arXiv:2309.10400.",
     "randomized": "The tokens get random positions below 8 times the length, in order, also at the test: arXiv:2305.16843.",
 }
-Record = dict[str, dict[str, Any]]
 
 # Token accuracy in percent of a model of 100M parameters trained at 512: at 512, at 4096 repeated, at 4096 not repeated. By the
 # number of the article on kexue.fm.
@@ -49,21 +47,6 @@ PUBLISHED = {
     ("key-norm", "rerope"): (49.60, 77.76, 47.73, 9859),
     ("hwfa2", "rerope"): (49.32, 82.41, 49.37, 9731),
 }
-
-
-def _file(lab: str) -> Path:
-    return FOLDER / f"{lab}.json"
-
-
-def known(lab: str) -> Record:
-    """Return the committed record of a laboratory, a run under its name; empty where there is none."""
-    record: Record = json.loads(_file(lab).read_text(encoding="utf-8")) if _file(lab).exists() else {}
-    return record
-
-
-def keep(lab: str, record: Record) -> None:
-    """Write the record of a laboratory."""
-    _file(lab).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def parts() -> dict[str, str]:

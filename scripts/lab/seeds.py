@@ -17,6 +17,7 @@ from typing import Any
 
 import base_conversion
 import numpy as np
+from lab_records import known
 
 from ropetool.report.answered import share
 from ropetool.rope import reach
@@ -28,7 +29,6 @@ sys.path.append(str(ROOT / "scripts" / "real_models"))
 
 import real_models_page
 
-RECORDS = ROOT / "tests" / "lab"
 SEEDS = 3  # of the large laboratory
 ROWS = Path(__file__).with_name("seeds.json")
 AS_PUBLISHED, OTHERWISE, OPEN, MISSING = "as published", "otherwise", "not told apart", "not measured"
@@ -56,11 +56,7 @@ class Outcome:
     figures: tuple[float, float] = (0.0, 0.0)
 
 
-@cache
-def _record(name: str) -> dict[str, Any]:
-    path = RECORDS / f"{name}.json"
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return record
+_record = cache(known)
 
 
 def figures(cell: str) -> np.ndarray | None:
@@ -188,7 +184,7 @@ def _digits() -> str:
 
 
 def _real(question: str) -> Callable[[], str]:
-    """Return the costs of YaRN at twice the length, from the published models."""
+    """Return the costs of YaRN at 2x from the published models; at length, of those that read beyond their trained length."""
 
     def words() -> str:
         known = real_models_page.record()
@@ -196,7 +192,12 @@ def _real(question: str) -> Callable[[], str]:
             real_models_page.TITLES[model.name]: known[f"{model.name}/yarn-2x"][question]
             for model in real_models_page.MODELS if f"{model.name}/yarn-2x" in known
         }  # fmt: skip
-        shown = (f"{name} {share(cost['ratio'])} at {cost['length']:,} tokens" for name, cost in costs.items() if cost)
+        trained = {real_models_page.TITLES[model.name]: model.trained for model in real_models_page.MODELS}
+        shown = (
+            f"{name} {share(cost['ratio'])} at {cost['length']:,} tokens"
+            for name, cost in costs.items()
+            if cost and (question == "short" or cost["length"] > trained[name])
+        )
         return f"YaRN 2x: {', '.join(shown)} ([published models](#real-models))"
 
     return words

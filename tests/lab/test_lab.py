@@ -408,7 +408,7 @@ def test_rows_repeat_and_held_out_text_is_not_trained_on(
 
 
 def test_the_page_says_what_was_recorded(lab: ModuleType) -> None:
-    records = {each.name: lab.page.known(each.name) for each in lab.LABS}
+    records = {each.name: lab.known(each.name) for each in lab.LABS}
     for each in lab.LABS:
         made = {name: json.loads(json.dumps(each.made(design, recipe))) for name, design, recipe in each.runs()}
         assert {name: run["made"] for name, run in records[each.name].items()} == {
@@ -432,8 +432,8 @@ def test_a_row_of_several_seeds_shows_their_spread(lab: ModuleType) -> None:
 
 def test_a_fine_tune_begins_with_the_extension() -> None:
     finetune = script("lab/finetune")
-    assert {name: run["made"] for name, run in finetune.known().items()} == {
-        name: json.loads(json.dumps(finetune.TUNINGS[name].made)) for name in finetune.known()
+    assert {name: run["made"] for name, run in finetune.known("finetuned").items()} == {
+        name: json.loads(json.dumps(finetune.TUNINGS[name].made)) for name in finetune.known("finetuned")
     }
     own = 1e4 ** (-np.arange(0, 64, 2) / 64)
     for name, table in (("control", own), ("linear-8x", own / 8), ("base-500", 500.0 ** (-np.arange(0, 64, 2) / 64))):

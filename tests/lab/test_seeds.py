@@ -129,7 +129,7 @@ def test_newer_tables_stand_below_the_rows_once_they_are_measured(
 
 
 def test_figures_are_read_from_the_records(seeds: ModuleType) -> None:
-    record = sys.modules["lab_page"].known("small")
+    record = sys.modules["lab_records"].known("small")
     by_text = seeds.figures("small/plain/none/longer")
     assert np.allclose(by_text, 100 * np.array(record["plain"]["scores"]["none"]["longer"]["accuracy"]))
     assert seeds.figures("pairs/hwfa/none") == [100 * record["hwfa"]["pairs"]["none"]["longer"]]

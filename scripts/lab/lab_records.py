@@ -1,0 +1,23 @@
+"""The records of scripts/lab: a file of tests/lab each, with what was measured under its name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parents[2] / "tests" / "lab"
+Record = dict[str, dict[str, Any]]
+
+
+def known(name: str) -> Record:
+    """Return a committed record; empty where there is none."""
+    file = FOLDER / f"{name}.json"
+    record: Record = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return record
+
+
+def keep(name: str, key: str, figures: dict[str, Any]) -> None:
+    """Put figures under a key of a record. Read only now, so that what another process measured meanwhile stays."""
+    file = FOLDER / f"{name}.json"
+    file.write_text(json.dumps({**known(name), key: figures}, indent=1) + "\n", encoding="utf-8")
