@@ -30,8 +30,11 @@ def of_kept_tables(decoded: RopeSet, target: RopeSet) -> tuple[str, ...]:
     return (means,) if means else ()
 
 
-def of_two_tables(form: Format, edits: Sequence[FileEdit], target: RopeSet) -> tuple[str, ...]:
-    """Return notes on how runtimes that read the output choose between its short and its long table."""
+def of_two_tables(form: Format, edits: Sequence[FileEdit], target: RopeSet, left_out: float) -> tuple[str, ...]:
+    """Return notes on how runtimes that read the output choose between its short and its long table.
+
+    left_out: what is missing of the attention factor of the long table, because both share one.
+    """
     table = target.entries[names.FULL_ATTENTION].table
     if table is None or table.is_fixed or table.rule is not None:
         return ()
@@ -39,12 +42,17 @@ def of_two_tables(form: Format, edits: Sequence[FileEdit], target: RopeSet) -> t
     by_context = (
         {"llama.cpp": "-c"} if form.checkpoint.format == "gguf" else {"llama.cpp": "-c", "vllm": "--max-model-len"}
     )
-    choosing = [
-        f"{program} with `{option} {length}` uses the short table, and with `{option} {context}` the long one"
+    choosing = {
+        program: f"{program} with `{option} {length}` uses the short table, and with `{option} {context}` the long one"
         for program, option in by_context.items()
         if not form.read(runtimes.all_of(program)[-1].name, edits).objection(target)
-    ]
-    notes = [f"{'; '.join(choosing)}, for texts of any length"] if choosing else []
+    }
+    notes = [f"{'; '.join(choosing.values())}, for texts of any length"] if choosing else []
+    if "llama.cpp" in choosing and left_out != 1:
+        notes.append(
+            "both tables have the attention factor of the source, so long texts cost more than without --native-short. "
+            f"`llama-server -c {context} --yarn-attn-factor {left_out:.7g}` adds the missing factor"
+        )
     if form.checkpoint.format == "hf":
         notes.append(
             f"transformers uses the long table in each call that goes beyond {length} tokens, but cached keys keep the table "

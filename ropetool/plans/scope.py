@@ -23,6 +23,12 @@ MEASURED = {
         (4.0, f"{SMOL} 1.08 times the perplexity at 2,048 tokens and 1.16 times at 32,768"),
         (8.0, "our demo model at 8 times has 1.15 times the perplexity at 256 tokens and at 2,048"),
     ),
+    "yarn-native-short": (
+        (
+            4.0,
+            f"{SMOL} 1.00 times the perplexity at 2,048 tokens and 1.49 times at 32,768, without YaRN's attention factor",
+        ),
+    ),
     "llama3": ((4.0, f"{SMOL} 1.13 times the perplexity at 2,048 tokens and 1.64 times at 32,768"),),
     "ntk": (
         (4.0, f"{SMOL} 1.06 times the perplexity at 2,048 tokens and 2.73 times at 32,768"),
@@ -38,7 +44,7 @@ NECESSARY = "necessary, but not sufficient: this is true at any factor"
 class Extent:
     """The size of an extension.
 
-    method: the method's name.
+    method: the method's name, with its option as in `MEASURED`.
     times: the target divided by the trained length. 0 if the limits do not apply.
     """
 

@@ -100,7 +100,7 @@ def plan_for(source: str | Path | Checkpoint, request: Request) -> Plan:
         candidates=tried,
         notes=(
             *type_notes, *form.notes(), *search.extent.notes, *search.notes, *notes.of_windows(target),
-            *notes.of_two_tables(form, edits, kept.read),
+            *notes.of_two_tables(form, edits, kept.read, search.left_out),
             *notes.of_baking(form, kept.baking), *notes.of_other_readers(form, edits, kept.read, readers, serves),
         ),
         suffix=_suffix(method, search.goal, request, search.typed),
@@ -135,9 +135,12 @@ class _Search:
     readers: the names of the runtimes that must read the output.
     start, goal, derived, target: the start of the extension, its length, and the table that the method derives.
     values, typed: the parameters of the method as passed, and checked.
+    left_out: the attention factor that the method has for long texts, divided by the one that both tables share.
 
     Raises, on creation: AmbiguousRope, InvalidRope.
     """
+
+    left_out = 1.0
 
     def __init__(self, form: Format, decoded: RopeSet, readers: Sequence[str], request: Request) -> None:
         self.form, self.decoded, self.readers, self.request = form, decoded, readers, request
@@ -157,11 +160,14 @@ class _Search:
         derived = method.derive(start.source, goal, self.typed)
         if request.native_short:
             derived = with_native_short(derived, start.source)
+            own = method.derive(start.source, replace(goal, attention_factor=request.attention_factor), self.typed)
+            self.left_out = own.table.regimes[-1].attention_factor / derived.table.regimes[-1].attention_factor
         self.derived = _scoped(derived, start.source, entry, request.temperature_scope)
         self.target = _target(decoded, form.changed_layer_types(decoded), self.derived, start.trained_length)
         self.reading, self.trained_length = start.reading, start.trained_length
         shipped = None if entry.unscaled or form.checkpoint.record is not None else decoded.max_position_embeddings
-        self.extent = extent(method.name, self.target.max_position_embeddings, start.trained_length, shipped)
+        measured = extent(method.name, self.target.max_position_embeddings, start.trained_length, shipped)
+        self.extent = replace(measured, method=_with_native_short(method, request))
         self.notes = (*start.notes, *notes.of_shorter_context(decoded, self.target), *self.derived.notes)
 
     def _own_values(self, method: Method) -> dict[str, Any]:
@@ -495,8 +501,13 @@ def _target(decoded: RopeSet, layer_types: Sequence[str], derived: Derived, trai
     )  # fmt: skip
 
 
+def _with_native_short(method: Method, request: Request) -> str:
+    """Return the name of the method, with its option."""
+    return f"{method.name}-native-short" if request.native_short else method.name
+
+
 def _suffix(method: Method, goal: Goal, request: Request, params: Any) -> str:
-    name = f"{method.name}-native-short" if request.native_short else method.name
+    name = _with_native_short(method, request)
     if method.name == "abf":
         return f"{name}-{params.rope_theta:g}".replace("e+0", "e").replace("e+", "e")
     if request.target_length is not None:

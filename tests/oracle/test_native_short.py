@@ -45,6 +45,7 @@ def test_transformers_switches_by_the_length_of_the_text(source: Path, tmp_path:
 
 
 def llama_logits(path: Path, length: int, context: int) -> np.ndarray:
+    """Return the logits of the last tokens, with the table that llama.cpp chooses for a context."""
     from ropetool.verification.runners.llama_runner import LlamaRunner
 
     with closing(LlamaRunner(path, context_length=context)) as runner:
@@ -67,6 +68,31 @@ def test_llama_cpp_switches_by_the_allocated_context(source: Path, tmp_path: Pat
     expected = models.torch_logits(plain, 300)
     assert models.apart(expected, llama_logits(both, 300, TRAINED + 1)[[5]]) < TOLERANCE
     assert models.apart(expected, llama_logits(both, 300, TRAINED)[[5]]) > TOLERANCE
+
+
+def test_an_option_of_llama_server_adds_the_factor_that_both_tables_leave_out(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lib = pytest.importorskip("llama_cpp")
+    file = models.export(source, tmp_path / "model.gguf", outtype="f32").output
+    plan = ropetool.plan(file, "yarn", target_length=TARGET, native_short=True)
+    (note,) = (note for note in plan.notes if "--yarn-attn-factor" in note)
+    both = ropetool.apply(plan, file, tmp_path / "both.gguf").output
+    factor = float(note.split("--yarn-attn-factor ")[1].split("`")[0])
+    yarn = ropetool.extend(file, tmp_path / "yarn.gguf", method="yarn", target_length=TARGET).output
+    expected = llama_logits(yarn, 300, TARGET)
+    assert models.apart(expected, llama_logits(both, 300, TARGET)) > TOLERANCE
+    of_context = lib.llama_context_default_params
+
+    def with_option() -> Any:
+        params = of_context()
+        params.yarn_attn_factor = factor
+        return params
+
+    monkeypatch.setattr(lib, "llama_context_default_params", with_option)
+    assert models.apart(expected, llama_logits(both, 300, TARGET)) < 1e-5
+    plan = ropetool.plan(file, "yarn", target_length=TARGET, native_short=True, attention_factor="none")
+    assert not any("--yarn-attn-factor" in note for note in plan.notes)  # the user left it out
 
 
 @pytest.mark.parametrize(
