@@ -14,10 +14,11 @@ PICTURE = ROOT / "docs" / "real-models.svg"
 SERVED = RECORD.with_name("real_models_served.json")
 COMPARED = RECORD.with_name("real_models_compared.json")
 ALT = "Perplexity ratio at the longest length that was read, by method, with 95 % bounds"
-COMPARED_WORDS = "Longer runs, on eight passages: perplexity ratios, with one-sided 95 % bounds:"
+COMPARED_WORDS = "Longer runs, on eight passages: perplexity ratios to the unextended model, with one-sided 95 % bounds on each side:"
 SERVED_WORDS = (
-    "Exports of yarn 2x with their divergence from the checkpoint, a q8_0 cache with its divergence from one in float16, and "
-    "the tables that `ropetool identify` found on real servers (all texts at most 2,048 tokens):"
+    "Exports and servers of yarn 2x, on texts of at most 2,048 tokens. An export has its size, and its divergence from the "
+    "checkpoint. A q8_0 cache has its divergence from a float16 cache. Of a server, the table shows which RoPE table "
+    "`ropetool identify` found, and how much worse the next one fits:"
 )
 IMPORT, EXTENDED = "import", "yarn-2x"
 NOT_MEASURED = "not measured"
@@ -168,7 +169,7 @@ def _step(name: str, answers: Mapping[str, Any] | None) -> str:
     if answers is None:
         return NOT_MEASURED
     if "table" in answers:
-        return f"{answers['table']}, {answers['margin']:g} nats to the next table"
+        return f"{answers['table']}, by {answers['margin']:g} nats"
     figure = f"{answers['kl']:.2g} nats" if answers["kl"] is not None else NOT_MEASURED
     size = f"{answers['bytes'] / 1e6:.0f} MB, " if "bytes" in answers else ""
     return f"{size}{figure}{''.join(f', not passed: {check}' for check in answers['not passed'])}"
