@@ -20,6 +20,9 @@ from ropetool.files.hf.jsontext import shown
 from ropetool.names import CONFIG_JSON, QUANTIZATION_CONFIG
 from ropetool.packed.base import PackedFormat
 
+# The types of packed numbers. A plain checkpoint has no matrix of these types.
+CODES = frozenset(("F8_E4M3", "F8_E5M2", "F4", "I8", "U8", "I32"))
+
 
 @cache
 def every() -> Mapping[str, PackedFormat]:
@@ -52,28 +55,62 @@ def not_run(checkpoint: HfCheckpoint, *, gpu: bool = False) -> str:
 
     gpu: whether the model runs on a GPU from NVIDIA.
     """
-    form = of(checkpoint.config.get(QUANTIZATION_CONFIG))
-    problem = "" if form is None else lacking(form.packages) or form.not_run(checkpoint, gpu)
-    return problem and f"transformers cannot run weights that are packed by {form.method if form else ''}: {problem}"
+    quantization = checkpoint.config.get(QUANTIZATION_CONFIG)
+    form = of(quantization)
+    if form is None:
+        return _run_as_they_are(checkpoint, quantization)
+    problem = lacking(form.packages) or form.not_run(checkpoint, gpu)
+    return problem and f"transformers cannot run weights that are packed by {form.method}: {problem}"
+
+
+def _run_as_they_are(checkpoint: HfCheckpoint, quantization: Any) -> str:
+    """Return why transformers would run packed numbers without their scales; "" if it does not.
+
+    It ignores a quant_method that it does not know (quantizers/auto.py), and files beside config.json. Raises: as
+    `HfCheckpoint.stored`.
+    """
+    packed = {
+        name: each.dtype for name, each in checkpoint.stored.items() if each.dtype in CODES and len(each.shape) == 2
+    }
+    if not packed:
+        return ""
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    if quantization is not None:
+        from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING  # it takes a second
+
+        if method is None or method in AUTO_QUANTIZATION_CONFIG_MAPPING:
+            return ""
+    why = (
+        "config.json has no quantization_config"
+        if quantization is None
+        else f"it does not know the quant_method {shown(method)}"
+    )
+    name, dtype = next(iter(packed.items()))
+    return f"transformers would run the numbers of {name} ({dtype}) without their scales: {why}"
 
 
 def unpacked_by_transformers(path: Path, *, gpu: bool) -> bool:
     """Return whether transformers unpacks the weights of a directory while it reads them.
 
-    gpu: whether the model runs on a GPU from NVIDIA, where transformers runs FP8 weights without unpacking them.
+    gpu: whether the model runs on a GPU from NVIDIA, where transformers may run FP8 weights without unpacking them.
     Raises: CheckpointError for packed weights that transformers cannot run, with the command that measures them;
     MissingDependency if only packages of an extra are missing.
     """
     _, config = read_object(path / CONFIG_JSON)
-    form = of(config.get(QUANTIZATION_CONFIG))
-    if form is None:
-        return False
+    form, gpu = of(config.get(QUANTIZATION_CONFIG)), gpu and _has_fp8()
     problem = not_run(HfCheckpoint.open(path), gpu=gpu)
-    if problem and form.extra and lacking(form.packages):
+    if problem and form is not None and form.extra and lacking(form.packages):
         raise MissingDependency(problem, where=str(path), try_=install_line(form.extra))
     if problem:
         raise CheckpointError(problem, where=str(path), try_=_measured(path, form))
-    return form.dequantize and not (gpu and form.gpu)
+    return form is not None and form.dequantize and not (gpu and form.gpu)
+
+
+def _has_fp8() -> bool:
+    """Return whether transformers runs FP8 weights on this GPU. Source: quantizers/quantizer_finegrained_fp8.py."""
+    import torch
+
+    return torch.cuda.get_device_capability() >= (8, 9)
 
 
 def measuring(quantization: Any, path: Path) -> str:
@@ -84,9 +121,9 @@ def measuring(quantization: Any, path: Path) -> str:
     return command("ropetool", "verify", path)
 
 
-def _measured(path: Path, form: PackedFormat) -> str:
+def _measured(path: Path, form: PackedFormat | None) -> str:
     """Return the commands that measure a checkpoint without transformers: with llama.cpp if export unpacks it, else vLLM."""
-    if form.unpack is not None:
+    if form is not None and form.unpack is not None:
         return f"{command('ropetool', 'export', path)}, then {command('ropetool', 'verify', 'FILE.gguf')}"
     verify = command("ropetool", "verify", path, "--server", "http://localhost:8000")
     return f"{command('vllm', 'serve', path)}, then {verify}"

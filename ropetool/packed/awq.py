@@ -25,7 +25,9 @@ def _check_readable(quantization: Mapping[str, Any], where: str) -> None:
     packs = "whole numbers of 4 bits with a scale and a zero for each group of a column"
     source = str(Path(where).parent)
     copy = f"{source}-compressed-tensors"
-    repack = python(_CODE.format(source=json.dumps(source), copy=json.dumps(copy)))
+    repack = python(
+        _CODE.format(source=json.dumps(source, ensure_ascii=False), copy=json.dumps(copy, ensure_ascii=False))
+    )
     export = command("ropetool", "export", copy)
     raise unreadable(METHOD, packs, where, f"pip install compressed-tensors, then {repack}, then {export}")
 

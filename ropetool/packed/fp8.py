@@ -121,7 +121,10 @@ def _with_scales(source: Part, scales: Part | None, quantization: Mapping[str, A
         )
     grid = scales.stored.shape
     block = _block(quantization.get("weight_block_size"), stored.shape, grid, where)
-    if len(grid) == 2 and tuple(-(-size // step) for size, step in zip(stored.shape, block, strict=True)) != grid:
+    if (
+        grid not in ((), (1,))
+        and tuple(-(-size // step) for size, step in zip(stored.shape, block, strict=True)) != grid
+    ):
         raise CorruptFile(
             f"{scales.stored.name} has shape {list(grid)}; blocks of {list(block)} over {list(stored.shape)} require "
             f"{[-(-size // step) for size, step in zip(stored.shape, block, strict=True)]}",

@@ -18,8 +18,8 @@ METHOD = "gptq"
 
 def unpacking_line(source: Path) -> str:
     """Return the command lines that install gptqmodel and write an unpacked copy of a checkpoint."""
-    copy = json.dumps(f"{source}-bf16")
-    code = f"from gptqmodel.utils.model_dequant import dequantize_model as d; d({json.dumps(str(source))}, {copy})"
+    names = (json.dumps(str(path), ensure_ascii=False) for path in (source, f"{source}-bf16"))
+    code = f"from gptqmodel.utils.model_dequant import dequantize_model as d; d({', '.join(names)})"
     return f"pip install gptqmodel, in an environment of its own, then {python(code)}"
 
 

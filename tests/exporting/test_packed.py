@@ -110,7 +110,7 @@ def test_scales_in_float16_keep_their_precision(tmp_path: Path) -> None:
 
 def test_another_layout_names_the_command_that_unpacks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("compressed_tensors")
-    source, numbers = packed_models.write(tmp_path / "m", "int-quantized")
+    source, numbers = packed_models.write(tmp_path / "'m' 😀", "int-quantized")
     monkeypatch.setattr(compressed_tensors, "FORMATS", ())
     with pytest.raises(UnsupportedDtype, match='weights in the layout "int-quantized"') as caught:
         exported(source, tmp_path)
@@ -205,6 +205,10 @@ def cut(tensor: str) -> Any:
     return lambda tensors: tensors.update({tensor: (tensors[tensor][0], tensors[tensor][1][:-1])})
 
 
+def flat(tensor: str) -> Any:
+    return lambda tensors: tensors.update({tensor: (tensors[tensor][0], tensors[tensor][1].reshape(-1))})
+
+
 def planted(tensor: str) -> Any:
     return lambda tensors: tensors.update({tensor: ("I32", np.zeros(64, np.int32))})
 
@@ -221,6 +225,7 @@ def planted(tensor: str) -> Any:
         ("pack-quantized-zeros", cut(f"{UP}.weight_zero_point"), CorruptFile, r"require \[9, 2\]"),
         ("int-quantized", without(f"{UP}.weight"), CorruptFile, f"no weight file contains {UP}.weight, which"),
         ("float-quantized", without(SCALE), UnsupportedDtype, f"{UP}.weight has type F8_E4M3"),
+        ("fp8", flat(f"{UP}.weight_scale_inv"), CorruptFile, r"weight_scale_inv has shape \[\d+\]; blocks of"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(

@@ -15,7 +15,7 @@ from running import run
 
 import ropetool
 from ropetool.errors import CheckpointError, LossyExport, MissingDependency
-from ropetool.packed import every
+from ropetool.packed import every, unpacked_by_transformers
 from ropetool.verification.session import unchanged_source
 
 pytest.importorskip("torch")
@@ -95,6 +95,39 @@ def test_what_cannot_run_is_refused_before_any_work(
         TorchRunner(source, device="cpu")
     assert caught.value.try_ == step.format(source)
     assert caught.value.where == str(source)
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [("modelopt", 'it does not know the quant_method "modelopt"'), (None, "config.json has no quantization_config")],
+)
+def test_numbers_that_transformers_would_not_scale_are_refused(method: str | None, said: str, tmp_path: Path) -> None:
+    source, _ = packed_models.write(tmp_path / "m", "fp8")
+    expected = losses(source)
+    settings = models.config_of(source)["quantization_config"]
+    models.set_config(source, quantization_config={**settings, "quant_method": method} if method else models.SILENT)
+    with pytest.raises(CheckpointError, match=r"weight \(F8_E4M3\) without their scales: ") as caught:
+        TorchRunner(source, device="cpu")
+    assert said in str(caught.value)
+    assert caught.value.try_ == SERVE.format(source)
+    with pytest.MonkeyPatch.context() as patch:  # transformers would go on, with other numbers
+        patch.setattr("ropetool.packed.CODES", frozenset())
+        assert np.abs(losses(source) - expected).max() > 0.01
+
+
+@pytest.mark.parametrize(("capability", "runs"), [((8, 0), False), ((9, 0), True)])
+def test_a_gpu_without_fp8_unpacks_it_as_a_cpu_does(
+    capability: tuple[int, int], runs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
+    source, _ = packed_models.write(tmp_path / "m", "fp8")
+    assert unpacked_by_transformers(source, gpu=True) is not runs
+    ragged, _ = packed_models.write(tmp_path / "ragged", "fp8-ragged")
+    if runs:
+        assert not unpacked_by_transformers(ragged, gpu=True)
+        return
+    with pytest.raises(CheckpointError, match="do not divide"):
+        unpacked_by_transformers(ragged, gpu=True)
 
 
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
