@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 REFUSED = {
     **dict.fromkeys(("factor", "target_length"), "--variants lists the lengths itself and does not accept {}"),
+    "native_short": "--variants does not accept {}: the routing files send short prompts to the source",
     **dict.fromkeys(
         ("in_place", "copy_if_needed", "companion", "plan_out"), "--variants writes several outputs and does not accept {}"
     ),

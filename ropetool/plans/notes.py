@@ -48,10 +48,11 @@ def of_two_tables(form: Format, edits: Sequence[FileEdit], target: RopeSet, left
         if not form.read(runtimes.all_of(program)[-1].name, edits).objection(target)
     }
     notes = [f"{'; '.join(choosing.values())}, for texts of any length"] if choosing else []
-    if "llama.cpp" in choosing and left_out != 1:
+    if left_out != 1:
+        added = f". `llama-server -c {context} --yarn-attn-factor {left_out:.7g}` adds the missing factor"
         notes.append(
-            "both tables have the attention factor of the source, so long texts cost more than without --native-short. "
-            f"`llama-server -c {context} --yarn-attn-factor {left_out:.7g}` adds the missing factor"
+            "both tables have the attention factor of the source, so long texts cost more than without --native-short"
+            + (added if "llama.cpp" in choosing else "")
         )
     if form.checkpoint.format == "hf":
         notes.append(

@@ -44,7 +44,7 @@ NECESSARY = "necessary, but not sufficient: this is true at any factor"
 class Extent:
     """The size of an extension.
 
-    method: the method's name, with its option as in `MEASURED`.
+    method: the method's name in `MEASURED`. "" if no model was measured with it.
     times: the target divided by the trained length. 0 if the limits do not apply.
     """
 

@@ -160,14 +160,17 @@ class _Search:
         derived = method.derive(start.source, goal, self.typed)
         if request.native_short:
             derived = with_native_short(derived, start.source)
-            own = method.derive(start.source, replace(goal, attention_factor=request.attention_factor), self.typed)
-            self.left_out = own.table.regimes[-1].attention_factor / derived.table.regimes[-1].attention_factor
+            own = method.derive(start.source, replace(goal, attention_factor="auto"), self.typed)
+            if request.temperature_scope is None:  # llama-server's option scales only the rotary part
+                self.left_out = own.table.regimes[-1].attention_factor / derived.table.regimes[-1].attention_factor
         self.derived = _scoped(derived, start.source, entry, request.temperature_scope)
         self.target = _target(decoded, form.changed_layer_types(decoded), self.derived, start.trained_length)
         self.reading, self.trained_length = start.reading, start.trained_length
         shipped = None if entry.unscaled or form.checkpoint.record is not None else decoded.max_position_embeddings
         measured = extent(method.name, self.target.max_position_embeddings, start.trained_length, shipped)
-        self.extent = replace(measured, method=_with_native_short(method, request))
+        # Two tables with their own factors are not measured.
+        same_factor = request.native_short and self.left_out == 1
+        self.extent = replace(measured, method="" if same_factor else _with_native_short(method, request))
         self.notes = (*start.notes, *notes.of_shorter_context(decoded, self.target), *self.derived.notes)
 
     def _own_values(self, method: Method) -> dict[str, Any]:

@@ -91,8 +91,11 @@ def test_an_option_of_llama_server_adds_the_factor_that_both_tables_leave_out(
 
     monkeypatch.setattr(lib, "llama_context_default_params", with_option)
     assert models.apart(expected, llama_logits(both, 300, TARGET)) < 1e-5
-    plan = ropetool.plan(file, "yarn", target_length=TARGET, native_short=True, attention_factor="none")
-    assert not any("--yarn-attn-factor" in note for note in plan.notes)  # the user left it out
+    with_factor = ropetool.plan(
+        source, "yarn", target_length=TARGET, native_short=True, attention_factor="yarn", for_runtimes="vllm"
+    )
+    assert not any("--yarn-attn-factor" in note for note in with_factor.notes)
+    assert "we measured no model with this method" in with_factor.notes[0]
 
 
 @pytest.mark.parametrize(
