@@ -292,8 +292,13 @@ RECORDS = (
         versions=("torch", "transformers"), needs="the files of the models (scripts/real_models/README.md)",
     ),
     Record(
-        "real-models-served", ("ropetool/identify/*.py", "ropetool/servers/*.py", "ropetool/gguf_export/*.py"),
-        ("real_models/serve", "--again"), 60, ("tests/verification/real_models_served.json",), "measurements.md",
+        "real-models-served",
+        (
+            "ropetool/identify/*.py", "ropetool/servers/*.py", "ropetool/gguf_export/*.py", "ropetool/gguf_model/*.py",
+            "ropetool/rope/**/*.py", *LLAMA,
+        ),
+        ("real_models/serve", "--again"), 90, ("tests/verification/real_models_served.json",), "measurements.md",
+        versions=("torch", "transformers", "llama-cpp-python"),
         needs="the files of the models, ROPETOOL_LLAMA_SERVER and ROPETOOL_ENGINE_VLLM",
     ),
     Record("laboratory", (), ("lab/train",), 420, ("tests/lab/small.json", "tests/lab/large.json"), "measurements.md"),

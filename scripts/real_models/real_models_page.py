@@ -13,7 +13,7 @@ RECORD = ROOT / "tests" / "verification" / "real_models.json"
 PICTURE = ROOT / "docs" / "real-models.svg"
 SERVED = RECORD.with_name("real_models_served.json")
 COMPARED = RECORD.with_name("real_models_compared.json")
-ALT = "Perplexity ratio at the longest length that was read, by method, with 95 % bounds"
+ALT = "Perplexity ratio beyond the trained length, by method, with 95 % bounds"
 COMPARED_WORDS = "Longer runs, on eight passages: perplexity ratios to the unextended model, with one-sided 95 % bounds on each side:"
 SERVED_WORDS = (
     "Exports and servers of yarn 2x, on texts of at most 2,048 tokens. An export has its size, and its divergence from the "
@@ -150,7 +150,9 @@ def _table(model: Model) -> Iterator[str]:
     for row in model.rows:
         answers = known.get(name_of(model, row))
         if answers is not None:
-            costs = " | ".join(_cost(answers[question]) for question in ("short", "long"))
+            costs = " | ".join(
+                _cost(answers[question], model.trained * (question == "long")) for question in ("short", "long")
+            )
             yield f"| {row.title} | {answers['verdict']} | {costs} | {answers['minutes']:.0f} |"
 
 
@@ -168,8 +170,9 @@ def _served() -> Iterator[str]:
 def _step(name: str, answers: Mapping[str, Any] | None) -> str:
     if answers is None:
         return NOT_MEASURED
-    if "table" in answers:
-        return f"{answers['table']}, by {answers['margin']:g} nats"
+    if "tables" in answers:
+        tables = ", or ".join(answers["tables"]) or "none"
+        return f"{tables}, by {answers['margin']:g} nats"
     figure = f"{answers['kl']:.2g} nats" if answers["kl"] is not None else NOT_MEASURED
     size = f"{answers['bytes'] / 1e6:.0f} MB, " if "bytes" in answers else ""
     return f"{size}{figure}{''.join(f', not passed: {check}' for check in answers['not passed'])}"
@@ -188,15 +191,19 @@ def _compared() -> Iterator[str]:
             yield f"| {TITLES[name.partition('/')[0]]} | {extension} | {shorter[0] if shorter else ''} | {longest} |"
 
 
-def _cost(question: Mapping[str, Any] | None) -> str:
-    """Return a cost in words: the change of perplexity, its bounds, the length and the number of texts."""
+def _cost(question: Mapping[str, Any] | None, trained: int) -> str:
+    """Return a cost in words: the change of perplexity, its bounds, the length and the number of texts.
+
+    trained: a length up to which the cost is not that of the extended length.
+    """
     from ropetool.report.answered import share
 
     if question is None:
         return NOT_MEASURED
     bounds = "" if question["lower"] is None else f" ({share(question['lower'])} to {share(question['upper'])})"
     texts = f"{question['texts']} text{'s' * (question['texts'] != 1)}"
-    return f"{share(question['ratio'])}{bounds}, {question['length']:,} tokens, {texts}"
+    within = "within: " * (question["length"] <= trained)
+    return f"{within}{share(question['ratio'])}{bounds}, {question['length']:,} tokens, {texts}"
 
 
 def front() -> str:
@@ -220,7 +227,10 @@ def picture() -> bytes:
     known, marks = record(), []
     for shift, model in enumerate(MODELS, start=-1):
         answers = [known.get(name_of(model, row), {}).get("long") for row in ROWS]
-        points = [(place + shift / 5, question) for place, question in enumerate(answers) if question is not None]
+        beyond = [
+            (place, long) for place, long in enumerate(answers) if long is not None and long["length"] > model.trained
+        ]
+        points = [(place + shift / 5, question) for place, question in beyond]
         values = tuple(question["ratio"] for _, question in points)
         ends = (tuple(float("inf") if q[end] is None else q[end] for _, q in points) for end in ("lower", "upper"))
         look = charts.Look(*model.mark, dashes="")
