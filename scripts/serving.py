@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -39,25 +39,34 @@ def vllm(folder: Path, dtype: str, context: int, options: Sequence[str] = ()) ->
 
 
 @contextmanager
-def running(command: Sequence[str], log: Path) -> Iterator[str]:
+def running(
+    command: Sequence[str],
+    log: Path,
+    *,
+    port: int = 0,
+    health: str = "/health",
+    variables: Mapping[str, str] = FOR_VLLM,
+) -> Iterator[str]:
     """Yield the address of a server, and end it after that.
 
+    port: 0 for a free one. health: the page that answers once the server is up. variables: of its environment.
     Raises: RuntimeError with the end of its output if it stops, or does not answer in time.
     """
     # Without a handler, a signal would end the script and leave the server behind.
     handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    environment = {**os.environ, **FOR_VLLM}
+    environment = {**os.environ, **variables}
     environment.pop("PYTHONPATH", None)  # an engine sees its own environment only
     with log.open("w", encoding="utf-8") as output:
         with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            free.bind(("127.0.0.1", port))  # an error if another program has it
             port = free.getsockname()[1]
         order = [*command, "--port", str(port)]
         process = subprocess.Popen(order, stdout=output, stderr=output, env=environment, start_new_session=True)
     url = f"http://127.0.0.1:{port}"
     try:
         end = time.monotonic() + PATIENCE
-        while not _is_up(url):
+        while not _is_up(url + health):
             if process.poll() is not None or time.monotonic() > end:
                 raise RuntimeError(f"{' '.join(command)}: {log.read_text(encoding='utf-8')[-2000:]}")
             time.sleep(1)
@@ -71,7 +80,7 @@ def running(command: Sequence[str], log: Path) -> Iterator[str]:
 
 def _is_up(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:
+        with urllib.request.urlopen(url, timeout=2) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False
