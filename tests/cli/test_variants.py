@@ -344,6 +344,7 @@ def test_force_replaces_earlier_outputs_and_routing_files() -> None:
         ("--in-place", 2, "--variants writes several outputs and does not accept --in-place"),
         ("--companion model", 2, "--variants writes several outputs and does not accept --companion"),
         ("--plan-out plan.json", 2, "--variants writes several outputs and does not accept --plan-out"),
+        ("--native-short", 2, "--variants does not accept --native-short: the routing files send short prompts to the source"),
         ("--verify", 2, "--variants does not accept --verify: verify or export each output separately"),
         ("--export x.gguf", 2, "--variants does not accept --export: verify or export each output separately"),
         ("--method auto", 2, "--method auto does not work with --variants: name the method"),
