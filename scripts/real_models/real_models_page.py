@@ -17,11 +17,12 @@ ALT = "Perplexity ratio beyond the trained length, by method, with 95 % bounds"
 COMPARED_WORDS = "Longer runs, on eight passages: perplexity ratios to the unextended model, with one-sided 95 % bounds on each side:"
 SERVED_WORDS = (
     "Exports and servers of yarn 2x, on texts of at most 2,048 tokens. An export has its size, and its divergence from the "
-    "checkpoint. A q8_0 cache has its divergence from a float16 cache. Of a server, the table shows which RoPE table "
-    "`ropetool identify` found, and how much worse the next one fits:"
+    "checkpoint. A q8_0 cache has its divergence from a float16 cache. Of a server, `ropetool identify` says whether its RoPE "
+    "table is as meant, how many others it does not tell apart from it, and how much worse the next one fits. In Gemma 3, "
+    "three layers of 18 differ:"
 )
 IMPORT, EXTENDED = "import", "yarn-2x"
-NOT_MEASURED = "not measured"
+NOT_MEASURED, AS_MEANT = "not measured", "as meant"
 
 
 @dataclass(frozen=True)
@@ -171,8 +172,10 @@ def _step(name: str, answers: Mapping[str, Any] | None) -> str:
     if answers is None:
         return NOT_MEASURED
     if "tables" in answers:
-        tables = ", or ".join(answers["tables"]) or "none"
-        return f"{tables}, by {answers['margin']:g} nats"
+        others = len(answers["tables"]) - 1
+        meant = AS_MEANT if AS_MEANT in answers["tables"] else "something else"
+        alike = f" or {others} other{'s' * (others > 1)}" if others > 0 else ""
+        return f"{meant}{alike}, by {answers['margin']:g} nats"
     figure = f"{answers['kl']:.2g} nats" if answers["kl"] is not None else NOT_MEASURED
     size = f"{answers['bytes'] / 1e6:.0f} MB, " if "bytes" in answers else ""
     return f"{size}{figure}{''.join(f', not passed: {check}' for check in answers['not passed'])}"
