@@ -56,7 +56,7 @@ INSIDE_FUNCTIONS = {
     "verification": {"torch", "transformers", "accelerate", "tokenizers", "safetensors", "llama_cpp"},
     "gguf_export": {"torch", "tokenizers"},
     "gguf_model": {"gguf"},
-    "packed": {"compressed_tensors", "torch"},
+    "packed": {"compressed_tensors", "torch", "transformers"},
     "comparison": {"gguf"},
     "plans.model_index": {"yaml"},
     "escaping": {"pandas"},

@@ -14,7 +14,7 @@ import transformers
 from models import set_tensors
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
-from ropetool.errors import CheckpointError, ConfigError, MissingDependency, MissingFile, NotACheckpoint
+from ropetool.errors import CheckpointError, ConfigError, CorruptFile, MissingDependency, MissingFile, NotACheckpoint
 from ropetool.escaping import install_line
 from ropetool.verification.runners import torch_runner
 from ropetool.verification.runners.torch_rotation import RopeState
@@ -422,8 +422,9 @@ def test_unreadable_checkpoints_are_refused(tiny: Path, tmp_path: Path, make_var
         TorchRunner(broken)
     short = make_variant(tiny)
     (short / "model.safetensors").write_bytes((tiny / "model.safetensors").read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match="transformers cannot load the checkpoint"):
-        TorchRunner(short).score(rows_of(32), SCORED)
+    with pytest.raises(CorruptFile, match="the tensors end at byte") as caught:
+        TorchRunner(short)
+    assert caught.value.try_ == "download the file again: it is incomplete"
     remote = make_variant(tiny, model_type="mystery", auto_map={"AutoModelForCausalLM": "code.Model"})
     with pytest.raises(CheckpointError, match="transformers cannot load the checkpoint"):
         TorchRunner(remote).score(rows_of(32), SCORED)
