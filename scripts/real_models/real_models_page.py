@@ -13,7 +13,7 @@ RECORD = ROOT / "tests" / "verification" / "real_models.json"
 PICTURE = ROOT / "docs" / "real-models.svg"
 SERVED = RECORD.with_name("real_models_served.json")
 COMPARED = RECORD.with_name("real_models_compared.json")
-ALT = "Perplexity ratio beyond the trained length, by method, with 95 % bounds"
+ALT = "Perplexity ratio beyond the trained length, by method"
 COMPARED_WORDS = "Longer runs, on eight passages: perplexity ratios to the unextended model, with one-sided 95 % bounds on each side:"
 SERVED_WORDS = (
     "Exports and servers of yarn 2x, on texts of at most 2,048 tokens. An export has its size, and its divergence from the "
