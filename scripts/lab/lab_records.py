@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,5 +20,13 @@ def known(name: str) -> Record:
 
 def keep(name: str, key: str, figures: dict[str, Any]) -> None:
     """Put figures under a key of a record. Read only now, so that what another process measured meanwhile stays."""
-    file = FOLDER / f"{name}.json"
-    file.write_text(json.dumps({**known(name), key: figures}, indent=1) + "\n", encoding="utf-8")
+    _write(name, {**known(name), key: figures})
+
+
+def forget(name: str, keys: Collection[str]) -> None:
+    """Drop the figures under these keys of a record."""
+    _write(name, {key: figures for key, figures in known(name).items() if key not in keys})
+
+
+def _write(name: str, record: Record) -> None:
+    (FOLDER / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

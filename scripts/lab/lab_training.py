@@ -114,12 +114,16 @@ def train(
     report: Report = lambda step, loss: None,
 ) -> Model:
     """Return the trained model; what is kept in the folder of an earlier run goes on, to the same weights bit for bit."""
-    made_of = json.dumps([described(design), asdict(sizes), asdict(recipe)], sort_keys=True)
-    place = folder / f"{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.pt"
     torch.manual_seed(recipe.seed)
     model = Model(design, sizes)
-    fit(model, recipe, batch, place, report)
+    fit(model, recipe, batch, weights(design, sizes, recipe, folder), report)
     return model
+
+
+def weights(design: Design, sizes: Sizes, recipe: Recipe, folder: Path) -> Path:
+    """Return the file that keeps the weights of a training."""
+    made_of = json.dumps([described(design), asdict(sizes), asdict(recipe)], sort_keys=True)
+    return folder / f"{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.pt"
 
 
 def fit(model: nn.Module, recipe: Recipe, batch: Callable[[int], Batch], place: Path, report: Report) -> None:

@@ -35,13 +35,22 @@ AS_PUBLISHED, OTHERWISE, OPEN, MISSING = "as published", "otherwise", "not told 
 LOSS = "/loss"
 SAME, FAR = (2.0, 0.05), (3.0, 0.3)  # points of percent, and nats: at most so much is "as", at least so much is "far"
 SIGNS = {">": "above", "<": "below", "=": "as", ">>": "far above", "<<": "far below"}
-# Newer tables that a file can store, and what is claimed of them.
+# What newer texts claim, and where the demo model differs from larger ones.
 NEWER = {
     "CoPE ([arXiv:2602.05258](https://arxiv.org/abs/2602.05258)) needs training": (
         ("demo/cope/2048", "<", "demo/yarn(8)/2048"), ("demo/cope/256", "=", "demo/as it is/256"),
     ),
     "Resonance ([arXiv:2403.00071](https://arxiv.org/abs/2403.00071)) on YaRN": (
         ("demo/resonance/2048", ">", "demo/yarn(8)/2048"),
+    ),
+    "DPE ([arXiv:2504.18857](https://arxiv.org/abs/2504.18857)) is above other attention variants": (
+        ("demo/dpe/2048", ">", "demo/ntk(8)/2048"), ("demo/dpe/2048", ">", "demo/self-extend(11,64)/2048"),
+    ),
+    "STRING ([arXiv:2410.18745](https://arxiv.org/abs/2410.18745)) uses the stated length better": (
+        ("smollm2/string(2730,128)/8192/loss", "<", "smollm2/as it is/8192/loss"),
+    ),
+    "The demo model has no attention sinks, so for it a window does not need the first tokens": (
+        ("demo/sliding-window(256)/2048/loss", ">>", "demo/lambda(256,10)/2048/loss"),
     ),
 }  # fmt: skip
 

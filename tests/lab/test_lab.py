@@ -444,3 +444,22 @@ def test_a_fine_tune_begins_with_the_extension() -> None:
         logits = model(tokens, torch.arange(37)[None].double(), keep=5)
         whole = model.model(tokens).logits
     torch.testing.assert_close(logits, whole[:, -5:])
+
+
+def test_again_forgets_figures_and_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = script("lab/train")
+    records, training = sys.modules["lab_records"], sys.modules["lab_training"]
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
+    monkeypatch.setenv("ROPETOOL_CACHE", str(tmp_path / "cache"))
+    small = training.LABS[0]
+    runs = [(small, *run) for run in small.runs() if run[0] in ("plain", "hwfa")]
+    places = [
+        training.weights(design, small.sizes, recipe, train.machine.cache() / "lab") for _, _, design, recipe in runs
+    ]
+    for (_, name, _, _), place in zip(runs, places, strict=True):
+        records.keep("small", name, {"made": name})
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+    train.forget_all(runs[:1])
+    assert records.known("small") == {runs[1][1]: {"made": runs[1][1]}}
+    assert [place.exists() for place in places] == [False, True]
