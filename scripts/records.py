@@ -305,5 +305,9 @@ RECORDS = (
         "laboratory", ("scripts/lab/lab_*.py",), ("lab/train", "--again"), 600, ("tests/lab/small.json", "tests/lab/large.json"),
         "measurements.md",
     ),
+    Record(
+        "training-free", ("scripts/lab/lab_scoring.py", "ropetool/lab/yardsticks/*.py"), ("lab/training_free", "--again"), 60,
+        ("tests/lab/training_free.json",), "measurements.md", needs="ROPETOOL_SMOLLM2, the path of SmolLM2's GGUF file",
+    ),
 )  # fmt: skip
 BY_NAME = {record.name: record for record in RECORDS}

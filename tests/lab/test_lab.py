@@ -21,9 +21,12 @@ from loading import script
 
 @pytest.fixture(autouse=True)
 def gradients() -> Iterator[None]:
-    """Have gradients, whatever a test before this one has left switched off in the process."""
+    """Have gradients, whatever a test before this one has left switched off, and one thread, as the scripts have."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     with torch.inference_mode(False), torch.enable_grad():
         yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
