@@ -15,9 +15,8 @@ from typing import Any
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import CheckpointError, MissingDependency, UnsupportedDtype, lacking
 from ropetool.escaping import command, install_line
-from ropetool.files.hf import read_object
 from ropetool.files.hf.jsontext import shown
-from ropetool.names import CONFIG_JSON, QUANTIZATION_CONFIG
+from ropetool.names import QUANTIZATION_CONFIG
 from ropetool.packed.base import PackedFormat
 
 # The types of packed numbers. A plain checkpoint has no matrix of these types.
@@ -66,7 +65,7 @@ def not_run(checkpoint: HfCheckpoint, *, gpu: bool = False) -> str:
 def _run_as_they_are(checkpoint: HfCheckpoint, quantization: Any) -> str:
     """Return why transformers would run packed numbers without their scales; "" if it does not.
 
-    It ignores a quant_method that it does not know (quantizers/auto.py), and files beside config.json. Raises: as
+    It skips a quant_method that it does not know (quantizers/auto.py), and reads only config.json. Raises: as
     `HfCheckpoint.stored`.
     """
     packed = {
@@ -96,9 +95,8 @@ def unpacked_by_transformers(path: Path, *, gpu: bool) -> bool:
     Raises: CheckpointError for packed weights that transformers cannot run, with the command that measures them;
     MissingDependency if only packages of an extra are missing.
     """
-    _, config = read_object(path / CONFIG_JSON)
-    form, gpu = of(config.get(QUANTIZATION_CONFIG)), gpu and _has_fp8()
-    problem = not_run(HfCheckpoint.open(path), gpu=gpu)
+    checkpoint, gpu = HfCheckpoint.open(path), gpu and _has_fp8()
+    form, problem = of(checkpoint.config.get(QUANTIZATION_CONFIG)), not_run(checkpoint, gpu=gpu)
     if problem and form is not None and form.extra and lacking(form.packages):
         raise MissingDependency(problem, where=str(path), try_=install_line(form.extra))
     if problem:

@@ -6,7 +6,6 @@ a changed number. gptqmodel 7.7.0 ignores the order of the columns in a word, so
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,7 @@ def _check_readable(quantization: Mapping[str, Any], where: str) -> None:
     packs = "whole numbers of 4 bits with a scale and a zero for each group of a column"
     source = str(Path(where).parent)
     copy = f"{source}-compressed-tensors"
-    repack = python(
-        _CODE.format(source=json.dumps(source, ensure_ascii=False), copy=json.dumps(copy, ensure_ascii=False))
-    )
+    repack = python(_CODE, source=source, copy=copy)
     export = command("ropetool", "export", copy)
     raise unreadable(METHOD, packs, where, f"pip install compressed-tensors, then {repack}, then {export}")
 

@@ -5,6 +5,7 @@ A file in this folder that defines `FORMAT` adds a format.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +110,7 @@ def unreadable(method: str, packs: str, where: str, try_: str) -> UnsupportedDty
     )  # fmt: skip
 
 
-def python(code: str) -> str:
-    """Return the command line that runs code in Python."""
-    return command("python", "-c", code)
+def python(code: str, **places: str) -> str:
+    """Return the command line that runs code in Python. places: paths, by the fields of the code that take them."""
+    literals = {field: json.dumps(path, ensure_ascii=False) for field, path in places.items()}
+    return command("python", "-c", code.format(**literals))

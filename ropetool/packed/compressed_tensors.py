@@ -181,10 +181,7 @@ def _check_readable(quantization: Mapping[str, Any], where: str) -> None:
 
 def _other(what: str, where: str) -> RopetoolError:
     source = str(Path(where).parent)
-    code = _CODE.format(
-        source=json.dumps(source, ensure_ascii=False), copy=json.dumps(f"{source}-bf16", ensure_ascii=False)
-    )
-    return unreadable(METHOD, f"weights {what}", where, python(code))
+    return unreadable(METHOD, f"weights {what}", where, python(_CODE, source=source, copy=f"{source}-bf16"))
 
 
 def _unpack(held: Mapping[str, Part], quantization: Mapping[str, Any]) -> Unpacked:

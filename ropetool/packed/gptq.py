@@ -6,7 +6,6 @@ packs them, with activation order too.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ from typing import Any
 from ropetool.packed.base import PackedFormat, python, unreadable
 
 METHOD = "gptq"
+_CODE = "from gptqmodel.utils.model_dequant import dequantize_model as d; d({source}, {copy})"
 
 
 def unpacking_line(source: Path) -> str:
     """Return the command lines that install gptqmodel and write an unpacked copy of a checkpoint."""
-    names = (json.dumps(str(path), ensure_ascii=False) for path in (source, f"{source}-bf16"))
-    code = f"from gptqmodel.utils.model_dequant import dequantize_model as d; d({', '.join(names)})"
-    return f"pip install gptqmodel, in an environment of its own, then {python(code)}"
+    unpack = python(_CODE, source=str(source), copy=f"{source}-bf16")
+    return f"pip install gptqmodel, in an environment of its own, then {unpack}"
 
 
 def _check_readable(quantization: Mapping[str, Any], where: str) -> None:

@@ -33,7 +33,7 @@ def of_kept_tables(decoded: RopeSet, target: RopeSet) -> tuple[str, ...]:
 def of_two_tables(form: Format, edits: Sequence[FileEdit], target: RopeSet, left_out: float) -> tuple[str, ...]:
     """Return notes on how runtimes that read the output choose between its short and its long table.
 
-    left_out: what is missing of the attention factor of the long table, because both share one.
+    left_out: the method's attention factor for the long table, divided by the factor that both tables share.
     """
     table = target.entries[names.FULL_ATTENTION].table
     if table is None or table.is_fixed or table.rule is not None:
