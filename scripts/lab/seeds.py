@@ -49,7 +49,7 @@ NEWER = {
     "STRING ([arXiv:2410.18745](https://arxiv.org/abs/2410.18745)) uses the stated length better": (
         ("smollm2/string(2730,128)/8192/loss", "<", "smollm2/as it is/8192/loss"),
     ),
-    "The demo model has no attention sinks, so for it a window does not need the first tokens": (
+    "A window needs the first tokens of a text, on the demo model": (
         ("demo/sliding-window(256)/2048/loss", ">>", "demo/lambda(256,10)/2048/loss"),
     ),
 }  # fmt: skip
