@@ -71,7 +71,7 @@ class Model(nn.Module):
 
     def __init__(self, design: Design, sizes: Sizes) -> None:
         super().__init__()
-        sizes = replace(sizes, heads=design.heads or sizes.heads)
+        self.sizes = sizes = replace(sizes, heads=design.heads or sizes.heads)
         self.embedding = nn.Embedding(sizes.vocabulary, sizes.width)
         self.layers = nn.ModuleList(Layer(design, sizes, number) for number in range(sizes.layers))
         self.last_norm = nn.Identity() if design.post_norm else nn.RMSNorm(sizes.width, 1e-5)
@@ -81,7 +81,8 @@ class Model(nn.Module):
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * sizes.layers) if into_the_sum else 0.02)
 
     def forward(self, tokens: Tensor, positions: Tensor, extension: Extension = NOTHING, keep: int = 0) -> Tensor:
-        x = self.embedding(tokens)
-        for layer in self.layers:
-            x = layer(x, positions, extension)
-        return functional.linear(self.last_norm(x[:, -keep:]), self.embedding.weight)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.sizes.bfloat16):
+            x = self.embedding(tokens)
+            for layer in self.layers:
+                x = layer(x, positions, extension)
+            return functional.linear(self.last_norm(x[:, -keep:]), self.embedding.weight)

@@ -29,7 +29,7 @@ class Extension:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a model, and the tokens that it is trained at."""
+    """Of a model, and the tokens that it is trained at. bfloat16: whether products are rounded to it, in training and at the test."""
 
     vocabulary: int = 2048
     width: int = 128
@@ -37,6 +37,7 @@ class Sizes:
     layers: int = 4
     heads: int = 4
     trained: int = 64
+    bfloat16: bool = True
 
     @property
     def head(self) -> int:
