@@ -296,7 +296,7 @@ DESIGNS: Mapping[str, Design] = {
     **{f"post-norm-{name}": replace(_PRE_NORM[name], post_norm=True, extensions=("none",)) for name in _POST},
     **{
         f"post-norm-{name}-one-head": replace(_PRE_NORM[name], post_norm=True, heads=1, extensions=("none",))
-        for name in _POST
+        for name in (*_POST, "rerope-trained")
     },
 }
 
