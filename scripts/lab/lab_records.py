@@ -1,7 +1,8 @@
-"""The records of scripts/lab: a file of tests/lab each, with what was measured under its name."""
+"""The records of scripts/lab: a file of tests/lab each, with what was measured under its name; and names of weights."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection
 from pathlib import Path
@@ -26,6 +27,11 @@ def keep(name: str, key: str, figures: dict[str, Any]) -> None:
 def forget(name: str, keys: Collection[str]) -> None:
     """Drop the figures under these keys of a record."""
     _write(name, {key: figures for key, figures in known(name).items() if key not in keys})
+
+
+def digest(made: Any) -> str:
+    """Return a short name for weights, from all that they follow from besides texts and code."""
+    return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _write(name: str, record: Record) -> None:

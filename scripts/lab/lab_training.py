@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,6 +11,7 @@ import numpy as np
 import torch
 from lab_designs import DESIGNS, Design
 from lab_model import Model
+from lab_records import digest
 from lab_rotation import Extension, Sizes, draw_positions
 from torch import Tensor, nn
 from torch.nn import functional
@@ -122,8 +121,7 @@ def train(
 
 def weights(design: Design, sizes: Sizes, recipe: Recipe, folder: Path) -> Path:
     """Return the file that keeps the weights of a training."""
-    made_of = json.dumps([described(design), asdict(sizes), asdict(recipe)], sort_keys=True)
-    return folder / f"{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.pt"
+    return folder / f"{digest([described(design), asdict(sizes), asdict(recipe)])}.pt"
 
 
 def fit(model: nn.Module, recipe: Recipe, batch: Callable[[int], Batch], place: Path, report: Report) -> None:
