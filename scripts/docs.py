@@ -34,6 +34,7 @@ sys.path[:0] = [str(readme.parent) for readme in sorted(ROOT.glob("scripts/*/REA
 import base_conversion
 import cache_types_page
 import click
+import closed_forms
 import conformance_kit.page as conformance_page
 import converted_page
 import defects_page
@@ -88,6 +89,7 @@ def generated() -> Iterator[tuple[Path, str]]:
         "docs/inspecting.md": {"identified": identified_page.table(), "rules": rule_table()},
         "docs/measurements.md": {
             **yardsticks_page.parts(), "real-models": real_models_page.section(), "seeds": seeds.section(),
+            "closed-forms": closed_forms.section(),
         },
         "docs/architecture.md": {"tree": tree(), "layers": layer_table()},
     }  # fmt: skip

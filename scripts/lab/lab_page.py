@@ -108,12 +108,13 @@ def _title(lab: Lab) -> str:
 
 def _head(lab: Lab) -> str:
     short, long = lab.sizes.trained, FACTOR * lab.sizes.trained
-    names = ["design", "at test", *(_column(context, short, long) for context in lab.contexts)]
+    names = ["design", "at test", *(column(context, short, long) for context in lab.contexts)]
     names += ["repeated - not", f"{long:,} - {short}", *(["even pairs"] if lab.pairs else []), "published"]
     return f"| {' | '.join(names)} |\n{'| --- ' * 2}{'| --: ' * (len(names) - 3)}| --- |"
 
 
-def _column(context: str, short: int, long: int) -> str:
+def column(context: str, short: int, long: int) -> str:
+    """Return how the tables name a context, by the tokens trained at and 8 times as many."""
     return {
         "trained": f"{short}",
         "double": f"{2 * short:,}",

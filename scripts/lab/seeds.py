@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import base_conversion
+import lab_page
 import numpy as np
 from lab_records import known
+from lab_training import FACTOR, LABS
 
 from ropetool.report.answered import share
 from ropetool.rope import reach
@@ -30,8 +32,9 @@ sys.path.append(str(ROOT / "scripts" / "real_models"))
 import real_models_page
 
 SEEDS = 3  # of the large laboratory
+TRAINED = {**{lab.name: lab.sizes.trained for lab in LABS}, "tuned": 256}  # tokens
 ROWS = Path(__file__).with_name("seeds.json")
-AS_PUBLISHED, OTHERWISE, OPEN, MISSING = "as published", "otherwise", "not told apart", "not measured"
+AS_PUBLISHED, OTHERWISE, OPEN, MISSING = "as published", "otherwise", "undecided", "not measured"
 LOSS = "/loss"
 SAME, FAR = (2.0, 0.05), (3.0, 0.3)  # points of percent, and nats: at most so much is "as", at least so much is "far"
 SIGNS = {">": "above", "<": "below", "=": "as", ">>": "far above", "<<": "far below"}
@@ -122,16 +125,17 @@ def rows() -> list[dict[str, Any]]:
 
 
 def section() -> str:
-    """Return the table of the rows that are measured, or not to be run."""
+    """Return the table of the rows that are measured, or not to be run, and that of newer texts."""
     shown, every = [row for row in rows() if _is_measured(row)], len(rows())
     missing = [f"\n{every - len(shown)} of {every} rows are not measured yet."] if len(shown) < every else []
     newer = [
-        f"\n{name}: {'; '.join(map(_said, claims))}."
-        for name, claims in NEWER.items()
+        f"| {what} | {'<br>'.join(map(_said, claims))} |"
+        for what, claims in NEWER.items()
         if _is_measured({"claims": claims})
     ]
     head = ("| | what | published | here |", "| --: | --- | --- | --- |")
-    return "\n".join([*head, *map(_line, shown), *missing, *newer]) + "\n"
+    more = ("\n| newer texts, and the demo model | here |", "| --- | --- |")
+    return "\n".join([*head, *map(_line, shown), *missing, *more, *newer]) + "\n"
 
 
 def _is_measured(row: dict[str, Any]) -> bool:
@@ -149,28 +153,34 @@ def _here(row: dict[str, Any]) -> str:
         return f"not run: {row['sentence']}"
     if "note" in row:
         return NOTES[row["note"]]()
-    cause = [f"a cause looked for: {_said(row['cause'])}"] if "cause" in row else []
+    cause = [f"A possible cause: {_said(row['cause'])}"] if "cause" in row else []
     return "<br>".join([*map(_said, row["claims"]), *cause])
 
 
 def _said(claim: Sequence[str]) -> str:
-    """Return a claim with its figures in words."""
+    """Return the verdict on a claim, and its figures in words."""
     first, sign, second = claim
-    found = outcome(claim)
-    if found.verdict == MISSING:
-        return f"{_named(first)} {SIGNS[sign]} {_named(second)}: {MISSING}"
+    result = outcome(claim)
+    if result.verdict == MISSING:
+        return f"{MISSING}: {_named(first)} {SIGNS[sign]} {_named(second)}"
     digits = 3 if first.endswith(LOSS) else 1
-    one, other = (f"{figure:.{digits}f}" for figure in found.figures)
-    interval = "" if np.isnan(found.half) else f" ± {found.half:.{digits}f}"
-    return (
-        f"{_named(first)} {one}, {_named(second)} {other} ({found.difference:+.{digits}f}{interval}): {found.verdict}"
-    )
+    one, other = (f"{figure:.{digits}f}" for figure in result.figures)
+    interval = "" if np.isnan(result.half) else f" ± {result.half:.{digits}f}"
+    difference = f"{result.difference:+.{digits}f}{interval}"
+    return f"**{result.verdict}**: {_named(first)} {one}, {_named(second)} {other}, difference {difference}"
 
 
 def _named(cell: str) -> str:
+    """Return the name of a figure: model, what was changed, and the tokens."""
     name, loss, _ = cell.partition(LOSS)
     source, *names = name.split("/")
-    return " ".join([source, *(name for name in names if name != "none"), *([loss[1:]] if loss else [])])
+    if source in TRAINED:
+        length = lab_page.column(names.pop(), TRAINED[source], FACTOR * TRAINED[source])
+        names.append(f"at {length}")
+    elif source != "pairs":
+        names.append(f"at {int(names.pop()):,}")
+    shown = (name.replace("as it is", "unchanged") for name in names if name != "none")
+    return " ".join([source, *shown, *([loss[1:]] if loss else [])])
 
 
 # --- rows that other records and tests answer

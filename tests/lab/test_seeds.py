@@ -70,8 +70,8 @@ SCATTERED = [25.0, 17.0, 24.0, 22.0]
         (NEAR, "<", FAR, "as published"),
         (CLOSE, "=", NEAR, "as published"),
         (CLOSE, ">>", NEAR, "otherwise"),  # above or not, it is not far above
-        (SCATTERED, "=", NEAR, "not told apart"),  # a wide interval confirms nothing
-        (SCATTERED, ">", NEAR, "not told apart"),
+        (SCATTERED, "=", NEAR, "undecided"),  # a wide interval confirms nothing
+        (SCATTERED, ">", NEAR, "undecided"),
         (FAR, ">", None, "not measured"),
     ],
 )
@@ -123,9 +123,10 @@ def test_newer_tables_stand_below_the_rows_once_they_are_measured(
 ) -> None:
     assert "Resonance" not in seeds.section() or seeds.figures("demo/resonance/2048") is not None
     monkeypatch.setattr(seeds, "figures", lambda cell: np.array(FAR if "resonance" in cell else NEAR))
-    (line,) = [line for line in seeds.section().splitlines() if line.startswith("Resonance")]
-    assert "demo resonance 2048 31.5, demo yarn(8) 2048 21.8" in line
-    assert line.endswith("as published.")
+    (line,) = [line for line in seeds.section().splitlines() if line.startswith("| Resonance")]
+    assert line.endswith(
+        "| **as published**: demo resonance at 2,048 31.5, demo yarn(8) at 2,048 21.8, difference +9.8 ± 2.7 |"
+    )
 
 
 def test_figures_are_read_from_the_records(seeds: ModuleType) -> None:
