@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import configs
 import gguf_files
 import numpy as np
 import pytest
@@ -237,3 +238,12 @@ def test_a_model_whose_rotation_is_not_known(tmp_path: Path) -> None:
     source = write_config(tmp_path / "model", {"model_type": "nobody", "max_position_embeddings": 64})
     with pytest.raises(ConfigError, match="its RoPE settings cannot be decoded"):
         advised_method(source, 2, None)
+
+
+def test_a_passed_original_length_counts_as_the_trained_length(tmp_path: Path) -> None:
+    config = configs.config("llama", "v4")
+    unscaled = write_config(tmp_path / "unscaled", {**config, "max_position_embeddings": 4096})
+    scaling = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "max_position_embeddings": 8192}
+    source = write_config(tmp_path / "linear", {**config, **scaling})
+    *chosen, why = advised_method(source, 4, None, "original", original_length=4096)
+    assert (*chosen, why.replace(" --from original", "")) == advised_method(unscaled, 4, None)

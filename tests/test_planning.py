@@ -661,3 +661,46 @@ def test_a_runtime_that_would_compute_something_else_is_no_unknown_one(tmp_path:
         InvalidRope, match=r"llama\.cpp does not compute the rotation of this config: llama\.cpp ignores the sl"
     ):
         ropetool.plan(source, "yarn", factor=4, for_runtimes=["llama.cpp"])
+
+
+# --- commands in errors
+
+
+def test_a_whole_command_keeps_lists_of_divisors(tmp_path: Path) -> None:
+    lists = {"long_factor": [4.0] * 16, "short_factor": [1.0] * 16}
+    source = write_config(tmp_path / "m", configs.config("llama", "v5"))
+    with pytest.raises(LossyExport) as refusal:
+        ropetool.plan(source, "longrope", factor=4, params=lists, for_runtimes=("transformers", "transformers-v4"))
+    assert refusal.value.try_ is not None
+    parts = shlex.split(refusal.value.try_)
+    assert [json.loads(parts[at + 2]) for at, part in enumerate(parts) if part == "-p"] == list(lists.values())
+    assert run(*parts[1:], "--dry-run").code == 0
+
+
+def test_the_original_length_is_the_context_divided_by_the_factor(tmp_path: Path) -> None:
+    source = scaled(tmp_path, {"rope_type": "linear", "factor": 2.5}, context=10240)
+    with pytest.raises(InvalidRope, match="does not store the length before its linear scaling") as refusal:
+        ropetool.plan(source, "yarn", factor=4, reading="original")
+    assert refusal.value.try_ is not None
+    assert "--original-length 4096" in refusal.value.try_
+
+
+def test_a_table_that_follows_the_text_offers_no_second_way(tmp_path: Path) -> None:
+    source = scaled(tmp_path, {"rope_type": "dynamic", "factor": 2.0}, context=2048)
+    with pytest.raises(AmbiguousRope, match="its table depends on the text length") as refusal:
+        ropetool.plan(source, "yarn", factor=4)
+    assert "on top of it" not in refusal.value.message
+
+
+def test_the_proposed_reading_extends_the_context(tmp_path: Path) -> None:
+    source = scaled(tmp_path, YARN, context=4096)
+    with pytest.raises(AmbiguousRope) as refusal:
+        ropetool.plan(source, "ntk", target_length=4096)
+    assert refusal.value.try_ is not None
+    assert run(*shlex.split(refusal.value.try_)[1:], "--dry-run").code == 0
+
+
+def test_the_share_of_a_proportional_table_is_not_partial_rotation(tmp_path: Path) -> None:
+    keys = {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e4}
+    source = write_config(tmp_path / "m", {**configs.config("llama", "v5"), "rope_parameters": keys})
+    assert ropetool.plan(source, "length", target_length=8192).max_position_embeddings == 8192

@@ -214,3 +214,31 @@ def test_a_partial_rotation_of_an_unscaled_model_is_ignored_by_5_alone() -> None
         decode(V4, partial_rotary_factor=0.5)
     for runtime in (V5, V4):
         assert full(runtime, partial_rotary_factor=1.0, rope_scaling=YARN).rotary_dim == 32
+
+
+def decode_as(family: str, **changes: Any) -> RopeSet:
+    """Return what transformers 5 computes from llama's config, read as a different family."""
+    data = {**configs.config("llama", "v5"), "max_position_embeddings": 2048, **changes}
+    return runtimes.get(V5).decode(HfCheckpoint(data, families.get(family)))
+
+
+def test_the_interval_of_layers_without_rope_must_be_a_number() -> None:
+    lists = {"no_rope_layers": [1, 0]}
+    for family in ("smollm3", "llama4_text"):
+        with pytest.raises(Refuses, match="no_rope_layer_interval"):  # StrictDataclassFieldValidationError
+            decode_as(family, no_rope_layer_interval=None, **lists)
+    with pytest.raises(Refuses, match=r"no_rope_layer_interval is 0; it must be a whole number of at least 1"):
+        decode_as("smollm3", no_rope_layer_interval=0)
+    assert decode_as("smollm3", no_rope_layer_interval=0, **lists).entries["full_attention"].layers == (0,)
+
+
+@pytest.mark.parametrize(("alpha", "head_dim"), [(1000.0, 2), (1e300, 32), (math.inf, 32)])
+def test_a_stretched_base_out_of_range_is_refused(alpha: float, head_dim: int) -> None:
+    scaling = {"rope_type": "dynamic", "alpha": alpha, "factor": 1.0, "rope_theta": 1e4}
+    with pytest.raises(Refuses, match=r"alpha is|NTK scaling needs at least 4"):
+        decode_as("hunyuan_v1_dense", rope_parameters=scaling, head_dim=head_dim)
+
+
+def test_the_plain_width_of_decoupled_keys_must_be_a_number() -> None:
+    with pytest.raises(Refuses, match="qk_nope_head_dim is 'a'; it must be a whole number"):
+        decode_as("mistral4", qk_nope_head_dim="a", qk_rope_head_dim=32)

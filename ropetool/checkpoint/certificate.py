@@ -246,9 +246,9 @@ def wider(recorded: Certificate, new: Certificate) -> str:
         more.append("all its checks ran")
     if recorded.verdict == PASS and new.verdict == UNDECIDED:
         more.append(f"a pass at grade {recorded.grade}")
-    if recorded.verdict == PASS and _rank(GRADES, recorded.grade) > _rank(GRADES, new.grade):
+    if recorded.verdict == PASS and rank(GRADES, recorded.grade) > rank(GRADES, new.grade):
         more.append(f"grade {recorded.grade} instead of {new.grade}")
-    if _rank(SUITES, recorded.suite) > _rank(SUITES, new.suite):
+    if rank(SUITES, recorded.suite) > rank(SUITES, new.suite):
         more.append(f"suite {recorded.suite} instead of {new.suite}")
     besides = sorted({*recorded.lengths} - {*new.lengths})
     if besides and len({*recorded.lengths}) > len({*new.lengths}):
@@ -262,7 +262,7 @@ def wider(recorded: Certificate, new: Certificate) -> str:
     return ", ".join(more)
 
 
-def _rank(order: Sequence[str], name: str) -> int:
+def rank(order: Sequence[str], name: str) -> int:
     """Return the position of a suite or a grade in its order.
 
     An unknown name, from a later version, is below all others.
@@ -271,7 +271,7 @@ def _rank(order: Sequence[str], name: str) -> int:
 
 
 def _higher(order: Sequence[str], *names: str) -> str:
-    return max(names, key=lambda name: _rank(order, name))
+    return max(names, key=lambda name: rank(order, name))
 
 
 def _names(certificate: Certificate) -> set[str]:
@@ -356,7 +356,8 @@ def remedy(path: Path) -> str:
     current = state(path)
     recorded = current.certificate if current.name in (PASSED, FAILED, UNDECIDED) else None
     suite = recorded.suite if recorded is not None and recorded.suite in SUITES else SUITES[0]
-    again = escaping.command("ropetool", "verify", path, *_again(suite, recorded.grade if recorded else USABLE))
+    grade = recorded.grade if recorded is not None and recorded.grade in GRADES else USABLE
+    again = escaping.command("ropetool", "verify", path, *_again(suite, grade))
     return f"{again} with more --text" if current.name == UNDECIDED else again
 
 

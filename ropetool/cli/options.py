@@ -26,7 +26,7 @@ from ropetool.escaping import read_length, read_number, read_whole
 
 ALL = "--help-all"
 ALL_SHOWN = "ropetool.help_all"  # key in the context's meta: the help shows every option
-LONGEST = 2**31  # tokens
+LONGEST = 2**31  # tokens; equals rope.tables.MAX_LENGTH, whose import would load numpy
 _PACKAGE = Path(__file__).parents[1]
 T = TypeVar("T")
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ BASELINE = click.option(
     "--baseline", type=click.Path(), help="The model before the extension. Default: from the record of TARGET."
 )
 TRAINED_LENGTH = click.option(
-    "--trained-length", type=WHOLE, metavar="N",
+    "--trained-length", type=Length(None), metavar="LENGTH",
     callback=checked("ropetool.verification.readback.terms.Terms", "trained_length"),
     help="The trained length in tokens, before any extension. Default: from the record, else from the baseline.",
 )  # fmt: skip
@@ -396,7 +396,7 @@ def origin_of(source: str) -> Path:
 
 
 def _format_of(source: str) -> tuple[bool | None, bool]:
-    """Return whether a model is a directory, and whether it is split over several GGUF files. None if it is no model."""
+    """Return whether a model is a directory (None: the path is not a model), and whether it has several GGUF files."""
     from ropetool.files.hub import hub_id
     from ropetool.files.shard_names import model_name
     from ropetool.names import CONFIG_JSON
@@ -448,7 +448,7 @@ def _field_names(group: Any) -> Collection[str]:
 
 
 def imported(name: Any) -> Any:
-    """Return the object with a dotted name, and another object unchanged."""
+    """Return the object that a dotted name refers to. Any other value is returned unchanged."""
     if not isinstance(name, str):
         return name
     module, _, attribute = name.rpartition(".")

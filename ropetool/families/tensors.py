@@ -7,7 +7,7 @@ by the numbers of a model.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -371,7 +371,7 @@ class Export:
 
 
 def sized(formula: str, counts: Mapping[str, int]) -> int:
-    """Return the value of a formula of sizes with +, -, * and //.
+    """Return the value of a formula of sizes with +, -, * and //. A divisor below 1 counts as 1, because a size can be 0.
 
     Raises: ValueError with the invalid part.
     """
@@ -426,38 +426,35 @@ def faults(export: Export) -> Iterable[tuple[str, str]]:
     switches = (*SWITCHES, *export.switches, *export.held, *export.layer_switches, *export.counts, *export.derived)
     for part, rows in (("layer", export.layer), ("outer", export.outer)):
         for row in rows:
-            for size in (*row.shape.split(), *row.written.split(), *row.many.split()):
-                if size not in names:
-                    yield f"{part}: {row.hf}", f"unknown size {size!r}; known: {', '.join(names)}"
+            place, used = f"{part}: {row.hf}", (*row.shape.split(), *row.written.split(), *row.many.split())
+            yield from _unknown(place, used, names, "size")
             for switch, _ in conditions(row.when):
-                if switch not in switches:
-                    yield f"{part}: {row.hf}", f"unknown switch {switch!r}; known: {', '.join(switches)}"
+                yield from _unknown(place, [switch], switches, "switch")
                 if part == "outer" and switch in export.layer_switches:
-                    yield f"{part}: {row.hf}", f"{switch!r} is a layer switch, but this tensor is in no layer"
+                    yield place, f"{switch!r} is a layer switch, but this tensor is in no layer"
     for name, one in export.counts.items():
         if bool(one.words_key) != (len(one.words) == 2):
             yield f"counts.{name}", "set words_key together with two words, for the first layers and for the others"
     for name in export.switch_names:
-        if name not in export.switches:
-            yield f"switch_names.{name}", f"unknown switch {name!r}; known: {', '.join(export.switches)}"
+        yield from _unknown(f"switch_names.{name}", [name], export.switches, "switch")
     for name, layers in export.layer_switches.items():
-        for size in filter(None, (layers.first, layers.every)):
-            if size not in names:
-                yield f"layer_switches.{name}", f"unknown size {size!r}; known: {', '.join(names)}"
-    for part, sizes in (("sizes", export.sizes), ("equal", export.equal)):
-        for key, size in sizes.items():
-            if size not in names or (part == "equal" and key not in names):
-                unknown = size if size not in names else key
-                yield f"{part}.{key}", f"unknown size {unknown!r}; known: {', '.join(names)}"
+        yield from _unknown(f"layer_switches.{name}", (layers.first, layers.every), names, "size")
+    for key, size in export.sizes.items():
+        yield from _unknown(f"sizes.{key}", [size], names, "size")
+    for key, size in export.equal.items():
+        yield from _unknown(f"equal.{key}", (size, key), names, "size")
     for key, each in export.arrays.items():
-        for size in filter(None, (each.size, each.other)):
-            if size not in names:
-                yield f"arrays.{key}", f"unknown size {size!r}; known: {', '.join(names)}"
-        for switch, _ in (*conditions(each.when), *conditions(each.where)):
-            if switch not in switches:
-                yield f"arrays.{key}", f"unknown switch {switch!r}; known: {', '.join(switches)}"
+        yield from _unknown(f"arrays.{key}", (each.size, each.other), names, "size")
+        asked = [switch for switch, _ in (*conditions(each.when), *conditions(each.where))]
+        yield from _unknown(f"arrays.{key}", asked, switches, "switch")
     for key, value in export.keys.items():
         if sum(map(bool, (value.number, value.switch, value.entries))) != 1:
             yield f"keys.{key}", "must set exactly one of number, switch and entries"
-        elif value.switch and value.switch not in export.switches:
-            yield f"keys.{key}", f"unknown switch {value.switch!r}; known: {', '.join(export.switches)}"
+        yield from _unknown(f"keys.{key}", [value.switch], export.switches, "switch")
+
+
+def _unknown(place: str, used: Iterable[str], known: Collection[str], what: str) -> Iterator[tuple[str, str]]:
+    """Yield the place and a sentence for each name that is not known. Empty names are not set."""
+    for name in used:
+        if name and name not in known:
+            yield place, f"unknown {what} {name!r}; known: {', '.join(known)}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from ropetool.checkpoint import certificate
-from ropetool.checkpoint.certificate import FAILED, GRADES
+from ropetool.checkpoint.certificate import FAILED, GRADES, rank
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import CheckpointError, RopetoolError
 from ropetool.escaping import command
@@ -71,7 +71,7 @@ def _refuse_below(source: HfCheckpoint, required: str, lacking: str) -> None:
     lacking: why it is missing, or empty.
     """
     state = certificate.state(source.path)
-    if lacking or state.certificate is None or GRADES.index(state.certificate.grade) < GRADES.index(required):
+    if lacking or state.certificate is None or rank(GRADES, state.certificate.grade) < rank(GRADES, required):
         raise CheckpointError(
             f"--require needs grade {required}, but {lacking or state.why}", where=str(source.path),
             try_=command("ropetool", "verify", source.path, "--suite", "standard", "--grade", required),

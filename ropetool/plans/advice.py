@@ -111,7 +111,7 @@ class Advice(Shown):
 
 def advise(
     source: str | Path | Inspection, target_length: int | str, for_runtimes: str | Sequence[str] = (),
-    reading: str | None = None, force_factor: bool = False,
+    reading: str | None = None, force_factor: bool = False, original_length: int | None = None,
 ) -> Advice:  # fmt: skip
     """Return the best method for a longer context, and the reason. Makes plans, but does not write.
 
@@ -120,6 +120,7 @@ def advise(
     for_runtimes: the runtimes that must read the output; one name, or several.
     reading: `original` or `current`, to allow only one of the two ways from a scaled source.
     force_factor: also advise a method without training beyond 32 times the trained length.
+    original_length: the length before any scaling, in tokens. None uses the length in the file.
     Raises: ConfigError if the checkpoint's rotation is unknown, UnknownRuntime for an unknown name.
     """
     target_length = read_length(target_length, "target_length")
@@ -139,16 +140,17 @@ def advise(
         return Advice(
             inspected, target_length, (), None, "it has no full-attention layers, so there is no table to extend"
         )
-    trained = _trained_table(inspected)
+    trained_length = original_length or inspected.trained_length
+    trained = _trained_table(inspected, trained_length)
     ways = []
-    seen_all = _has_seen_all(entry, trained, inspected.trained_length)
+    seen_all = _has_seen_all(entry, trained, trained_length)
     for method in (LENGTH,) if seen_all else CLOSED_FORMS:
         allowed = [
             way
-            for way in proposals(inspected, target_length, method, for_runtimes)
+            for way in proposals(inspected, target_length, method, for_runtimes, original_length)
             if reading is None or way.step.reading in ("", reading)
         ]
-        ways += [Way(way.method, way, _reach(way, trained, inspected.trained_length)) for way in allowed]
+        ways += [Way(way.method, way, _reach(way, trained, trained_length)) for way in allowed]
     ways = list({(way.method, way.proposal.step.reading): way for way in ways}.values())
     chosen = next((way for way in ways if way.serves), None)
     why = SEEN_ALL if chosen and seen_all else _why(chosen, ways)
@@ -168,7 +170,8 @@ def _in_scope(advice: Advice, forced: bool) -> Advice:
 
 def with_bounds(advice: Advice) -> Advice:
     """Return the advice with its readers and the theoretical bounds on the base. Takes seconds; keeps the choice."""
-    inspected, trained = advice.inspection, None if not advice.ways else _trained_table(advice.inspection)
+    inspected = advice.inspection
+    trained = _trained_table(inspected, inspected.trained_length) if advice.ways else None
     if trained is None or inspected.rope is None or inspected.trained_length is None:
         return advice
     entry = inspected.rope.entries[names.FULL_ATTENTION]
@@ -206,7 +209,7 @@ def advised_method(
     )
     if target <= context:  # the plan refuses a target within the file's own length, or handles it
         return CLOSED_FORMS[0], "auto", f"{target} tokens are within its context length of {context}"
-    advice = advise(inspected, target, for_runtimes, reading, force_factor=True)
+    advice = advise(inspected, target, for_runtimes, reading, force_factor=True, original_length=original_length)
     if advice.extent is not None:
         advice.extent.check(force_factor)
     if advice.chosen is None:
@@ -239,14 +242,14 @@ def requested_context(
     return target_length or round(start * (factor or 1))
 
 
-def _trained_table(inspected: Inspection) -> Array | None:
+def _trained_table(inspected: Inspection, trained_length: int | None) -> Array | None:
     """Return the table from before any scaling, whose angles the model saw in training."""
     assert inspected.rope is not None
     entry = inspected.rope.entries[names.FULL_ATTENTION]
-    if entry.table is None or inspected.trained_length is None:
+    if entry.table is None or trained_length is None:
         return None
     if entry.rope_theta is None:
-        return entry.table.at(inspected.trained_length).inv_freq
+        return entry.table.at(trained_length).inv_freq
     return arithmetic.base_inv_freq(entry.rope_theta, entry.rotary_dim)
 
 
@@ -338,7 +341,7 @@ def _works(inspected: Inspection, chosen: Way, for_runtimes: Sequence[str], *, n
         make_plan(
             inspected.checkpoint, chosen.method, target_length=step.reach, reading=step.reading or None,
             as_type=inspected.as_type, for_runtimes=for_runtimes, native_short=native_short,
-            attention_factor="auto" if native_short else chosen.proposal.attention_factor,
+            attention_factor=chosen.proposal.attention_factor,
         )  # fmt: skip
     except RopetoolError:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -139,7 +140,7 @@ class Request:
         object.__setattr__(self, "for_runtimes", listed(self.for_runtimes))
 
     def check(self) -> None:
-        """Raise InvalidRope for another reading, or an original length out of range."""
+        """Raise InvalidRope unless the reading is `original`, `current` or None, and the original length is in range."""
         if self.reading not in (None, ORIGINAL, CURRENT):
             raise InvalidRope(f"{self.reading!r} is neither {ORIGINAL} nor {CURRENT}", where="--from")
         if self.original_length is not None:
@@ -164,7 +165,11 @@ class Request:
 def whole_command(source: Path, request: Request) -> str:
     """Return the command line of a request with all its options."""
     reading = [] if request.reading is None else ["--from", request.reading]
-    params = [word for name, value in (request.params or {}).items() for word in ("-p", name, worded(value))]
+    params = [
+        word
+        for name, value in (request.params or {}).items()
+        for word in ("-p", name, json.dumps(value) if isinstance(value, list) else worded(value))
+    ]
     factor = [] if request.attention_factor == "auto" else ["--attention-factor", worded(request.attention_factor)]
     length = [] if request.original_length is None else ["--original-length", str(request.original_length)]
     readers = [word for name in runtimes.collapse_releases(request.for_runtimes) for word in ("--for", name)]
@@ -173,7 +178,7 @@ def whole_command(source: Path, request: Request) -> str:
 
 
 def worded(value: Any) -> str:
-    """Return a parameter as a word of the command line. A list is replaced by its length."""
+    """Return a parameter as text for a message. A list is replaced by its length."""
     if isinstance(value, list):
         return f"of {len(value)} divisors"
     return str(value).lower() if isinstance(value, bool) else number(value) if isinstance(value, float) else str(value)
@@ -229,7 +234,7 @@ def steps(
 
 
 def _has_original(record: Provenance | None, entry: LayerRope) -> bool:
-    """Return whether the original table follows from the file. It does not if the base or the weights were changed."""
+    """Return whether the original table can be computed from the file. It cannot if the base or the weights were changed."""
     if record is None:
         return True
     return not (entry.unscaled or record.plan.get("reading") == CURRENT or record.plan.get("bakes"))
@@ -344,7 +349,10 @@ class _Scaled:
             )
             first += f" (--from {ORIGINAL} --original-length N"
         second = f"{self.context} -> {request.reach(self.context)} (--from {CURRENT}: on top of it)"
-        if request.reach(self.context) < self.context:
+        assert entry.table is not None
+        if entry.table.rule is not None:
+            second = f"no extension (--from {CURRENT}: its table depends on the text length)"
+        elif request.reach(self.context) < self.context:
             second = f"no extension (--from {CURRENT} starts at {self.context})"
         return AmbiguousRope(
             f"already scaled ({scaling}{factor}, original {self.original or 'not stored'}, context {self.context}); "
@@ -361,8 +369,7 @@ class _Scaled:
         assert self.entry.table is not None
         extends = self.original is not None and self.request.reach(self.original) > self.context
         replaced = extends and _has_original(self.record, self.entry)  # `advise` also puts it first
-        target = self.request.target_length
-        onward = (target is None or target >= self.context) and self.entry.table.rule is None
+        onward = self.request.reach(self.context) > self.context and self.entry.table.rule is None
         if self.form.builds_on_tables and onward and not replaced:
             return self.request.command(self.form.checkpoint.path, "--from", CURRENT)
         request = self.request
@@ -390,13 +397,10 @@ class _Scaled:
                 where=self.form.checkpoint.where, try_=self.request.command(record.source),
             )  # fmt: skip
         if self.original is None:
-            guess = self.context // max(1, round(entry.factor or 1))
             raise InvalidRope(
                 f"the file does not store the length before its {entry.rope_type} scaling: pass it with --original-length",
                 where=self.form.checkpoint.where,
-                try_=self.request.command(
-                    self.form.checkpoint.path, "--from", ORIGINAL, "--original-length", str(guess)
-                ),
+                try_=_from_original(path, entry, None, self.context, self.request).command,
             )
         return Start(_on_base(self.form, entry, self.original), self.original, ORIGINAL)
 

@@ -204,7 +204,7 @@ class HfFormat:
     def length_edits(self, length: int) -> list[FileEdit]:
         """Return the edit that raises the tokenizer's limit. A larger or absent limit stays."""
         limit = (self.checkpoint.directory.tokenizer_config or {}).get(names.MODEL_MAX_LENGTH)
-        if limit is None or not is_number(limit) or limit >= length:
+        if not is_number(limit) or limit >= length:
             return []
         return [FileEdit(names.TOKENIZER_CONFIG_JSON, (names.MODEL_MAX_LENGTH,), limit, length)]
 
@@ -227,6 +227,8 @@ def check_whole_heads(checkpoint: HfCheckpoint) -> None:
     part = checkpoint.section
     objects = (part, part.get(names.ROPE_PARAMETERS), part.get(names.ROPE_SCALING))
     for keys in (each for each in objects if isinstance(each, dict)):
+        if "proportional" in (keys.get(names.ROPE_TYPE), keys.get(names.LEGACY_TYPE)):
+            continue  # the share is a key of this type, which also rotates whole heads
         for key in (names.PARTIAL_ROTARY_FACTOR, names.ROTARY_PCT):
             if keys.get(key) not in (None, 1):
                 raise InvalidRope(

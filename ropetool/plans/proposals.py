@@ -48,8 +48,9 @@ class Proposal:
 
 
 def proposals(
-    inspected: Inspection, target: int, method: str = METHOD, for_runtimes: Sequence[str] = ()
-) -> list[Proposal]:
+    inspected: Inspection, target: int, method: str = METHOD, for_runtimes: Sequence[str] = (),
+    original_length: int | None = None,
+) -> list[Proposal]:  # fmt: skip
     """Return the ways to this context by a method, each with a planned command.
 
     If the method does not fit, the proposals use another one: `length` if no layer's table matters, or the only method
@@ -65,7 +66,7 @@ def proposals(
         method = LENGTH
     elif method == METHOD and arch is not None:
         method = arch.method
-    request = Request(method, None, target, None, None, inspected.as_type)
+    request = Request(method, None, target, None, original_length, inspected.as_type)
     if method == LENGTH:
         context = inspected.rope.max_position_embeddings
         return [
@@ -121,7 +122,8 @@ def _tried(
     try:
         plan = make_plan(
             inspected.checkpoint, request.method, target_length=request.target_length, reading=step.reading or None,
-            attention_factor=attention_factor, as_type=request.as_type, for_runtimes=for_runtimes, params=params,
+            original_length=request.original_length, attention_factor=attention_factor, as_type=request.as_type,
+            for_runtimes=for_runtimes, params=params,
         )  # fmt: skip
     except RopetoolError as refused:
         instead = " ".join([refused.try_, *forced]) if (refused.try_ or "").startswith(EXTEND) else ""

@@ -289,7 +289,9 @@ def _stretch_key(maker: Maker) -> dict[str, Any]:
 
 
 NO_SCALING: tuple[Any, ...] = (False, 0, "", [])  # like null, most classes of transformers 5 read these as no scaling
-NULLABLE = ("head_dim", "num_key_value_heads", "sliding_window", "rope_theta", "partial_rotary_factor")
+NULLABLE = (
+    "head_dim", "num_key_value_heads", "sliding_window", "rope_theta", "partial_rotary_factor", "no_rope_layer_interval",
+)  # fmt: skip
 
 
 def _unusual(maker: Maker, base: Tables, known: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ropetool import names
@@ -24,7 +24,18 @@ from ropetool.rope.formulas import (
     logn_factor,
     with_share,
 )
-from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable, Temperature, is_number
+from ropetool.rope.tables import (
+    LARGEST,
+    SMALLEST,
+    Array,
+    LayerRope,
+    Regime,
+    RopeSet,
+    RopeTable,
+    Temperature,
+    is_multiplier,
+    is_number,
+)
 from ropetool.runtimes.base import NotKnown, Refuses
 
 NEEDS = {
@@ -130,7 +141,10 @@ def _decoupled(part: Mapping[str, Any], share: Any, head: int, rope_type: str) -
 
     Raises: Refuses if the table does not fit the keys.
     """
-    whole = int(part.get("qk_nope_head_dim") or head) + head
+    plain = part.get("qk_nope_head_dim") or head
+    if type(plain) is not int:
+        raise Refuses(f"TypeError: qk_nope_head_dim is {plain!r}; it must be a whole number")
+    whole = plain + head
     if share is None and part.get(names.ROPE_SCALING):
         share = 1.0  # the class adds its share only to rope_parameters
     if rope_type == "default" or (is_number(share) and int(whole * share) != head):
@@ -139,9 +153,11 @@ def _decoupled(part: Mapping[str, Any], share: Any, head: int, rope_type: str) -
 
 
 def stretched_base(rope_theta: float, alpha: Any, rotary_dim: int) -> float:
-    """Return the base after NTK scaling by the factor alpha. Raises: Refuses if alpha is not a number above 0."""
-    if not is_number(alpha) or alpha <= 0:
-        raise Refuses(f"TypeError: the base cannot be multiplied by a power of {alpha!r}; it must be a number above 0")
+    """Return the base after NTK scaling by the factor alpha. Raises: Refuses for an alpha or a width out of range."""
+    if rotary_dim < 4:
+        raise Refuses(f"ZeroDivisionError: the head has {rotary_dim} channels; NTK scaling needs at least 4")
+    if not is_multiplier(alpha):
+        raise Refuses(f"alpha is {alpha!r}; it must be a number from {SMALLEST:g} to {LARGEST:g}")
     return float(rope_theta * alpha ** (rotary_dim / (rotary_dim - 2)))
 
 
@@ -227,9 +243,7 @@ def head_dim(part: Mapping[str, Any], family: Family, runtime: str, rope_type: s
     width = part.get(key)
     null = family.stated_null_head_dim if names.HEAD_DIM in part and part[names.HEAD_DIM] is None else ()
     if ("stops yarn" in null and rope_type in NEEDS_HEAD_DIM) or ("computed" in null and key != names.HEAD_DIM):
-        raise Refuses(
-            f"TypeError: head_dim is null, which {rope_type} does not accept; it accepts a config without the key"
-        )
+        raise Refuses(f"TypeError: head_dim is null; {rope_type} needs a number, or a config without the key")
     if width is None and "computed" not in null:
         width = family.default_head_dims.get(layer_type, family.default_head_dim)
     if width is None:
@@ -309,10 +323,7 @@ def _rotating(part: Mapping[str, Any], family: Family, count: int) -> tuple[int,
             i for i, layer_type in enumerate(layer_types(part, family, count)) if layer_type == names.FULL_ATTENTION
         )
     if family.rotates == "no_rope_layers":
-        interval = part.get(names.NO_ROPE_LAYER_INTERVAL, 4)
-        usual = family.rotating_key == names.NO_ROPE_LAYERS
-        assumed = [not usual or (i + 1) % interval != 0 for i in range(count)]
-        flags = part.get(family.rotating_key) or assumed  # an empty list has no effect
+        flags = part.get(family.rotating_key) or _default_flags(part, family, count)  # an empty list has no effect
         return tuple(i for i, rotates in enumerate(flags[:count]) if rotates)
     window = part.get(family.window_key, family.default_sliding_window)
     if family.rotates == "all" or (family.rotates == "sliding-if-any" and window is None):
@@ -322,6 +333,18 @@ def _rotating(part: Mapping[str, Any], family: Family, count: int) -> tuple[int,
     return tuple(
         i for i, layer_type in enumerate(layer_types(part, family, count)) if layer_type == names.SLIDING_ATTENTION
     )
+
+
+def _default_flags(part: Mapping[str, Any], family: Family, count: int) -> list[bool]:
+    """Return which layers rotate if the config does not list them. Raises: Refuses for an invalid interval."""
+    if family.rotating_key != names.NO_ROPE_LAYERS:
+        return [True] * count
+    interval = part.get(names.NO_ROPE_LAYER_INTERVAL, 4)
+    if type(interval) is not int or interval < 1:
+        raise Refuses(
+            f"TypeError: {names.NO_ROPE_LAYER_INTERVAL} is {interval!r}; it must be a whole number of at least 1"
+        )
+    return [(i + 1) % interval != 0 for i in range(count)]
 
 
 def sliding_window(part: Mapping[str, Any], family: Family, layer_type: str) -> int | None:
@@ -359,7 +382,7 @@ def entry(
     if family.mscale_keys and scaled:
         turned = _with_mscales(turned, r, family)
     if family.norm_after:
-        turned = _normalised(turned)
+        turned = turned.with_factor(1.0)  # norms after the rotation undo every factor on cos and sin
     return LayerRope(
         rope_type=r.rope_type, table=turned, head_dim=r.head_dim or r.rotary_dim, rotary_dim=r.rotary_dim,
         layout="interleaved" if interleaved else "half",
@@ -374,7 +397,7 @@ def entry(
 def _with_mscales(table: RopeTable, r: Resolved, family: Family) -> RopeTable:
     """Return a table with the factors of the class's own keys: one up to the original length, one beyond.
 
-    The table is that of the first regime, because the class requests it without a length.
+    The frequencies are the first regime's, because the class requests its table without a length.
     Raises: Refuses if a key is missing or is not a number.
     """
     missing = next((key for key in family.mscale_keys if not is_number(r.params.get(key))), None)
@@ -387,17 +410,6 @@ def _with_mscales(table: RopeTable, r: Resolved, family: Family) -> RopeTable:
     if short == long:
         return RopeTable.fixed(inv_freq, short)
     return RopeTable((Regime(inv_freq, short, up_to=r.length), Regime(inv_freq, long)))
-
-
-def _normalised(table: RopeTable) -> RopeTable:
-    """Return the table with factors of 1, because norms after the rotation undo every factor on cos and sin."""
-    if table.rule is not None:
-        rule = table.rule
-        return RopeTable(
-            tuple(replace(each, attention_factor=1.0) for each in table.regimes),
-            lambda length: replace(rule(length), attention_factor=1.0), table.rule_key,
-        )  # fmt: skip
-    return RopeTable(tuple(replace(each, attention_factor=1.0) for each in table.regimes))
 
 
 def unrotated(part: Mapping[str, Any], family: Family, context: int) -> RopeSet:

@@ -263,9 +263,7 @@ class _SuiteRun:
             free_grade=self.options.limits is None,
         )
 
-    def foretell(
-        self, say: Callable[[str], None], foretell: Callable[[Sequence[Measurement]], str] | None = None
-    ) -> None:
+    def foretell(self, say: Callable[[str], None], foretell: Callable[[Sequence[Measurement]], str] | None) -> None:
         """Announce the precision of these texts, and the duration of a long run."""
         if self.attainable is not None:
             say(decidable(self.attainable, self.limits))
@@ -426,7 +424,7 @@ def _measure_each(
     runners: Mapping[str, Runner],
     measurements: Sequence[Measurement],
     tell: Progress,
-    yardsticks: Mapping[str, Mapping[str, Runner]] | None = None,
+    yardsticks: Mapping[str, Mapping[str, Runner]],
 ) -> dict[str, dict[str, Any]]:
     """Return the raw figures of each model or variant, by measurement. A model is freed before the next one is loaded.
 
@@ -437,7 +435,7 @@ def _measure_each(
     steps = [
         (role, name, runner)
         for role in roles
-        for name, runner in ((role, runners[role]), *(yardsticks or {}).get(role, {}).items())
+        for name, runner in ((role, runners[role]), *yardsticks.get(role, {}).items())
     ]
     chosen = {name: measurements if name == role else for_variants(measurements) for role, name, _ in steps}
     as_role = {name: name if name == role else TARGET for role, name, _ in steps}

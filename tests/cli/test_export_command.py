@@ -242,6 +242,16 @@ def test_a_grade_that_there_is_not_is_refused(extended: Path) -> None:
     )
 
 
+def test_a_grade_of_a_later_version_is_below_all_grades(extended: Path) -> None:
+    certify(extended)
+    record = extended / "ropetool.json"
+    record.write_text(record.read_text().replace('"grade": "research"', '"grade": "gold"'))
+    missed = run("export", "model-yarn-4x", "--require", "research", "-o", "x.gguf")
+    assert missed.code == 1
+    assert "--require needs grade research, but it passed the quick suite up to 1024 tokens at grade gold" in missed.err
+    assert "--grade gold" not in certificate.remedy(extended)
+
+
 def test_a_certificate_opens_the_gate(extended: Path) -> None:
     certify(extended)
     done = run("export", "model-yarn-4x")

@@ -200,3 +200,17 @@ def test_the_lines_of_the_documentation(shell: str) -> None:
     assert "_ropetool_completion" in done.stdout
     if shell == "bash" and shutil.which("bash"):
         assert subprocess.run(["bash", "-n"], input=done.stdout, text=True).returncode == 0
+
+
+MODEL_LENGTHS = {
+    "--target-length": ("extend", "--method", "yarn"), "--original-length": ("extend", "--method", "yarn", "--factor", "2"),
+    "--trained-length": ("verify",), "--lengths": ("verify",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("option", MODEL_LENGTHS)
+def test_every_length_may_be_in_thousands(option: str, tmp_path: Path) -> None:
+    command, *more = MODEL_LENGTHS[option]
+    done = run(command, tmp_path / "nothing", *more, option, "4k")
+    assert "nothing" in done.err  # the path is wrong, not the option
+    assert option not in done.err

@@ -11,7 +11,7 @@ from typing import Any
 
 from ropetool import names
 from ropetool.errors import ConfigError, LossyExport
-from ropetool.families.family import Family
+from ropetool.families.family import Family, at
 from ropetool.families.tensors import ConfigValue, Count, Export, PerLayer, derived, sized
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf.jsontext import shown
@@ -106,9 +106,7 @@ def _value(model: ModelShape, one: ConfigValue) -> Value:
 
 
 def _entries(model: ModelShape, one: ConfigValue) -> int:
-    value: Any = model.config
-    for key in one.entries.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
+    value = at(model.config, one.entries)
     if value is None:
         return int(one.default)
     if not isinstance(value, list):

@@ -296,8 +296,7 @@ WITHOUT_ROTATION = _words(
     """gpt2 mpt refact bloom mamba mamba2 jamba bert jina-bert-v2 starcoder t5 t5encoder jais rwkv6 rwkv6qwen2
     rwkv7 arwkv7 wavtokenizer-dec nemotron_h nemotron_h_moe kimi-linear kimi-k3 glm5-next"""
 )
-# A vector for each position, as many as the context: bert, gpt2 and starcoder do not load without it, others may have
-# it.
+# These do not load without a learned vector for each position. Other architectures may have the tensor.
 LEARNED_POSITIONS = frozenset({"bert", "gpt2", "starcoder"})
 POSITION_EMBEDDINGS = "position_embd.weight"
 # Their norms read attention.layer_norm_epsilon (LLM_KV_ATTENTION_LAYERNORM_EPS in src/models/*.cpp); all other
@@ -395,7 +394,7 @@ SLIDING = {
     "spark2_5": Sliding(required=True, own_dims=True),
     "step35": Sliding(required=True, own_base=True, scaled=False, own_dims=True),
 }
-# In other architectures with a window, a layer must slide.
+# llama.cpp aborts for other architectures if the file sets a window but no layer slides (layers.py).
 WITHOUT_SLIDING_CACHE = frozenset({"gemma-embedding", "lfm2", "modern-bert"})
 ROTATING = {
     "afmoe": "step",

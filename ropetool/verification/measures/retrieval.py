@@ -230,7 +230,7 @@ def _note(task: RetrievalTask, words: int, left_out: Sequence[str]) -> str:
 def retrieval_checks(grid: RetrievalResult, grade: Grade, trained_length: int, copies: bool) -> list[Check]:
     """Return the check of the answers chosen among the candidates, and of the answers that greedy generation writes.
 
-    copies: whether copies were measured. They replace answers that the model does not give at any length.
+    copies: whether the check `copies` ran. It replaces this check if the model cannot answer within the trained length.
     """
     return [_answers(grid, grade, trained_length, copies, generated) for generated in (False, True)]
 
@@ -245,7 +245,7 @@ def _answers(grid: RetrievalResult, grade: Grade, trained_length: int, copies: b
     name = f"retrieval, {grid.task}{', written' if generated else ''}"
     pairs = [pair for pair in grid.pairs if pair.generated == generated]
     beyond = [pair for pair in pairs if pair.length > trained_length and pair.depth is None]
-    stand_in = (NOT_ASKED, "; the check of copies replaces this one") if copies else (NOT_RUN, "")
+    stand_in = (NOT_ASKED, "; the check `copies` replaces this one") if copies else (NOT_RUN, "")
     if not beyond and grid.note:
         return Check(name, None, None, stand_in[0], f"{grid.note}{stand_in[1]}")
     if not beyond:
