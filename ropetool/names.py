@@ -11,6 +11,7 @@ TOKENIZER_CONFIG_JSON = "tokenizer_config.json"
 TOKENIZER_JSON = "tokenizer.json"
 SAFETENSORS_INDEX_JSON = "model.safetensors.index.json"
 PROVENANCE_JSON = "ropetool.json"
+OWN_KEYS = "ropetool."  # prefix of ropetool's own keys in a GGUF file
 CARD = "README.md"  # the model card
 QUANTIZATION_CONFIG = "quantization_config"  # in config.json
 MODEL_INDEX = "model-index"  # measured results in its front matter

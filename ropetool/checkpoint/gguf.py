@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from ropetool import names
 from ropetool.checkpoint import identity, provenance
 from ropetool.checkpoint.edits import METADATA, PLAN_AGAIN, TENSORS, FileEdit
 from ropetool.checkpoint.identity import Identity
@@ -159,9 +160,20 @@ class GgufCheckpoint:
     def record(self) -> Provenance | None:
         """Return the record of how ropetool wrote the model, or None if there is no record.
 
+        A file without its record contains part of it in ropetool's keys. The source is then empty.
         Raises: CorruptFile, ConfigError.
         """
-        return provenance.read(self.path)
+        return provenance.read(self.path) or self.own_record
+
+    @property
+    def own_record(self) -> Provenance | None:
+        """What ropetool's keys in the file repeat of its record: the plan's method, factor and bakes, and no source."""
+        stored = {
+            key: self.values.get(f"{names.OWN_KEYS}{key}") for key in ("method", "factor", "trained_length", "bakes")
+        }
+        known = {key: value.decode() for key, value in stored.items() if value is not None}
+        trained = known.pop("trained_length", None)
+        return Provenance("", "", trained, known) if "method" in known and isinstance(trained, int) else None
 
     @cached_property
     def stored(self) -> dict[str, StoredTensor]:

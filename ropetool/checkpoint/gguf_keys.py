@@ -10,14 +10,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ropetool import __version__
+from ropetool import __version__, names
 from ropetool.checkpoint.edits import FileEdit
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.files.gguf import Patch, Value, ValueType
 from ropetool.rope.deviation import Deviation
 
-PREFIX = "ropetool."
+PREFIX = names.OWN_KEYS
 VERIFIED = f"{PREFIX}verified."
 INEXACT = f"{PREFIX}inexact"  # marks a file whose tables differ from the checkpoint, and prefixes its figures
 KL = f"{INEXACT}.kl"  # nats per token

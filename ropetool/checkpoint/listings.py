@@ -77,6 +77,19 @@ def _entry(file: Path, name: str, placed: str = "") -> dict[str, Any]:
 # --- whether a file is still the one that is listed
 
 
+def digest_problem(record: Provenance, files: Sequence[Path]) -> str | None:
+    """Return how the parts of a GGUF model differ from the digests in its record, empty if they are equal.
+
+    None if the record has no digest of each part, for example because ropetool edited the file in place.
+    Raises: CheckpointError if a file cannot be read.
+    """
+    listed = [each.get("sha256") for each in record.files if each["name"].endswith(".gguf")]
+    if len(listed) != len(files) or None in listed:
+        return None
+    changed = [file.name for file, digest in zip(files, listed, strict=True) if digests.of_file(file) != digest]
+    return f"the bytes of {', '.join(changed)} differ from the digest in the record" if changed else ""
+
+
 @dataclass(frozen=True)
 class _Output:
     """An output on the disk: its record, and its files by the names that the record lists."""

@@ -150,7 +150,12 @@ def advise(
             for way in proposals(inspected, target_length, method, for_runtimes, original_length)
             if reading is None or way.step.reading in ("", reading)
         ]
-        ways += [Way(way.method, way, _reach(way, trained, trained_length)) for way in allowed]
+        for way in allowed:
+            # To build on the current table means that the model was trained with it, up to its context.
+            seen: tuple[Array | None, int | None] = (trained, trained_length)
+            if way.step.reading == CURRENT and entry.table is not None:
+                seen = entry.table.at(context).inv_freq, context
+            ways.append(Way(way.method, way, _reach(way, *seen)))
     ways = list({(way.method, way.proposal.step.reading): way for way in ways}.values())
     chosen = next((way for way in ways if way.serves), None)
     why = SEEN_ALL if chosen and seen_all else _why(chosen, ways)

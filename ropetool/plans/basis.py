@@ -19,6 +19,7 @@ from ropetool.checkpoint.config_values import not_a_length
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import AmbiguousRope, InvalidRope
 from ropetool.escaping import command, number, read_length
+from ropetool.plans.scope import REFUSED
 from ropetool.rope.arithmetic import base_inv_freq
 from ropetool.rope.methods import Source
 from ropetool.rope.tables import MAX_LENGTH, LayerRope, RopeSet
@@ -367,6 +368,11 @@ class _Scaled:
         keys can store only tables of a single base.
         """
         assert self.entry.table is not None
+        if self.record is not None and _has_original(self.record, self.entry):  # never a table on top of ropetool's own
+            longer = replace(self.request, factor=None, target_length=self.request.reach(self.context))
+            within = self.original is not None and (longer.target_length or 0) <= REFUSED * self.original
+            request = longer if within else self.request
+            return _from_original(self.form.checkpoint.path, self.entry, self.original, self.context, request).command
         extends = self.original is not None and self.request.reach(self.original) > self.context
         replaced = extends and _has_original(self.record, self.entry)  # `advise` also puts it first
         onward = self.request.reach(self.context) > self.context and self.entry.table.rule is None
@@ -380,6 +386,9 @@ class _Scaled:
     def from_original(self) -> Start:
         record, entry = self.record, self.entry
         path = self.form.checkpoint.path
+        source = record.source if record is not None else ""  # empty if only the keys of a GGUF file are known
+        made_from, of_name = (f" from {source}", f" {source}") if source else ("", "")
+        again = self.request.command(source) if source else "extend the source that this file was made from"
         replaced = record is not None and (entry.unscaled or record.plan.get("reading") == CURRENT)
         if record is not None and replaced and provenance.is_of_itself(path, record):
             raise AmbiguousRope(
@@ -388,13 +397,13 @@ class _Scaled:
             )  # fmt: skip
         if record is not None and replaced:
             raise AmbiguousRope(
-                f"its original table is not in this file, which ropetool made from {record.source} with {record.plan.get('method')}",
-                where=self.form.checkpoint.where, try_=self.request.command(record.source),
+                f"its original table is not in this file, which ropetool made{made_from} with {record.plan.get('method')}",
+                where=self.form.checkpoint.where, try_=again,
             )  # fmt: skip
         if record is not None and record.plan.get("bakes"):
             raise AmbiguousRope(
-                f"its weights contain baked factors, which cannot be removed: extend its source {record.source} instead",
-                where=self.form.checkpoint.where, try_=self.request.command(record.source),
+                f"its weights contain baked factors, which cannot be removed: extend its source{of_name} instead",
+                where=self.form.checkpoint.where, try_=again,
             )  # fmt: skip
         if self.original is None:
             raise InvalidRope(

@@ -180,14 +180,14 @@ def copied_record(source: GgufCheckpoint, export: Mapping[str, Any], *, same_tab
 def record_of(source: GgufCheckpoint) -> Provenance | None:
     """Return the record of the source, or None. A record of a different file does not count."""
     try:
-        return source.record
+        return provenance.read(source.path)
     except RopetoolError:
         return None
 
 
 def _trained_length(source: GgufCheckpoint) -> int | None:
     try:
-        return inspection.inspect_checkpoint(source).trained_length
+        return (source.record or inspection.inspect_checkpoint(source)).trained_length
     except RopetoolError:  # it is not a language model, or llama.cpp refuses the file
         return None
 

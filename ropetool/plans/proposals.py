@@ -78,7 +78,7 @@ def proposals(
             )
         ]
     # The keys of a GGUF file scale the table of a base. A table on top of another table needs a vector.
-    ways = steps(inspected.source, inspected.rope, inspected.made, inspected.trained_length, request)
+    ways = steps(inspected.source, inspected.rope, inspected.origin, inspected.trained_length, request)
     planned = [
         _tried(inspected, request, step, "auto" if arch is None or arch.takes_factor else "none", for_runtimes)
         for step in ways
@@ -106,7 +106,7 @@ def extent_of(inspected: Inspection, method: str, target: int) -> Extent:
     """Return the size of an extension of this source to a target, in tokens."""
     assert inspected.rope is not None
     entry = inspected.rope.entries.get(names.FULL_ATTENTION)
-    shipped = inspected.made is None and entry is not None and not entry.unscaled
+    shipped = inspected.origin is None and entry is not None and not entry.unscaled
     return extent(method, target, inspected.trained_length, inspected.rope.max_position_embeddings if shipped else None)
 
 

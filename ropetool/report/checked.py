@@ -6,8 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ropetool.sections import Part, listing
-from ropetool.verification.results import FALSE, TRUE
+from ropetool.verification.readback.terms import FILES, WEIGHTS
+from ropetool.verification.results import FALSE, NOT_ASKED, TRUE
 from ropetool.verification.verdict.checking import Checked
+
+PARTS = (WEIGHTS, FILES)  # besides the RoPE settings
 
 
 def checked_parts(checked: Checked) -> Iterator[Part]:
@@ -20,6 +23,9 @@ def checked_parts(checked: Checked) -> Iterator[Part]:
     verdict = {TRUE: "the file is correct", FALSE: "the file is not correct"}.get(
         checked.verdict, "the checks cannot decide whether the file is correct"
     )
+    not_compared = [check.name for check in checked.checks if check.name in PARTS and check.verdict == NOT_ASKED]
+    if checked.verdict == TRUE and not_compared:
+        verdict = f"the RoPE settings are correct; not compared: {', '.join(not_compared)}"
     rows = [(check.name, check.verdict, check.detail) for check in checked.checks]
     rows.append(("measured", checked.measured.name, checked.measured.why))
     yield listing(f"{checked.target}: {method}, {lengths}: {verdict}", rows)

@@ -65,6 +65,13 @@ class Inspection(Tabular):
     learned_positions: bool = False
     checkpoint: Checkpoint | None = field(default=None, repr=False, compare=False)
 
+    @property
+    def origin(self) -> provenance.Provenance | None:
+        """The record, or what the keys of a GGUF file repeat of it; None if ropetool did not scale the positions."""
+        from ropetool.checkpoint.gguf import GgufCheckpoint
+
+        return self.made or (self.checkpoint.own_record if isinstance(self.checkpoint, GgufCheckpoint) else None)
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield a row for each layer type and rotary pair, of the table at the last regime.
 
@@ -143,7 +150,7 @@ def _of_gguf(view: GgufCheckpoint, path: Path) -> Inspection:
     record = provenance.record(path)
     other = provenance.of_another(path, record)
     record = None if other else record
-    trained = _trained_of(record, trained_lengths(arch), rope)
+    trained = _trained_of(record or view.own_record, trained_lengths(arch), rope)
     kv = kv_cache.of_gguf(view, rope) if rope else {}
     learned = layers.learned_positions(view)
     notes = _gguf_notes(view, rope, learned=learned, unrotated=arch in architectures.WITHOUT_ROTATION)

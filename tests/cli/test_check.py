@@ -69,3 +69,41 @@ def test_bad_input_gets_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert done.code == 1
     assert done.err.startswith("Error: nothing: ")
     assert "Traceback" not in done.err
+
+
+@pytest.fixture
+def exported(extended: Path) -> Path:
+    """Return an export whose source is gone."""
+    assert run("export", "out", "-o", "x.gguf", "--no-check", "--allow-unverified").code == 0
+    extended.rename(extended.with_name("moved"))
+    return extended.with_name("x.gguf")
+
+
+def change_a_weight(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-200_000] ^= 0x55
+    file.write_bytes(data)
+
+
+def test_an_export_without_its_source_is_compared_with_its_digest(exported: Path) -> None:
+    done = run("check", exported)
+    assert (done.code, "the file is correct" in done.out) == (0, True)
+    assert done.out.count("the bytes have the digest in the record") == 2
+    change_a_weight(exported)
+    changed = run("check", exported)
+    assert (changed.code, "the file is not correct" in changed.out) == (3, True)
+    assert "the bytes of x.gguf differ from the digest in the record" in changed.out
+
+
+def test_an_export_is_compared_with_a_baseline_of_another_format(exported: Path) -> None:
+    done = run("check", exported, "--baseline", "moved")
+    assert (done.code, "38 of 38 tensors equal the baseline" in done.out) == (0, True)
+    change_a_weight(exported)
+    changed = run("check", exported, "--baseline", "moved")
+    assert (changed.code, "37 of 38 tensors equal the baseline" in changed.out) == (3, True)
+
+
+def test_a_file_that_nothing_is_compared_with_is_not_called_correct(exported: Path) -> None:
+    assert run("gguf", "set", exported, "general.name", "renamed", "--in-place").code == 0  # drops the digest
+    done = run("check", exported)
+    assert done.out.splitlines()[0].endswith("the RoPE settings are correct; not compared: weights, files")

@@ -309,13 +309,32 @@ def test_an_exported_extension_is_read_as_one(extended: Path) -> None:
 
 
 def test_a_table_that_the_file_does_not_show_is_still_known_as_scaled(model: Path) -> None:
-    """NTK is another base and nothing more; without its provenance the export would pass for a trained one."""
+    """NTK is another base and nothing more. Without its provenance, the keys of the export still have the trained length."""
     ropetool.apply(ropetool.plan("model", "ntk", factor=4), "model", "model-ntk-4x")
     ropetool.export("model-ntk-4x", "x.gguf", allow_unverified=True, check=False)
     assert run("inspect", "x.gguf", "--json").json["trained_length"] == 256
     assert "already scaled (ntk by ropetool" in run("extend", "x.gguf", "--method", "yarn", "--factor", "2").err
     Path("x.gguf.ropetool.json").unlink()
-    assert run("extend", "x.gguf", "--method", "yarn", "--factor", "2").code == 0
+    assert run("inspect", "x.gguf", "--json").json["trained_length"] == 256
+    refused = run("extend", "x.gguf", "--method", "yarn", "--factor", "2")
+    assert "already scaled (ntk by ropetool, original 256, context 1024)" in refused.err
+    original = run("extend", "x.gguf", "--method", "yarn", "--factor", "8", "--from", "original")
+    assert "its original table is not in this file, which ropetool made with ntk" in original.err
+    assert original.err.endswith("Try: extend the source that this file was made from\n")
+
+
+def test_a_file_without_its_record_counts_from_its_trained_length(model: Path) -> None:
+    ropetool.apply(ropetool.plan("model", "yarn", factor=8), "model", "model-yarn-8x")
+    ropetool.export("model-yarn-8x", "x.gguf", allow_unverified=True, check=False)
+    Path("x.gguf.ropetool.json").unlink()
+    line = ("extend", "x.gguf", "--method", "yarn", "--dry-run")
+    too_far = run(*line, "--target-length", "16k", "--from", "original")
+    assert "--force-factor: 64 times the trained length" in too_far.err
+    doubtful = run(*line, "--factor", "32", "--from", "original")
+    assert "beyond 8 times the trained length expect a broken model" in doubtful.err
+    ambiguous = run(*line, "--factor", "2")
+    assert "already scaled (yarn by ropetool, factor 8, original 256, context 2048)" in ambiguous.err
+    assert "--target-length 4096 --from original" in ambiguous.err
 
 
 def test_an_export_as_it_came_extends_like_the_checkpoint(model: Path) -> None:

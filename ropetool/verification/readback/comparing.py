@@ -14,7 +14,7 @@ from pathlib import Path
 from types import NoneType
 
 from ropetool import names
-from ropetool.checkpoint import certificate, gguf_keys, provenance
+from ropetool.checkpoint import certificate, gguf_keys, listings, provenance
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
@@ -42,12 +42,12 @@ NO_RECORD = f"no {names.PROVENANCE_JSON} describes how it was made"
 class Origin:
     """The checkpoints that a target is compared with.
 
-    source: the source in the record, or None if it is missing or has changed.
+    source: the source in the record. If it is missing or has changed: for an export the baseline, else None.
     same_format: the source, else the baseline; None if neither has the target's format.
     words: the description of `same_format` in a check, or the reason why it is missing.
     """
 
-    source: Path | None
+    source: Path | Checkpoint | None
     same_format: Path | Checkpoint | None
     words: str
 
@@ -58,8 +58,9 @@ def read_back(
     """Return the checks of tables, weights and files.
 
     The expected checkpoint comes from the target's provenance. Without provenance it is the baseline, extended as the
-    target's settings imply. With neither, it is unknown. An export is compared with a new export of its source, or with
-    a baseline of its format. A checkpoint that cannot be read fails, with the reason.
+    target's settings imply. With neither, it is unknown. An export is compared with a baseline of its format, else with a
+    new export of its source or of the baseline, else with the digests in its record. A checkpoint that cannot be read
+    fails, with the reason.
 
     Raises: CorruptFile or ConfigError for a provenance file that is not ropetool's, ConfigError for terms that the
     target does not have.
@@ -96,6 +97,8 @@ def read_back(
 
             rest = read_back_rest(opened(target), opened(alike), opened(alike), terms, None)
             return [tables, *rest]
+        weights = _readable(WEIGHTS, lambda: _recorded(opened(target), record, origin))
+        return [tables, weights, dataclasses.replace(weights, name=FILES)]
     return [
         tables,
         _readable(WEIGHTS, lambda: _weights(opened(target), plan, origin, opened)),
@@ -209,7 +212,7 @@ def _origin(
     state = provenance.source_problem(record)
     if record.kind == EXPORT:
         words = f"exported from a different format; {LOGITS_DECIDE}"
-        return Origin(None if state else source, None, words)
+        return Origin((None if alike else baseline) if state else source, None, words)
     if not state:
         return Origin(source, source, "the source")
     gone = f"the source {hub.name_of(source)} {state}"
@@ -325,6 +328,16 @@ def _table_check(name: str, figure: float, reason: str, agreed: str) -> Check:
 
 
 # --- tensors and files
+
+
+def _recorded(target: Checkpoint, record: Provenance, origin: Origin) -> Check:
+    """Return the check of an export without its source: its bytes have the digests in its record."""
+    headers = target.files if isinstance(target, GgufCheckpoint) else ()
+    problem = listings.digest_problem(record, [header.path for header in headers])
+    if problem is None:
+        return Check(WEIGHTS, None, None, NOT_ASKED, origin.words)
+    detail = problem or "the bytes have the digest in the record"
+    return Check(WEIGHTS, None, None, FAIL if problem else PASS, detail)
 
 
 def _weights(target: Checkpoint, plan: Plan | None, origin: Origin, opened: Open) -> Check:
