@@ -37,8 +37,9 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, extension: Extension) -> Tensor:
         if self.design.post_norm:
-            x = self.before_attention(x + self.attention(x, positions, extension))
-            return self.before_inner(x + self.inner(x))
+            carried = (2 * self.sizes.layers) ** 0.25  # DeepNorm, arXiv:2203.00555
+            x = self.before_attention(carried * x + self.attention(x, positions, extension))
+            return self.before_inner(carried * x + self.inner(x))
         x = x + self.attention(self.before_attention(x), positions, extension)
         return x + self.inner(self.before_inner(x))
 

@@ -80,7 +80,9 @@ def _designs() -> Iterator[str]:
             if design.scores is plain and name != "plain":
                 sentence = "RoPE."
             yield _linked(f"- **{name}**: {' '.join([sentence, *filter(None, more)])}")
-    yield "- **post-norm-...**: the design with RMSNorm after each sum, not before each part; **-one-head**: and with one head."
+    yield _linked(
+        "- **post-norm-...**: the design with RMSNorm after each sum, as in DeepNorm: arXiv:2203.00555. **-one-head**: with one head."
+    )
 
 
 def _linked(line: str) -> str:
