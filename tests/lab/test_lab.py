@@ -250,8 +250,9 @@ def test_a_layer_normalises_before_each_part_or_after_each_sum(lab: ModuleType, 
         layer = lab.model.Layer(lab.DESIGNS[name], sizes, 0)
         norm = lambda y: y / (y.pow(2).mean(dim=-1, keepdim=True) + 1e-5).sqrt()  # noqa: E731
         before, after = (norm, lambda y: y) if name == "plain" else (lambda y: y, norm)
-        expected = after(x + layer.attention(before(x), positions, none))
-        expected = after(expected + layer.inner(before(expected)))
+        carried = 1 if name == "plain" else (2 * sizes.layers) ** (1 / 4)  # alpha of DeepNorm's decoder
+        expected = after(carried * x + layer.attention(before(x), positions, none))
+        expected = after(carried * expected + layer.inner(before(expected)))
         torch.testing.assert_close(layer(x, positions, none), expected)
 
 
@@ -408,6 +409,13 @@ def test_rows_repeat_and_held_out_text_is_not_trained_on(
     (train,), (held_out,) = lab.training.texts()
     assert tokenizer.decode(held_out.tolist()) == text[:3000]
     assert tokenizer.decode(train.tolist()) == text[3000:]
+
+
+def test_the_first_half_of_a_training_reads_short_rows(lab: ModuleType) -> None:
+    sizes, recipe = lab.rotation.Sizes(trained=512), lab.training.Recipe(steps=10, batch=8, first=64)
+    documents = [np.arange(2000)]
+    shapes = [lab.text_batch(lab.DESIGNS["plain"], sizes, recipe, documents, step)[0].shape for step in (0, 4, 5, 9)]
+    assert shapes == [(64, 64), (64, 64), (8, 512), (8, 512)]  # the same number of tokens
 
 
 def test_the_page_says_what_was_recorded(lab: ModuleType) -> None:
