@@ -43,7 +43,7 @@ _MEASURED = (
 COST_AT_4 = f"4 times the trained length. {_MEASURED}. `ropetool verify` measures this model"
 COST_AT_8 = (
     f"8 times the trained length. {_MEASURED} and our demo model at 8 times has 1.15 times the perplexity at 256 tokens and at "
-    "2,048. `ropetool verify` measures this model"
+    "2,048, on texts like its training data. `ropetool verify` measures this model"
 )
 
 

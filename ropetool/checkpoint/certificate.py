@@ -344,6 +344,8 @@ def _judged(certificate: Certificate) -> tuple[str, str]:
         return UNDECIDED, f"{measured} could not decide {_named(certificate, UNDECIDED)}"
     if not _named(certificate, PASS):
         return PARTIAL, f"{measured} checked nothing"
+    if certificate.summary is not None:
+        measured += f", with the verdict {certificate.summary['verdict']}"
     inexact = _named(certificate, INEXACT)
     return PASSED, f"it passed {measured}{f', with inexact {inexact}' if inexact else ''}"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ropetool.errors import OutputError
-from ropetool.escaping import command
+from ropetool.escaping import command, word
 
 Rule = Callable[[Path], str]
 """Returns the objection to replacing a file or directory, to follow "exists already and"; empty to allow it."""
@@ -35,6 +35,12 @@ def check_output(
     Raises: OutputError.
     """
     check_place(output, source)
+    if directory and output.suffix == ".gguf":
+        folder = output.with_suffix("")
+        raise OutputError(
+            "is the name of a GGUF file, but this output is a directory", where=str(output),
+            try_=f"-o {word(folder)}, and then {command('ropetool', 'export', folder, '-o', output)}",
+        )  # fmt: skip
     try:
         if os.path.lexists(output):
             _check_replaceable(output, force, directory, may_replace)

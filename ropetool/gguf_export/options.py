@@ -73,6 +73,9 @@ class ExportOptions:
     sidecars: bool = True
     command: str = ""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "outtype", self.outtype.lower())  # file names have Q4_K_M
+
     @property
     def limits(self) -> SplitLimits:
         """The limits of a file. Raises: ConfigError for an invalid size or number of tensors."""

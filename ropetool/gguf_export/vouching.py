@@ -42,7 +42,7 @@ def vouched(source: HfCheckpoint, context_length: int, required: str, tell: Prog
             lacking = _measured(source, tell) or certificate.shortfall(path, context_length)
             _refuse_failed(source)
     if not lacking:
-        return (f"certificate: {certificate.state(path).why}",)
+        return (f"certificate of the checkpoint: {certificate.state(path).why}",)
     _refuse_changed(session)
     return (f"not measured: {lacking}; `{command('ropetool', 'verify', path)}` measures it",)
 

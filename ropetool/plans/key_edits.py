@@ -12,7 +12,7 @@ from ropetool.files.gguf import MAX_HEADER_BYTES, GgufHeader, Patch, Value, Valu
 from ropetool.files.gguf.codec import shown
 from ropetool.files.gguf.patch import patched_values
 from ropetool.files.gguf.texts import value_of
-from ropetool.rope.tables import RopeSet
+from ropetool.rope.tables import RopeSet, is_number
 from ropetool.runtimes.base import Refuses
 from ropetool.runtimes.llama_cpp import architectures, decoding, key_rules, key_types
 
@@ -163,6 +163,7 @@ def _edit(files: tuple[GgufHeader, ...], key: str, value: Value | None, force: b
     patch = Patch(patch.set, patch.remove | stale)
     notes = [f"llama.cpp rejects or misreads this file: {sentence}" for sentence in objections]
     notes += _reading_notes(source, key) if value is not None else []
+    notes += _context_notes(source, key, before, value)
     if stale - {key}:
         notes.append(f"removed {len(stale - {key})} ropetool keys, which described the file before the edit")
     return KeyEdit(source, key, before, value, patch, tables, tuple(notes))
@@ -187,6 +188,17 @@ def _stale(source: GgufCheckpoint, key: str, table_changes: bool) -> frozenset[s
         return ours
     read = bool(key_types.loaded(key, _architecture(source.files[0]))) and key not in DESCRIPTIVE
     return frozenset(each for each in ours if each.startswith(gguf_keys.VERIFIED)) if read else frozenset()
+
+
+def _context_notes(source: GgufCheckpoint, key: str, before: Value | None, value: Value | None) -> list[str]:
+    """Return a note if the edit raises the context length, which does not change any table."""
+    if key != f"{_architecture(source.files[0])}.{architectures.CONTEXT_LENGTH}" or before is None or value is None:
+        return []
+    old, new = before.decode(), value.decode()
+    if not (is_number(old) and is_number(new)) or new <= old:
+        return []
+    longer = command("ropetool", "extend", source.path, "--target-length", str(new))
+    return [f"this does not extend the model: text beyond its trained length fails. `{longer}` scales the positions"]
 
 
 def _reading_notes(source: GgufCheckpoint, key: str) -> list[str]:

@@ -52,7 +52,9 @@ def ways_parts(advice: Advice, title: str = "methods", *, explain: bool = False)
         if ranges:
             yield listing("", [(name, ", ".join(runtimes.display_ranges(ranges)))], depth=1)
     if advice.native_short:
-        yield listing("at no cost for short texts", [(advice.native_short,)], whole=True)
+        yield listing(
+            "at no cost for short texts, but at a higher cost for long ones", [(advice.native_short,)], whole=True
+        )
 
 
 def way_row(way: Way, explain: bool = False) -> tuple[str, str]:

@@ -34,7 +34,7 @@ DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 YARN = ("extend", "model", "--method", "yarn", "--factor", "4")
 OUTPUT = Path("model-yarn-4x")
 COST = f"Note: {COST_AT_4}\n"
-VOUCHED = "certificate: it passed the quick suite up to 1024 tokens at grade research"
+VOUCHED = "certificate of the checkpoint: it passed the quick suite up to 1024 tokens at grade research"
 EXIT = {"pass": 0, "fail": 3, "partial": 1, "undecided": 1}
 CHECK = {"pass": "pass", "fail": "fail", "partial": "not run", "undecided": "undecided"}
 

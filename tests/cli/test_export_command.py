@@ -184,7 +184,10 @@ def test_what_takes_no_two_minutes_is_measured(extended: Path, short_texts: None
     found = certificate.read(extended)
     assert found is not None
     assert (done.code, found.suite, found.verdict) == (0, certificate.DEFAULT, "pass")
-    assert done.err == "Note: certificate: it passed the default verification up to 1024 tokens at grade research\n"
+    assert done.err == (
+        "Note: certificate of the checkpoint: it passed the default verification up to 1024 tokens at grade research, with the "
+        "verdict works\n"
+    )
 
 
 def test_a_failed_verification_is_refused(extended: Path) -> None:
@@ -255,7 +258,7 @@ def test_a_grade_of_a_later_version_is_below_all_grades(extended: Path) -> None:
 def test_a_certificate_opens_the_gate(extended: Path) -> None:
     certify(extended)
     done = run("export", "model-yarn-4x")
-    note = "Note: certificate: it passed the quick suite up to 1024 tokens at grade research\n"
+    note = "Note: certificate of the checkpoint: it passed the quick suite up to 1024 tokens at grade research\n"
     assert (done.code, done.err) == (0, note)
     assert types(Path("model-yarn-4x-BF16.gguf")) == {"BF16"}
 

@@ -281,3 +281,13 @@ def test_elements_in_a_line_are_whole() -> None:
         shown, _, count = shortened(listed, line).rpartition(", ...] ")
         assert count == "4 elements"
         assert json.loads(f"{shown}]") == ["ab", "cd", "ef"][: max(1, (line + 2) // 6)]
+
+
+def test_a_longer_context_alone_is_said_to_extend_nothing(tmp_path: Path) -> None:
+    source = gguf_files.model(tmp_path / "m.gguf")
+    longer = run("gguf", "set", source, "llama.context_length", "4096", "-o", tmp_path / "long.gguf")
+    note = "this does not extend the model: text beyond its trained length fails"
+    assert note in longer.err
+    assert f"`ropetool extend {source} --target-length 4096`" in longer.err
+    shorter = run("gguf", "set", source, "llama.context_length", "256", "-o", tmp_path / "short.gguf")
+    assert (shorter.code, note in shorter.err) == (0, False)

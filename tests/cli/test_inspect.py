@@ -55,7 +55,8 @@ advised
     up to the target, every pair stays within its trained angles, and the fast pairs do not change (necessary, but not sufficient: \
 this is true at any factor); too short: mixed-ntk 2185, ntk 1552 tokens.
     8 times the trained length. Measured cost: SmolLM2 135M at 4 times has 1.08 times the perplexity at 2,048 tokens and 1.16 times \
-at 32,768 and our demo model at 8 times has 1.15 times the perplexity at 256 tokens and at 2,048. `ropetool verify` measures this model.
+at 32,768 and our demo model at 8 times has 1.15 times the perplexity at 256 tokens and at 2,048, on texts like \
+its training data. `ropetool verify` measures this model.
 """
 
 

@@ -151,3 +151,14 @@ def test_every_option_that_names_a_path_is_here() -> None:
             named = {option.name for option in each.params if isinstance(option.type, click.Path)} - INPUTS
             paths |= {(f"{name} {member}".strip(), option) for option in named}
     assert paths == CASES.keys()
+
+
+def test_a_directory_has_no_name_of_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_model(Path("model"), configs.config("llama", "v4"))
+    done = run("extend", "model", "--method", "yarn", "--factor", "2", "-o", "out.gguf")
+    assert done.err.splitlines() == [
+        "Error: out.gguf: is the name of a GGUF file, but this output is a directory",
+        "Try: -o out, and then ropetool export out -o out.gguf",
+    ]
+    assert not Path("out.gguf").exists()
