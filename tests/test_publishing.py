@@ -495,6 +495,14 @@ def test_a_server_that_would_compute_something_else_gets_no_line(tmp_path: Path)
     assert any(line.startswith("vllm 0.2") and "would compute something else: context 512" in line for line in lines)
 
 
+def test_lines_compare_with_the_runtime_that_the_output_was_planned_for(tmp_path: Path) -> None:
+    """vLLM applies one factor to both tables of LongRoPE where transformers has two, so a plan for vLLM differs there."""
+    source = write_model(tmp_path / "model", configs.config("llama", "v4"))
+    plan = ropetool.plan(source, "yarn", factor=4, native_short=True, attention_factor="yarn", for_runtimes="vllm")
+    out = ropetool.apply(plan, source, tmp_path / "out").output
+    assert "vllm serve out --max-model-len 2048" in commands(serving_lines(ropetool.inspect(out), "out"))
+
+
 def test_a_card_beside_a_file_that_is_a_link_elsewhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     first = gguf_files.model(tmp_path / "in" / "m.gguf")

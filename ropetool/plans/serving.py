@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ropetool import runtimes
 from ropetool.errors import LossyExport
+from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import Runtime
 from ropetool.runtimes.base import Serving
 from ropetool.runtimes.decoded import Decoded
@@ -76,9 +77,20 @@ def commands(lines: list[str]) -> list[str]:
     return list(dict.fromkeys(line for line in bare if not line.startswith(REASONS)))
 
 
+def _target(output: Inspection) -> RopeSet | None:
+    """Return the tables that the output was planned with: of the first runtime of its record, else of its own runtime."""
+    planned = output.made.plan.get("runtimes", ()) if output.made is not None else ()
+    for name in planned:
+        reading = output.readings.named(name) if name != runtimes.LLAMA_CPP else None
+        if reading is not None and reading.rope is not None:
+            return reading.rope
+    return output.rope
+
+
 def _objection(reading: Decoded, output: Inspection) -> str:
-    """Return why the program does not compute the same as the output's own runtime; empty if it does."""
-    if reading.rope is None or output.rope is None:
+    """Return why the program does not compute the tables that the output was planned with; empty if it does."""
+    target = _target(output)
+    if reading.rope is None or target is None:
         return f"{STOPS if reading.known else UNKNOWN}{reading.refuses}"
-    differences = output.rope.mismatch(reading.rope)
+    differences = target.mismatch(reading.rope)
     return f"{DIFFERS}{differences}" if differences else ""
