@@ -468,6 +468,13 @@ class Grouped(click.Command):
         super().__init__(*arguments, **options)
         self.groups = groups
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse `-p NAME=VALUE` like `-p NAME VALUE`."""
+        parts = []
+        for before, each in zip(["", *args], args, strict=False):
+            parts += each.split("=", 1) if before == "-p" else [each]
+        return super().parse_args(ctx, parts)
+
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters with --help-all before --help."""
         *params, last = super().get_params(ctx)

@@ -392,3 +392,10 @@ def test_a_companion_may_have_one_kind_of_layer_of_several(tmp_path: Path) -> No
     done = run("extend", "several", "--method", "linear", "--factor", "2", "--companion", "eagle")
     assert done.code == 0, done.err
     assert (tmp_path / "eagle-linear-2x").is_dir()
+
+
+def test_a_parameter_may_be_joined_to_its_name(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "m", configs.config("llama", "v4"))
+    line = ("extend", source, "--method", "yarn", "--factor", "4", "--dry-run", "--json")
+    apart, joined = (run(*line, *words) for words in (("-p", "beta_fast", "16"), ("-p", "beta_fast=16")))
+    assert joined.json["plan"]["params"] == apart.json["plan"]["params"] == {"beta_fast": 16}
