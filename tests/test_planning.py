@@ -704,3 +704,13 @@ def test_the_share_of_a_proportional_table_is_not_partial_rotation(tmp_path: Pat
     keys = {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e4}
     source = write_config(tmp_path / "m", {**configs.config("llama", "v5"), "rope_parameters": keys})
     assert ropetool.plan(source, "length", target_length=8192).max_position_embeddings == 8192
+
+
+def test_a_runtime_that_does_not_load_the_source_is_said_to_load_neither(tmp_path: Path) -> None:
+    config = configs.config("qwen3", "v4")
+    del config["head_dim"]
+    plan = ropetool.plan(write_config(tmp_path / "m", config), "yarn", factor=4)
+    (note,) = [note for note in plan.notes if note.startswith("mlx-lm ")]
+    assert note == (
+        "mlx-lm cannot load the source or the output: TypeError: the model file needs head_dim at the top level of the config"
+    )

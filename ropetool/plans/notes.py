@@ -9,6 +9,8 @@ from ropetool.checkpoint.edits import FileEdit
 from ropetool.plans.formats import Baking, Format, adapter_notes
 from ropetool.rope.tables import RopeSet
 
+STOPS = "stops with "  # the start of an objection of a runtime that does not load the file
+
 
 def of_shorter_context(decoded: RopeSet, target: RopeSet) -> tuple[str, ...]:
     """Return a note if the new context is below the present one."""
@@ -106,9 +108,12 @@ def of_other_readers(
         both = "--config-style both " if form.style == names.V5 else ""
         all_names = runtimes.collapse_releases([*required, *others])
         other_names = runtimes.collapse_releases(others)
+        if reason.startswith(STOPS) and all(form.read(name).rope is None for name in others):
+            notes.append(f"{', '.join(other_names)} cannot load the source or the output: {reason.removeprefix(STOPS)}")
+            continue
         whom = "them" if len(other_names) > 1 else "it"
         step = f"{both}{' '.join(f'--for {name}' for name in all_names)} writes a file that works for {whom} too"
-        does = reason if reason.startswith("stops with ") else f"compute something else: {reason}"
+        does = reason if reason.startswith(STOPS) else f"compute something else: {reason}"
         notes.append(
             f"{', '.join(other_names)} would {does.replace('stops', 'stop', 1)}; "
             + (
