@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from ropetool.escaping import command, word
 from ropetool.files.hf import ABSENT
 from ropetool.files.shard_names import model_name
 from ropetool.plans import notes
-from ropetool.plans.attempts import agreeing, attempt, conflict_of, one_serves
 from ropetool.plans.basis import (
     CURRENT,
     NATIVE_SHORT,
@@ -29,7 +29,7 @@ from ropetool.plans.basis import (
     takes_fields,
     whole_command,
 )
-from ropetool.plans.formats import Format, format_of
+from ropetool.plans.formats import Baking, Format, format_of
 from ropetool.plans.plan import Plan, Tried, reasons
 from ropetool.plans.scope import Extent, extent
 from ropetool.plans.targets import tables_of
@@ -73,7 +73,7 @@ def plan_for(source: str | Path | Checkpoint, request: Request) -> Plan:
     search = _search_for(request)(form, decoded, readers, request)
     _check_change(search)
     candidates, target = search.candidates(), search.target
-    kept, attempts = first_that_serves(candidates, lambda candidate: attempt(form, candidate, target, readers))
+    kept, attempts = first_that_serves(candidates, lambda candidate: _attempt(form, candidate, target, readers))
     tried = tuple(Tried(candidate.name, objection) for candidate, objection in attempts)
     if kept is None:
         raise search.refusal(candidates, tried)
@@ -81,7 +81,7 @@ def plan_for(source: str | Path | Checkpoint, request: Request) -> Plan:
 
     def serves(several: Sequence[str]) -> bool:
         wider = format_of(checkpoint, names.BOTH) if form.style == names.V5 else form
-        return one_serves(wider, search.candidates(wider), target, several)
+        return _serves(wider, search.candidates(wider), target, several)
 
     return Plan(
         format=form.checkpoint.format,
@@ -217,10 +217,10 @@ class _Search:
         outset = Outset(self.goal, self.reading, self._new_base(), self._ignored(candidates))
         if form.checkpoint.format == "gguf":
             return lossy_gguf(form, self.request, outset, self.changed(), tried, self.would_serve)
-        conflict = conflict_of(form, candidates, self.target, readers)
+        conflict = _conflict(form, candidates, self.target, readers)
         if conflict:
-            tried = [Tried(each.name, attempt(form, each, self.target, conflict)[1]) for each in candidates]
-        rest = agreeing(form, candidates, self.target, readers) if conflict else ()
+            tried = [Tried(each.name, _attempt(form, each, self.target, conflict)[1]) for each in candidates]
+        rest = _agreeing(form, candidates, self.target, readers) if conflict else ()
         request = replace(_writable(self.request), params=self.changed(), for_runtimes=tuple(readers))
         return lossy(form, request, outset, self.entry.rope_type, tried, conflict, rest, self.would_serve)
 
@@ -255,7 +255,7 @@ class _Search:
         try:
             form = format_of(self.form.checkpoint, other.config_style) if other.config_style else self.form
             search = _search_for(other)(form, self.decoded, readers, other)
-            return one_serves(form, search.candidates(), search.target, readers)
+            return _serves(form, search.candidates(), search.target, readers)
         except RopetoolError:
             return False
 
@@ -423,6 +423,74 @@ def _decode(form: Format, runtime: str, request: Request) -> RopeSet:
             where=form.checkpoint.where,
         )
     return decoded
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """An encoding that works.
+
+    edits: its edits.
+    read: what every runtime reads from the edited source.
+    baking: the factors that the weights add.
+    """
+
+    edits: Sequence[FileEdit]
+    read: RopeSet
+    baking: Baking = field(default_factory=Baking)
+
+
+def _attempt(
+    form: Format, candidate: EncodedTarget, target: RopeSet, readers: Sequence[str]
+) -> tuple[_Kept | None, str]:
+    """Return the encoding with what the runtimes read, or None and the reason why it does not work."""
+    if not candidate.in_weights:
+        reason = _objection(form, candidate.edits, target, readers)
+        return (None, reason) if reason else (_Kept(candidate.edits, target), "")
+    from ropetool.weights.residual import residual_of, without_residual  # most plans change no weights
+
+    first = form.read(readers[0], candidate.edits).rope
+    try:
+        read = target if first is None else without_residual(target, first)
+        reason = _objection(form, candidate.edits, read, readers)
+        if reason or first is None:
+            return None, reason
+        return _Kept(candidate.edits, read, form.bake(residual_of(target, first))), ""
+    except RopetoolError as error:
+        return None, f"the weights cannot store the rest: {error.message}"
+
+
+def _conflict(
+    form: Format, candidates: Sequence[EncodedTarget], target: RopeSet, readers: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the runtime that no file works for, or the two that need different files, or nothing."""
+    if len(readers) == 1:
+        return ()
+    for runtime in readers:
+        if not _serves(form, candidates, target, [runtime]):
+            return (runtime,)
+    pairs = itertools.combinations(readers, 2)
+    return next((pair for pair in pairs if not _serves(form, candidates, target, pair)), ())
+
+
+def _agreeing(
+    form: Format, candidates: Sequence[EncodedTarget], target: RopeSet, readers: Sequence[str]
+) -> tuple[str, ...]:
+    """Return runtimes that can share a file. An earlier runtime has priority over a later one."""
+    kept: tuple[str, ...] = ()
+    for runtime in readers:
+        if _serves(form, candidates, target, [*kept, runtime]):
+            kept = (*kept, runtime)
+    return kept
+
+
+def _serves(form: Format, candidates: Sequence[EncodedTarget], target: RopeSet, readers: Sequence[str]) -> bool:
+    return any(_attempt(form, candidate, target, readers)[0] for candidate in candidates)
+
+
+def _objection(form: Format, edits: Sequence[FileEdit], target: RopeSet, readers: Sequence[str]) -> str:
+    """Return why a runtime does not read the target from this encoding, or an empty string if all runtimes read it."""
+    reasons = ((runtime, form.read(runtime, edits).objection(target)) for runtime in readers)
+    return next((f"{runtime}: {reason}" for runtime, reason in reasons if reason), "")
 
 
 def _target(decoded: RopeSet, layer_types: Sequence[str], derived: Derived, trained_length: int) -> RopeSet:
