@@ -19,7 +19,6 @@ from ropetool.checkpoint.config_values import not_a_length
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import AmbiguousRope, InvalidRope
 from ropetool.escaping import command, number, read_length
-from ropetool.plans.scope import REFUSED
 from ropetool.rope.arithmetic import base_inv_freq
 from ropetool.rope.methods import Source
 from ropetool.rope.tables import MAX_LENGTH, LayerRope, RopeSet
@@ -369,6 +368,8 @@ class _Scaled:
         """
         assert self.entry.table is not None
         if self.record is not None and _has_original(self.record, self.entry):  # never a table on top of ropetool's own
+            from ropetool.plans.scope import REFUSED  # only for this error
+
             longer = replace(self.request, factor=None, target_length=self.request.reach(self.context))
             within = self.original is not None and (longer.target_length or 0) <= REFUSED * self.original
             request = longer if within else self.request

@@ -70,7 +70,7 @@ def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ((*COMPARE, "--trials", "0"), "--trials", ""),
         ((*COMPARE, "--compare-with", "rerop"), "--compare-with", "--compare-with rerope or"),
         ((*COMPARE, "--measure", "losses"), "--measure", ""),
-        (("compare", "scaled", "--factors", "2"), "scaled/config.json", "--from current"),
+        (("compare", "scaled", "--factors", "2"), "scaled/config.json", "--from original"),
         (
             ("compare", "model", "--methods", "dynamic", "--factors", "2", "--for", "llama.cpp"),
             "model/config.json",
@@ -80,7 +80,7 @@ def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (("tune", "scaled", "--target-length", "2048"), "scaled/config.json", "--from original"),
         (("tune", "model", "--target-length", "256"), "--target-length", "a target length beyond 256"),
         (("extend", "model", "--method", "auto", "--factor", "1"), "--factor", ""),
-        (("extend", "scaled", "--method", "auto", "--factor", "2"), "scaled/config.json", "--from current"),
+        (("extend", "scaled", "--method", "auto", "--factor", "2"), "scaled/config.json", "--from original"),
     ],
 )
 def test_an_error_names_options_of_its_own_command(line: tuple[str, ...], where: str, try_: str) -> None:

@@ -186,9 +186,9 @@ def test_odd_and_older_keys_are_read_as_the_class_reads_them(name: str, tmp_path
         (
             "glm",
             {"head_dim": None, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-            "TypeError: head_dim is null, which yarn",
+            "TypeError: head_dim is null; yarn",
         ),
-        ("youtu", {"head_dim": None}, "TypeError: head_dim is null, which default"),
+        ("youtu", {"head_dim": None}, "TypeError: head_dim is null; default"),
     ],
 )
 def test_what_stops_the_class_is_refused(name: str, keys: dict[str, Any], why: str, tmp_path: Path) -> None:
