@@ -290,13 +290,12 @@ _PRE_NORM = {
     "coca-one-head": Design(coca, gates=True, heads=1, extensions=ROTATED),
     "plain-one-head": Design(plain, heads=1, extensions=ROTATED),
 }
-_POST = ("plain", "hwfa", "alibi", "sandwich", "xpos", "kerple")
+_POST_NORM = ("plain", "hwfa", "alibi", "sandwich", "xpos", "kerple", "rerope-trained")
 DESIGNS: Mapping[str, Design] = {
     **_PRE_NORM,
-    **{f"post-norm-{name}": replace(_PRE_NORM[name], post_norm=True, extensions=("none",)) for name in _POST},
     **{
         f"post-norm-{name}-one-head": replace(_PRE_NORM[name], post_norm=True, heads=1, extensions=("none",))
-        for name in (*_POST, "rerope-trained")
+        for name in _POST_NORM
     },
 }
 

@@ -81,7 +81,7 @@ def _designs() -> Iterator[str]:
                 sentence = "RoPE."
             yield _linked(f"- **{name}**: {' '.join([sentence, *filter(None, more)])}")
     yield _linked(
-        "- **post-norm-...**: the design with RMSNorm after each sum, as in DeepNorm: arXiv:2203.00555. **-one-head**: with one head."
+        "- **post-norm-...-one-head**: the design with one head and RMSNorm after each sum, as in DeepNorm: arXiv:2203.00555."
     )
 
 

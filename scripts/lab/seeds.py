@@ -153,7 +153,7 @@ def _here(row: dict[str, Any]) -> str:
         return f"not run: {row['sentence']}"
     if "note" in row:
         return NOTES[row["note"]]()
-    cause = [f"A possible cause: {_said(row['cause'])}"] if "cause" in row else []
+    cause = [f"Tested as the cause: {_said(row['cause'])}"] if "cause" in row else []
     return "<br>".join([*map(_said, row["claims"]), *cause])
 
 

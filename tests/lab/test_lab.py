@@ -246,7 +246,7 @@ def test_a_gate_of_coca_that_may_be_negative_and_a_wrong_change_are_seen(
 
 def test_a_layer_normalises_before_each_part_or_after_each_sum(lab: ModuleType, sizes: Any) -> None:
     x, positions, none = torch.randn(2, 5, 16), torch.arange(5)[None].double(), lab.rotation.Extension()
-    for name in ("plain", "post-norm-plain"):
+    for name in ("plain", "post-norm-plain-one-head"):
         layer = lab.model.Layer(lab.DESIGNS[name], sizes, 0)
         norm = lambda y: y / (y.pow(2).mean(dim=-1, keepdim=True) + 1e-5).sqrt()  # noqa: E731
         before, after = (norm, lambda y: y) if name == "plain" else (lambda y: y, norm)
