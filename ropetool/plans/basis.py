@@ -375,7 +375,7 @@ class _Scaled:
             request = longer if within else self.request
             return _from_original(self.form.checkpoint.path, self.entry, self.original, self.context, request).command
         extends = self.original is not None and self.request.reach(self.original) > self.context
-        replaced = extends and _has_original(self.record, self.entry)  # `advise` also puts it first
+        replaced = extends and self.record is None  # `advise` also puts it first
         onward = self.request.reach(self.context) > self.context and self.entry.table.rule is None
         if self.form.builds_on_tables and onward and not replaced:
             return self.request.command(self.form.checkpoint.path, "--from", CURRENT)

@@ -78,7 +78,7 @@ def commands(lines: list[str]) -> list[str]:
 
 
 def _target(output: Inspection) -> RopeSet | None:
-    """Return the tables that the output was planned with: of the first runtime of its record, else of its own runtime."""
+    """Return the planned tables of an output: those that the first runtime in its record reads, or else its format's runtime."""
     planned = output.made.plan.get("runtimes", ()) if output.made is not None else ()
     for name in planned:
         reading = output.readings.named(name) if name != runtimes.LLAMA_CPP else None
