@@ -23,7 +23,7 @@ def differences(record: Mapping[str, Any]) -> dict[Cell, Estimate]:
     for subject, plans in record.items():
         for length, default in plans["yarn"].items():
             for plan in PLANS:
-                if plan in plans:
+                if plans.get(plan):
                     values = np.subtract(plans[plan][length]["loss"], default["loss"])
                     every[subject, length, plan] = clustered(values, range(len(values)))
     return every
@@ -45,7 +45,7 @@ def section() -> str:
 def _lines(record: Mapping[str, Any]) -> Iterator[str]:
     estimates = differences(record)
     sure = significant(estimates)
-    for subject, plans in record.items():
+    for subject, plans in sorted(record.items(), key=lambda item: (list(MODELS).index(item[0].split("-")[0]), item[0])):
         model, _, factor = subject.partition("-")
         for length, default in plans["yarn"].items():
             cells = [f"{MODELS[model]} {factor}", f"{int(length):,}", f"{plans['beta_fast']:.3g}"]
