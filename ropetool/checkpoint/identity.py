@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropetool import names
-from ropetool.errors import CheckpointError
 from ropetool.files.hf import Directory, data_start
-from ropetool.files.regular import open_regular
+from ropetool.files.regular import open_regular, unreadable
 
 if TYPE_CHECKING:
     from ropetool.files.gguf import GgufHeader, Value
@@ -145,7 +144,7 @@ def feed(
                 for at in range(start, end, _CHUNK):
                     digest.update(opened.read(min(_CHUNK, end - at)))
     except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror}", where=str(file)) from error
+        raise unreadable(error, str(file)) from error
 
 
 def _spans(size: int, data_start: int | None, blocks: int, begin: int, block: int) -> list[tuple[int, int]]:

@@ -32,7 +32,7 @@ from ropetool.files.json_types import (
     optional,
     whole,
 )  # fmt: skip
-from ropetool.files.regular import open_regular, read_regular
+from ropetool.files.regular import open_regular, read_regular, unreadable
 from ropetool.rope.tables import MAX_LENGTH
 
 SCHEMA = 1
@@ -103,7 +103,7 @@ def fingerprint(checkpoint: Path, config: str | None = None) -> str:
     try:
         return _file_fingerprint(checkpoint) if checkpoint.is_file() else _directory_fingerprint(checkpoint, config)
     except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror}", where=str(error.filename or checkpoint)) from error
+        raise unreadable(error, str(error.filename or checkpoint)) from error
 
 
 def _file_fingerprint(file: Path) -> str:

@@ -12,8 +12,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropetool.errors import CheckpointError
-from ropetool.files.regular import open_regular
+from ropetool.files.regular import open_regular, unreadable
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -142,7 +141,7 @@ def of_file(path: Path) -> str:
         if time.time_ns() - max(status.st_ctime_ns, status.st_mtime_ns) > _SETTLED and _is_still(path, key):
             _known[key] = digest.hexdigest()
     except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror}", where=str(path)) from error
+        raise unreadable(error, str(path)) from error
     return digest.hexdigest()
 
 

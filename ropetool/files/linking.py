@@ -18,6 +18,7 @@ from ropetool.files import hub, system
 from ropetool.files.copying import copy_in_kernel, write_all
 from ropetool.files.digests import new_file
 from ropetool.files.output import output_error
+from ropetool.files.regular import unreadable
 
 WEIGHTS = (".safetensors", ".gguf")
 REFLINKED, HARD_LINKED, COPIED = "reflinked", "hard-linked", "copied"
@@ -116,8 +117,7 @@ def _readable(source: Path) -> Iterator[BinaryIO]:
             raise CheckpointError("is not a regular file, so it cannot be copied", where=str(source))
         file = real.open("rb")
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
-        reason = getattr(error, "strerror", None) or str(error)
-        raise CheckpointError(f"cannot be read: {reason}", where=str(source)) from error
+        raise unreadable(error, str(source)) from error
     with file:
         yield file
 

@@ -42,7 +42,7 @@ def open_regular(path: Path, *, buffering: int = -1) -> BinaryIO:
         problem = "is a link to a file that does not exist" if os.path.islink(path) else "does not exist"
         raise MissingFile(problem, where=where) from None
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
-        raise _unreadable(error, where) from error
+        raise unreadable(error, where) from error
     try:
         _check_regular(os.fstat(file.fileno()), where)
     except BaseException:
@@ -65,7 +65,7 @@ def read_regular(path: Path, most: int) -> bytes:
             if len(raw) > size:  # some files in /proc have size 0 and are longer
                 raw += file.read(most)
         except OSError as error:
-            raise _unreadable(error, where) from error
+            raise unreadable(error, where) from error
     if size > most or len(raw) > most:
         raise too_long(max(size, len(raw)), most, where)
     return raw
@@ -82,7 +82,8 @@ def _check_regular(status: os.stat_result, where: str) -> None:
         raise CorruptFile(f"is a {file_type}, not a regular file", where=where)
 
 
-def _unreadable(error: OSError | ValueError, where: str) -> CheckpointError:
+def unreadable(error: OSError | ValueError | RuntimeError, where: str) -> CheckpointError:
+    """Return the error about a file or directory that the system does not open or read."""
     if isinstance(error, BlockingIOError):  # a lease, as in-place edits take
         return CheckpointError(
             "another process is editing it and has locked it",

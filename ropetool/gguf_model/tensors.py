@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ropetool import packed
-from ropetool.errors import CheckpointError, CorruptFile, LossyExport, UnsupportedDtype
+from ropetool.errors import CorruptFile, LossyExport, UnsupportedDtype
 from ropetool.families.tensors import Function
 from ropetool.files.dtypes import STORAGE
 from ropetool.files.gguf import ggml_type
 from ropetool.files.gguf.entries import TensorInfo, padded
 from ropetool.files.hf import Header
-from ropetool.files.regular import open_regular
+from ropetool.files.regular import open_regular, unreadable
 from ropetool.gguf_model import mxfp4
 from ropetool.gguf_model.outtypes import AUTO, BLOCKS, MXFP4_MOE, OUTTYPES, check_outtype, dtype_of, nbytes_of
 from ropetool.gguf_model.shapes import ExpectedTensor, ModelShape, tensors, unread
@@ -205,7 +205,7 @@ def _same(one: SourceTensor, other: SourceTensor) -> bool:
             sizes = range(one.stored.end - one.stored.begin, 0, -CHUNK)
             return all(first.read(min(CHUNK, left)) == second.read(min(CHUNK, left)) for left in sizes)
     except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror}", where=str(one.path)) from error
+        raise unreadable(error, str(one.path)) from error
 
 
 def _left_out(drafts: Set[str]) -> Iterator[str]:

@@ -15,9 +15,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from ropetool.errors import CheckpointError, CorruptFile
+from ropetool.errors import CorruptFile
 from ropetool.files.hf.jsontext import shown, uncollected, unique
-from ropetool.files.regular import is_lfs_pointer, lfs_refusal, open_regular
+from ropetool.files.regular import is_lfs_pointer, lfs_refusal, open_regular, unreadable
 
 # The limit of one file, and of all files of a checkpoint. The largest known number is 208,000 in 62 files, in Kimi K2
 # Thinking: 60 layers of 384 experts with nine tensors each. A single file has a few thousand. A tensor takes 5 us and
@@ -100,7 +100,7 @@ def read_header(path: Path, most: int = MAX_TENSORS) -> Header:
         with open_regular(path) as file:
             return _read(file, path, most)
     except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror}", where=str(path)) from error
+        raise unreadable(error, str(path)) from error
 
 
 def data_start(path: Path) -> int:
@@ -112,7 +112,7 @@ def data_start(path: Path) -> int:
         with open_regular(path) as file:
             return _data_start(file, str(path))
     except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror}", where=str(path)) from error
+        raise unreadable(error, str(path)) from error
 
 
 def _data_start(file: BinaryIO, where: str) -> int:
