@@ -302,12 +302,16 @@ RECORDS = (
         needs="the files of the models, ROPETOOL_LLAMA_SERVER and ROPETOOL_ENGINE_VLLM",
     ),
     Record(
-        "laboratory", ("scripts/lab/lab_*.py",), ("lab/train", "--again"), 600, ("tests/lab/small.json", "tests/lab/large.json"),
+        "laboratory", ("scripts/lab/lab_*.py",), ("lab/train", "--again"), 440, ("tests/lab/small.json", "tests/lab/large.json"),
         "measurements.md",
     ),
     Record(
         "training-free", ("scripts/lab/lab_scoring.py", "ropetool/lab/yardsticks/*.py"), ("lab/training_free", "--again"), 60,
         ("tests/lab/training_free.json",), "measurements.md", needs="ROPETOOL_SMOLLM2, the path of SmolLM2's GGUF file",
+    ),
+    Record(
+        "finetuned", ("scripts/lab/lab_training.py", DEMO), ("lab/finetune", "--again"), 75, ("tests/lab/finetuned.json",),
+        "measurements.md", versions=("transformers",),
     ),
 )  # fmt: skip
 BY_NAME = {record.name: record for record in RECORDS}

@@ -8,6 +8,7 @@ scripts/lab/train, `tuned/name/when/context` of scripts/lab/finetune, `checkpoin
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,17 +20,22 @@ import base_conversion
 import lab_page
 import numpy as np
 from lab_records import known
+from lab_scoring import DEMO
 from lab_training import FACTOR, LABS
 
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.costs import weights
 from ropetool.report.answered import share
 from ropetool.rope import reach
+from ropetool.runtimes.inspection import inspect
 from ropetool.sections import half_width
-from ropetool.verification.statistics import clustered
+from ropetool.verification.statistics import clustered, wilson
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "scripts" / "real_models"))
+sys.path += [str(ROOT / "scripts" / "real_models"), str(ROOT / "scripts" / "yardsticks")]
 
 import real_models_page
+import yardsticks_page
 
 SEEDS = 3  # of the large laboratory
 TRAINED = {**{lab.name: lab.sizes.trained for lab in LABS}, "tuned": 256}  # tokens
@@ -202,6 +208,30 @@ def _digits() -> str:
     return f"{interpolated} with gaps of 0.5, and {converted} in base {base} with gaps of 1: {table}"
 
 
+def _needles() -> str:
+    """Return how many keys the demo with YaRN finds at each length of its retrieval run."""
+    run = yardsticks_page.RUNS["m8"]
+    table = yardsticks_page.known()["m8"]["text"].partition("retrieval, keys")[2]
+    counts = re.findall(r"(\d+)/(\d+)", next(line for line in table.splitlines() if "target" in line))
+    shown = (
+        f"{hits} of {trials} keys at {length:,} tokens ({' to '.join(f'{100 * bound:.0f} %' for bound in wilson(int(hits), int(trials)))})"
+        for length, (hits, trials) in zip(run.lengths, counts, strict=True)
+    )
+    return f"YaRN {run.factor}x on the demo: {', '.join(shown)}, see [retrieval](#results-on-the-demo-model)"
+
+
+def _cost() -> str:
+    """Return what a token of a long text costs the demo, against one of a short text, by multiplications."""
+    inspected, checkpoint = inspect(DEMO), HfCheckpoint.open(DEMO)
+    products = weights.of(checkpoint, inspected.rope).products
+    assert products is not None
+    costs = [
+        2 * products.in_layers + sum(cache.flops_at(length) or 0 for cache in inspected.kv_bytes.values()) / length
+        for length in (TRAINED["tuned"], FACTOR * TRAINED["tuned"])
+    ]
+    return f"a token of the demo costs {costs[1] / costs[0]:.2f} times the multiplications in texts 8 times as long (`inspect --cost`)"
+
+
 def _real(question: str) -> Callable[[], str]:
     """Return the costs of YaRN at 2x from the published models; at length, of those that read beyond their trained length."""
 
@@ -230,7 +260,6 @@ NOTES: Mapping[str, Callable[[], str]] = {
     "tax": _real("short"),
     "blocks": lambda: "1.06 to 1.30 times the time of plain attention on a CPU ([speed](#speed))",
     "frozen": lambda: "exact: `dynamic -p freeze N` writes the table of one length, compared with transformers' table",
-    "drop-pairs": lambda: "exact, and no extension: `bake drop-pairs` ([bake.md](bake.md))",
     "deepseek": lambda: (
         "exact: logits against transformers and vLLM ([runtimes.md](runtimes.md)); no published weights were run"
     ),
@@ -238,6 +267,6 @@ NOTES: Mapping[str, Callable[[], str]] = {
     "encoders": lambda: "for encoders only, says the article; for causal models see row 36",
     "field": lambda: "the windows here reach 46 of 64 tokens, 72 %: a test counts the inputs that a layer depends on",
     "lm-eval": lambda: "handed over: `verify --lm-eval` reads the scores of lm-eval",
-    "needles": lambda: "`verify --measure retrieval` and `needles`; see the demo's retrieval above",
-    "cost": lambda: "`inspect --cost` reckons it",
+    "needles": _needles,
+    "cost": _cost,
 }

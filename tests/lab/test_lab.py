@@ -444,7 +444,7 @@ def test_a_row_of_several_seeds_shows_their_spread(lab: ModuleType) -> None:
 def test_a_fine_tune_begins_with_the_extension() -> None:
     finetune = script("lab/finetune")
     assert {name: run["made"] for name, run in finetune.known("finetuned").items()} == {
-        name: json.loads(json.dumps(finetune.TUNINGS[name].made)) for name in finetune.known("finetuned")
+        name: json.loads(json.dumps(tuning.made)) for name, tuning in finetune.TUNINGS.items()
     }
     own = 1e4 ** (-np.arange(0, 64, 2) / 64)
     for name, table in (("control", own), ("linear-8x", own / 8), ("base-500", 500.0 ** (-np.arange(0, 64, 2) / 64))):
