@@ -313,5 +313,10 @@ RECORDS = (
         "finetuned", ("scripts/lab/lab_training.py", DEMO), ("lab/finetune", "--again"), 75, ("tests/lab/finetuned.json",),
         "measurements.md", versions=("transformers",),
     ),
+    Record(
+        "closed-forms", ("scripts/lab/lab_scoring.py", "ropetool/lab/usage/*.py", "ropetool/lab/tuning/*.py", DEMO),
+        ("lab/measured", "--again"), 180, ("tests/lab/measured.json",), "measurements.md",
+        needs="ROPETOOL_SMOLLM2, the path of SmolLM2's GGUF file",
+    ),
 )  # fmt: skip
 BY_NAME = {record.name: record for record in RECORDS}

@@ -162,7 +162,7 @@ def hwfa_windows_alone(a: Attention) -> Tensor:
 
 
 def hwfa_two_full(a: Attention) -> Tensor:
-    """HWFA with two layers that see all, over as many fewer windows, as wide as in HWFA: ablation 5 of kexue 9603."""
+    """HWFA with two layers that see all, and one layer of windows fewer, as wide as in HWFA: ablation 5 of kexue 9603."""
     return unrotated(a) * a.log_n if a.layer >= a.sizes.layers - 2 else hwfa(a)
 
 

@@ -46,6 +46,7 @@ PUBLISHED = {
     ("key-norm", "yarn"): (49.60, 84.19, 47.44, 9859),
     ("key-norm", "rerope"): (49.60, 77.76, 47.73, 9859),
     ("hwfa2", "rerope"): (49.32, 82.41, 49.37, 9731),
+    ("inverse-leaky-rerope", "none"): (49.38, 82.25, 48.32, 9728),
 }
 
 
@@ -73,7 +74,7 @@ def _designs() -> Iterator[str]:
         if not design.post_norm:
             more = [
                 POSITIONS.get(design.positions, ""),
-                f"Base {design.base:g}." * (design.base != 1e4),
+                f"Base {design.base:,.0f}." * (design.base != 1e4),
                 "One head." * (design.heads == 1),
             ]
             sentence = (design.scores.__doc__ or "").strip().partition("\n")[0]

@@ -25,7 +25,6 @@ from lab_training import FACTOR, LABS
 
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.costs import weights
-from ropetool.report.answered import share
 from ropetool.rope import reach
 from ropetool.runtimes.inspection import inspect
 from ropetool.sections import half_width
@@ -41,9 +40,12 @@ SEEDS = 3  # of the large laboratory
 TRAINED = {**{lab.name: lab.sizes.trained for lab in LABS}, "tuned": 256}  # tokens
 ROWS = Path(__file__).with_name("seeds.json")
 AS_PUBLISHED, OTHERWISE, OPEN, MISSING = "as published", "otherwise", "undecided", "not measured"
+CAUSES = {AS_PUBLISHED: "confirmed", OTHERWISE: "not the cause"}
 LOSS = "/loss"
 SAME, FAR = (2.0, 0.05), (3.0, 0.3)  # points of percent, and nats: at most so much is "as", at least so much is "far"
-SIGNS = {">": "above", "<": "below", "=": "as", ">>": "far above", "<<": "far below"}
+SIGNS = {
+    ">": "above", "<": "below", "=": "the same", ">>": "far above", "<<": "far below", ">=": "not below", "<=": "not above",
+}  # fmt: skip
 # What newer texts claim, and where the demo model differs from larger ones.
 NEWER = {
     "CoPE ([arXiv:2602.05258](https://arxiv.org/abs/2602.05258)) needs training": (
@@ -119,7 +121,7 @@ def _verdict(difference: float, half: float, sign: str, unit: int) -> str:
         inside, outside = abs(difference) + half <= SAME[unit], abs(difference) - half > SAME[unit]
     else:
         up = difference if sign.startswith(">") else -difference
-        least = FAR[unit] if len(sign) == 2 else 0.0
+        least = {2: FAR[unit], 1: 0.0}[len(sign)] if "=" not in sign else -SAME[unit]
         inside, outside = up - half > least, up + half <= least
     return AS_PUBLISHED if inside else OTHERWISE if outside else OPEN
 
@@ -159,12 +161,12 @@ def _here(row: dict[str, Any]) -> str:
         return f"not run: {row['sentence']}"
     if "note" in row:
         return NOTES[row["note"]]()
-    cause = [f"Tested as the cause: {_said(row['cause'])}"] if "cause" in row else []
+    cause = [f"Tested as the cause: {_said(row['cause'], CAUSES)}"] if "cause" in row else []
     return "<br>".join([*map(_said, row["claims"]), *cause])
 
 
-def _said(claim: Sequence[str]) -> str:
-    """Return the verdict on a claim, and its figures in words."""
+def _said(claim: Sequence[str], verdicts: Mapping[str, str] | None = None) -> str:
+    """Return the verdict on a claim, the relation that it states, and the figures in words. verdicts: other words for some."""
     first, sign, second = claim
     result = outcome(claim)
     if result.verdict == MISSING:
@@ -173,7 +175,16 @@ def _said(claim: Sequence[str]) -> str:
     one, other = (f"{figure:.{digits}f}" for figure in result.figures)
     interval = "" if np.isnan(result.half) else f" ± {result.half:.{digits}f}"
     difference = f"{result.difference:+.{digits}f}{interval}"
-    return f"**{result.verdict}**: {_named(first)} {one}, {_named(second)} {other}, difference {difference}"
+    once = ", one run" * _is_of_two_runs(first, second)
+    verdict = (verdicts or {}).get(result.verdict, result.verdict)
+    stated = f"**{verdict}** ({SIGNS[sign]}{once})"
+    return f"{stated}: {_named(first)} {one}, {_named(second)} {other}, difference {difference}"
+
+
+def _is_of_two_runs(first: str, second: str) -> bool:
+    """Return whether two figures are of two designs that were trained once each."""
+    (source, design), (_, other) = (cell.split("/")[:2] for cell in (first, second))
+    return source in ("small", "pairs") and design != other
 
 
 def _named(cell: str) -> str:
@@ -193,7 +204,7 @@ def _named(cell: str) -> str:
 
 
 def _of_base() -> str:
-    return f"the divisors of the pairs differ by at most {base_conversion.farthest():.1%} at 8 times the length"
+    return f"the divisors of the pairs differ by at most {base_conversion.farthest():.1%} at 8 times the length, in heads of 128 channels"
 
 
 def _least_base() -> str:
@@ -221,7 +232,7 @@ def _needles() -> str:
 
 
 def _cost() -> str:
-    """Return what a token of a long text costs the demo, against one of a short text, by multiplications."""
+    """Return the speed of the demo in long texts against short ones, by the multiplications of a token."""
     inspected, checkpoint = inspect(DEMO), HfCheckpoint.open(DEMO)
     products = weights.of(checkpoint, inspected.rope).products
     assert products is not None
@@ -229,25 +240,21 @@ def _cost() -> str:
         2 * products.in_layers + sum(cache.flops_at(length) or 0 for cache in inspected.kv_bytes.values()) / length
         for length in (TRAINED["tuned"], FACTOR * TRAINED["tuned"])
     ]
-    return f"a token of the demo costs {costs[1] / costs[0]:.2f} times the multiplications in texts 8 times as long (`inspect --cost`)"
+    return f"{costs[0] / costs[1]:.0%} of the speed in texts 8 times as long, for the demo model, by `inspect --cost`"
 
 
-def _real(question: str) -> Callable[[], str]:
-    """Return the costs of YaRN at 2x from the published models; at length, of those that read beyond their trained length."""
+def _real(at: int) -> Callable[[], str]:
+    """Return the ratios of perplexity by YaRN at 2x in the longer runs of published models. at: 0 for short texts, -1 at length."""
 
     def words() -> str:
-        known = real_models_page.record()
-        costs = {
-            real_models_page.TITLES[model.name]: known[f"{model.name}/yarn-2x"][question]
-            for model in real_models_page.MODELS if f"{model.name}/yarn-2x" in known
-        }  # fmt: skip
-        trained = {real_models_page.TITLES[model.name]: model.trained for model in real_models_page.MODELS}
-        shown = (
-            f"{name} {share(cost['ratio'])} at {cost['length']:,} tokens"
-            for name, cost in costs.items()
-            if cost and (question == "short" or cost["length"] > trained[name])
-        )
-        return f"YaRN 2x: {', '.join(shown)} ([published models](#real-models))"
+        shown = []
+        for name, step in json.loads(real_models_page.COMPARED.read_text(encoding="utf-8")).items():
+            ratios = [row for row in step.get("rows", ()) if row["extension"] == "yarn x2"]
+            if len(ratios) > 1:
+                row, title = ratios[at], real_models_page.TITLES[name.partition("/")[0]]
+                bounds = f"({row['lower']:.3f} to {row['upper']:.3f})"
+                shown.append(f"{title} {row['ratio']:.3f} {bounds} at {row['length']:,} tokens")
+        return f"ratio of perplexity by YaRN 2x: {', '.join(shown)} ([published models](#real-models))"
 
     return words
 
@@ -256,9 +263,11 @@ NOTES: Mapping[str, Callable[[], str]] = {
     "base conversion": _of_base,
     "least base": _least_base,
     "digits": _digits,
-    "ratio": _real("long"),
-    "tax": _real("short"),
-    "blocks": lambda: "1.06 to 1.30 times the time of plain attention on a CPU ([speed](#speed))",
+    "ratio": _real(-1),
+    "tax": _real(0),
+    "blocks": lambda: (
+        "1.13 to 1.20 times the time of plain attention on one thread of a CPU, up to 1.30 on two ([speed](#speed))"
+    ),
     "frozen": lambda: "exact: `dynamic -p freeze N` writes the table of one length, compared with transformers' table",
     "deepseek": lambda: (
         "exact: logits against transformers and vLLM ([runtimes.md](runtimes.md)); no published weights were run"
@@ -266,7 +275,7 @@ NOTES: Mapping[str, Callable[[], str]] = {
     "as row 3": lambda: "as row 3",
     "encoders": lambda: "for encoders only, says the article; for causal models see row 36",
     "field": lambda: "the windows here reach 46 of 64 tokens, 72 %: a test counts the inputs that a layer depends on",
-    "lm-eval": lambda: "handed over: `verify --lm-eval` reads the scores of lm-eval",
+    "lm-eval": lambda: "left to lm-eval, whose scores `verify --lm-eval` reads",
     "needles": _needles,
     "cost": _cost,
 }

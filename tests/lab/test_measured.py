@@ -52,8 +52,9 @@ def test_few_heads_get_a_gain_in_one_half(measured: ModuleType) -> None:
 
 
 def test_the_record_has_every_plan(measured: ModuleType) -> None:
-    for name, figures in measured.known("measured").items():
-        assert name in measured.SUBJECTS
+    record = measured.known("measured")
+    assert record.keys() == measured.SUBJECTS.keys()
+    for name, figures in record.items():
         assert figures.keys() == {"beta_fast", "yarn", *measured.SUBJECTS[name].plans}
         empty = [plan for plan, scores in figures.items() if scores is None]
         assert empty in ([], ["tune"])  # a search may find nothing

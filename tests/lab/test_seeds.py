@@ -72,6 +72,11 @@ SCATTERED = [25.0, 17.0, 24.0, 22.0]
         (CLOSE, ">>", NEAR, "otherwise"),  # above or not, it is not far above
         (SCATTERED, "=", NEAR, "undecided"),  # a wide interval confirms nothing
         (SCATTERED, ">", NEAR, "undecided"),
+        (CLOSE, ">=", NEAR, "as published"),
+        (FAR, ">=", NEAR, "as published"),
+        (NEAR, ">=", FAR, "otherwise"),
+        (FAR, "<=", NEAR, "otherwise"),
+        (SCATTERED, ">=", NEAR, "undecided"),
         (FAR, ">", None, "not measured"),
     ],
 )
@@ -125,8 +130,20 @@ def test_newer_tables_stand_below_the_rows_once_they_are_measured(
     monkeypatch.setattr(seeds, "figures", lambda cell: np.array(FAR if "resonance" in cell else NEAR))
     (line,) = [line for line in seeds.section().splitlines() if line.startswith("| Resonance")]
     assert line.endswith(
-        "| **as published**: demo resonance at 2,048 31.5, demo yarn(8) at 2,048 21.8, difference +9.8 ± 2.7 |"
+        "| **as published** (above): demo resonance at 2,048 31.5, demo yarn(8) at 2,048 21.8, difference +9.8 ± 2.7 |"
     )
+
+
+def test_verdicts_between_single_runs_and_on_causes_are_marked(
+    seeds: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seeds, "figures", lambda cell: np.array(FAR if "hwfa" in cell else NEAR))
+    first, second = "small/hwfa/none/longer", "small/plain/none/longer"
+    assert seeds._said((first, "<", second)).startswith("**otherwise** (below, one run): small hwfa at 512 31.5,")
+    assert seeds._said((first, ">", first)).startswith("**otherwise** (above): ")
+    assert seeds._said((f"large{first[5:]}", ">", f"large{second[5:]}")).startswith("**as published** (above): ")
+    assert seeds._said((first, ">", second), seeds.CAUSES).startswith("**confirmed** (above, one run): ")
+    assert seeds._said((first, "<", second), seeds.CAUSES).startswith("**not the cause** (below, one run): ")
 
 
 def test_figures_are_read_from_the_records(seeds: ModuleType) -> None:
