@@ -39,10 +39,8 @@ def section() -> str:
     """Return the table: two lines for each model and factor of which the default is measured, the cost on short texts first."""
     head = ("model", "tokens", "ramp ends at", "default", *PLANS)
     lines = [f"| {' | '.join(head)} |", f"| --- {'| --: ' * (len(head) - 1)}|"]
-    return (
-        "\n".join([*lines, *_lines({name: plans for name, plans in known("measured").items() if "yarn" in plans})])
-        + "\n"
-    )
+    record = {name: plans for name, plans in known("measured").items() if "yarn" in plans}
+    return "\n".join([*lines, *_lines(record)]) + "\n"
 
 
 def _lines(record: Mapping[str, Any]) -> Iterator[str]:

@@ -121,7 +121,7 @@ def _verdict(difference: float, half: float, sign: str, unit: int) -> str:
         inside, outside = abs(difference) + half <= SAME[unit], abs(difference) - half > SAME[unit]
     else:
         up = difference if sign.startswith(">") else -difference
-        least = {2: FAR[unit], 1: 0.0}[len(sign)] if "=" not in sign else -SAME[unit]
+        least = -SAME[unit] if "=" in sign else FAR[unit] if len(sign) == 2 else 0.0
         inside, outside = up - half > least, up + half <= least
     return AS_PUBLISHED if inside else OTHERWISE if outside else OPEN
 
