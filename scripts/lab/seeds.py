@@ -42,7 +42,10 @@ ROWS = Path(__file__).with_name("seeds.json")
 AS_PUBLISHED, OTHERWISE, OPEN, MISSING = "as published", "otherwise", "undecided", "not measured"
 CAUSES = {AS_PUBLISHED: "confirmed", OTHERWISE: "not the cause"}
 LOSS = "/loss"
-SAME, FAR = (2.0, 0.05), (3.0, 0.3)  # points of percent, and nats: at most so much is "as", at least so much is "far"
+SAME, FAR = (
+    (2.0, 0.05),
+    (3.0, 0.3),
+)  # points of percent, and nats: at most so much is "the same", at least so much is "far"
 SIGNS = {
     ">": "above", "<": "below", "=": "the same", ">>": "far above", "<<": "far below", ">=": "not below", "<=": "not above",
 }  # fmt: skip
@@ -247,13 +250,10 @@ def _real(at: int) -> Callable[[], str]:
     """Return the ratios of perplexity by YaRN at 2x in the longer runs of published models. at: 0 for short texts, -1 at length."""
 
     def words() -> str:
-        shown = []
-        for name, step in json.loads(real_models_page.COMPARED.read_text(encoding="utf-8")).items():
-            ratios = [row for row in step.get("rows", ()) if row["extension"] == "yarn x2"]
-            if len(ratios) > 1:
-                row, title = ratios[at], real_models_page.TITLES[name.partition("/")[0]]
-                bounds = f"({row['lower']:.3f} to {row['upper']:.3f})"
-                shown.append(f"{title} {row['ratio']:.3f} {bounds} at {row['length']:,} tokens")
+        by_model = (
+            (title, ratios) for title, extension, ratios in real_models_page.compared() if extension == "yarn x2"
+        )
+        shown = (f"{title} {ratios[at]} tokens" for title, ratios in by_model if len(ratios) > 1)
         return f"ratio of perplexity by YaRN 2x: {', '.join(shown)} ([published models](#real-models))"
 
     return words

@@ -181,17 +181,23 @@ def _step(name: str, answers: Mapping[str, Any] | None) -> str:
     return f"{size}{figure}{''.join(f', not passed: {check}' for check in answers['not passed'])}"
 
 
-def _compared() -> Iterator[str]:
-    """Yield the ratios of longer runs, on eight passages at each length."""
-    yield "| model | extension | short texts | at length |"
-    yield "| --- | --- | --- | --- |"
+def compared() -> Iterator[tuple[str, str, list[str]]]:
+    """Yield model, extension and the ratios by length of longer runs, on eight passages at each length."""
     for name, step in json.loads(COMPARED.read_text(encoding="utf-8")).items():
         by_extension: dict[str, list[str]] = {}
         for row in step.get("rows", ()):
             ratio = f"{row['ratio']:.3f} ({row['lower']:.3f} to {row['upper']:.3f}) at {row['length']:,}"
             by_extension.setdefault(row["extension"], []).append(ratio)
-        for extension, (*shorter, longest) in by_extension.items():
-            yield f"| {TITLES[name.partition('/')[0]]} | {extension} | {shorter[0] if shorter else ''} | {longest} |"
+        for extension, ratios in by_extension.items():
+            yield TITLES[name.partition("/")[0]], extension, ratios
+
+
+def _compared() -> Iterator[str]:
+    """Yield the table of longer runs."""
+    yield "| model | extension | short texts | at length |"
+    yield "| --- | --- | --- | --- |"
+    for title, extension, (*shorter, longest) in compared():
+        yield f"| {title} | {extension} | {shorter[0] if shorter else ''} | {longest} |"
 
 
 def _cost(question: Mapping[str, Any] | None, trained: int) -> str:
